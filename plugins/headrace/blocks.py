@@ -1,0 +1,83 @@
+"""What a block is to everyone who handles one: its offset ranges, its handle, its description.
+
+The records themselves are an Arrow record batch with ``headrace.wal.payload.RECORD_SCHEMA``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of one incarnation of a topic.
+
+    ``topic_id`` is Kafka's UUID of the topic as text (a topic deleted and created again gets another one);
+    ``incarnation`` counts the topic ids that a stream has seen under this name, from 1.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    incarnation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets ``[from_offset, until_offset)`` of one partition, of which ``records`` hold a record.
+
+    ``until_offset`` is the consumer's position after the last record: aborted transactions and compaction
+    leave offsets without records, so ``records <= until_offset - from_offset``.
+    """
+
+    partition: TopicPartition
+    from_offset: int
+    until_offset: int
+    records: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_offset <= self.until_offset:
+            raise ValueError(f"offset range [{self.from_offset}, {self.until_offset}) of {self.partition} is no range")
+        if not 0 <= self.records <= self.until_offset - self.from_offset:
+            raise ValueError(
+                f"{self.records} records do not fit [{self.from_offset}, {self.until_offset}) of {self.partition}"
+            )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BlockHandle:
+    """Where a block's frame stands: ``length`` bytes at ``offset`` of ``segment`` (a path below the log's root)."""
+
+    segment: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverId:
+    """One receiver of one input of a stream; ``index`` counts from 0 below the input's ``receivers``."""
+
+    stream: str
+    input_id: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.input_id}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """A block that is durable in the log, as the ledger is told of it.
+
+    ``epoch`` is the writer's lease epoch, ``sequence`` counts its frames from 0 within the epoch,
+    ``cut_time_ms`` is the ledger's clock (as the receiver estimates it) at the cut.
+    """
+
+    receiver: ReceiverId
+    epoch: int
+    sequence: int
+    cut_time_ms: int
+    handle: BlockHandle
+    ranges: tuple[OffsetRange, ...]
+    records: int
+    payload_bytes: int

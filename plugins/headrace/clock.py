@@ -1,0 +1,70 @@
+"""Clocks. Every component that tells the time is given one, so that a test can hold it still.
+
+Batch times come from the ledger's clock (rule 4 of the design); these clocks pace loops and estimate it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the wall time in milliseconds since the Unix epoch, and waits."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start, never going back; for durations."""
+        ...
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait until ``event`` is set or ``seconds`` have passed; whether it is set."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(max(seconds, 0.0))
+
+
+class ManualClock:
+    """A clock that stands still until a test moves it; waiters wake when their time has come."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self._now_ms = now_ms
+        self._moved = threading.Condition()
+
+    def now_ms(self) -> int:
+        with self._moved:
+            return self._now_ms
+
+    def monotonic(self) -> float:
+        return self.now_ms() / 1000
+
+    def advance(self, milliseconds: int) -> None:
+        """Move the time forward and wake whoever waits for it."""
+        if milliseconds < 0:
+            raise ValueError(f"time does not go back, got {milliseconds} ms")
+        with self._moved:
+            self._now_ms += milliseconds
+            self._moved.notify_all()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        with self._moved:
+            until = self._now_ms + seconds * 1000
+            while not event.is_set() and self._now_ms < until:
+                # The event is set by others without notifying this condition, hence the short real wait.
+                self._moved.wait(0.005)
+            return event.is_set()
