@@ -1,0 +1,151 @@
+"""The timetable of micro-batches: intervals of one length, counted from the Unix epoch.
+
+A batch time is the end of such an interval, and the ledger computes batch times by the same arithmetic
+(rule 4 of the design), so the two agree without talking to each other.
+"""
+
+from __future__ import annotations
+
+import calendar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.exceptions import AirflowTimetableInvalid
+from airflow.timetables.base import DagRunInfo, DataInterval, Timetable
+from pendulum import DateTime
+
+if TYPE_CHECKING:
+    from airflow.timetables.base import TimeRestriction
+
+_MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_ms(at: datetime) -> int:
+    """Milliseconds since the epoch, rounded down; whole numbers throughout, and pendulum's dates too."""
+    return calendar.timegm(at.utctimetuple()) * 1000 + at.microsecond // 1000
+
+
+def from_ms(at_ms: int) -> DateTime:
+    """The moment as Airflow wants it: a pendulum ``DateTime`` in UTC."""
+    return DateTime.instance(_EPOCH + timedelta(milliseconds=at_ms))
+
+
+class MicroBatchTimetable(Timetable):
+    """Data intervals ``[start, end)`` of ``interval`` each, aligned to the epoch; a run begins when its interval ends.
+
+    Runs that are asked for (by API, in the UI, without a schedule) get the interval that their logical date
+    starts or falls into.
+
+    :param interval: the batch interval, whole milliseconds.
+    :param catch_up: what becomes of intervals that were missed, because Airflow was down or the DAG paused.
+        It counts where the DAG says ``catchup=False``; with ``catchup=True`` Airflow's own rule holds: every
+        interval since the DAG's ``start_date`` gets a run. (Backfills always get what they ask for.)
+
+        - ``True``: every interval since the last run gets one, in order. Before the first run nothing was
+          missed, so the first run is that of the interval in which the DAG is first seen: no start date has to
+          be known, and no runs are created for the time before.
+        - a ``timedelta``: the same, but not further back than this.
+        - ``False``: only the latest interval that has ended.
+    """
+
+    def __init__(self, interval: timedelta, *, catch_up: bool | timedelta = False) -> None:
+        self._interval_ms = interval // _MILLISECOND
+        self._interval = interval
+        self.catch_up = catch_up
+        self.description = f"every {interval.total_seconds():g} s{self._catch_up_text()}"
+
+    @property
+    def interval_ms(self) -> int:
+        """The length of an interval in milliseconds."""
+        return self._interval_ms
+
+    @property
+    def summary(self) -> str:
+        return f"every {self._interval.total_seconds():g} s"
+
+    def _catch_up_text(self) -> str:
+        if self.catch_up is True:
+            return ", missed intervals are caught up"
+        if isinstance(self.catch_up, timedelta):
+            return f", intervals missed in the last {self.catch_up.total_seconds():g} s are caught up"
+        return ""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MicroBatchTimetable):
+            return NotImplemented
+        return self.serialize() == other.serialize()
+
+    def __hash__(self) -> int:
+        return hash((self._interval_ms, self.catch_up))
+
+    def validate(self) -> None:
+        if self._interval <= timedelta(0) or self._interval % _MILLISECOND:
+            raise AirflowTimetableInvalid(
+                f"A batch interval is a positive number of whole milliseconds, got {self._interval}."
+            )
+        if isinstance(self.catch_up, timedelta) and self.catch_up < timedelta(0):
+            raise AirflowTimetableInvalid(f"catch_up reaches back in time, so it is not negative; got {self.catch_up}.")
+
+    def serialize(self) -> dict[str, Any]:
+        catch_up = self.catch_up // _MILLISECOND if isinstance(self.catch_up, timedelta) else self.catch_up
+        # A bool would be told from an int only by its JSON type; two keys leave nothing to guess.
+        if isinstance(catch_up, bool):
+            return {"interval_ms": self._interval_ms, "catch_up": catch_up}
+        return {"interval_ms": self._interval_ms, "catch_up_ms": catch_up}
+
+    @classmethod
+    def deserialize(cls, data: dict[str, Any]) -> MicroBatchTimetable:
+        interval = timedelta(milliseconds=data["interval_ms"])
+        if "catch_up_ms" in data:
+            return cls(interval, catch_up=timedelta(milliseconds=data["catch_up_ms"]))
+        return cls(interval, catch_up=data.get("catch_up", False))
+
+    def containing(self, at: datetime) -> DataInterval:
+        """The interval that ``at`` starts or falls into."""
+        start_ms = self._floor(to_ms(at))
+        return DataInterval(from_ms(start_ms), from_ms(start_ms + self._interval_ms))
+
+    def infer_manual_data_interval(self, *, run_after: DateTime) -> DataInterval:
+        return self.containing(run_after)
+
+    def next_dagrun_info(
+        self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
+    ) -> DagRunInfo | None:
+        starts = []
+        if last_automated_data_interval is not None:
+            # The floor of the last end, so that a changed interval does not leave a gap behind it; the first
+            # start after the last start, since a logical date has one run.
+            after_last = self._floor(to_ms(last_automated_data_interval.end))
+            last_start = to_ms(last_automated_data_interval.start)
+            starts.append(after_last if after_last > last_start else self._floor(last_start) + self._interval_ms)
+        if restriction.earliest is not None:
+            starts.append(self._ceil(to_ms(restriction.earliest)))
+        if not restriction.catchup:
+            starts.append(self._floor(self._now_ms()) - self._reaching_back(last_automated_data_interval))
+        if not starts:
+            return None
+        start = from_ms(max(starts))
+        if restriction.latest is not None and start > restriction.latest:
+            return None
+        return DagRunInfo.interval(start, from_ms(max(starts) + self._interval_ms))
+
+    def _reaching_back(self, last: DataInterval | None) -> int:
+        """How long before the current interval's start the next interval may start, in milliseconds."""
+        if self.catch_up is False:
+            return self._interval_ms
+        if last is None:
+            return 0
+        if self.catch_up is True:
+            return self._floor(self._now_ms())
+        return self._ceil(self.catch_up // _MILLISECOND)
+
+    def _floor(self, at_ms: int) -> int:
+        return at_ms - at_ms % self._interval_ms
+
+    def _ceil(self, at_ms: int) -> int:
+        return -(-at_ms // self._interval_ms) * self._interval_ms
+
+    @staticmethod
+    def _now_ms() -> int:
+        return to_ms(datetime.now(UTC))

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from airflow.exceptions import AirflowTimetableInvalid
+from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction
+
+from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
+
+TEN = timedelta(seconds=10)
+
+
+def at(text: str):
+    return from_ms(to_ms(datetime.fromisoformat(f"2026-03-01T{text}+00:00")))
+
+
+def interval(start: str, end: str) -> DataInterval:
+    return DataInterval(at(start), at(end))
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch):
+    def stand_at(text: str) -> None:
+        monkeypatch.setattr(MicroBatchTimetable, "_now_ms", staticmethod(lambda: to_ms(at(text))))
+
+    return stand_at
+
+
+def runs(timetable: MicroBatchTimetable, last: DataInterval | None, restriction: TimeRestriction, count: int):
+    """What the scheduler would create, one after another."""
+    infos: list[DagRunInfo] = []
+    for _ in range(count):
+        info = timetable.next_dagrun_info(last_automated_data_interval=last, restriction=restriction)
+        if info is None:
+            break
+        infos.append(info)
+        last = info.data_interval
+    return infos
+
+
+UNRESTRICTED = TimeRestriction(None, None, catchup=False)
+
+
+class TestAlignment:
+    @pytest.mark.parametrize(
+        ("asked", "start", "end"),
+        [
+            ("12:00:00", "12:00:00", "12:00:10"),
+            ("12:00:09.999999", "12:00:00", "12:00:10"),
+            ("12:00:10", "12:00:10", "12:00:20"),
+        ],
+    )
+    def test_a_manual_run_gets_the_interval_that_contains_its_date(self, asked, start, end):
+        assert MicroBatchTimetable(TEN).infer_manual_data_interval(run_after=at(asked)) == interval(start, end)
+
+    def test_intervals_are_counted_from_the_epoch_whatever_their_length(self):
+        timetable = MicroBatchTimetable(timedelta(seconds=7))
+        start, end = timetable.containing(at("12:00:00"))
+        assert to_ms(start) % 7000 == 0
+        assert to_ms(end) - to_ms(start) == 7000
+        assert start <= at("12:00:00") < end
+
+    def test_milliseconds_survive_where_floats_would_lose_them(self):
+        timetable = MicroBatchTimetable(timedelta(milliseconds=200))
+        for ms in range(1_772_366_400_000, 1_772_366_402_000, 200):
+            assert to_ms(timetable.containing(from_ms(ms)).start) == ms
+
+    def test_dates_in_other_time_zones_are_moments(self):
+        asked = datetime.fromisoformat("2026-03-29T02:30:05+02:00")
+        assert MicroBatchTimetable(TEN).containing(asked).start == datetime(2026, 3, 29, 0, 30, tzinfo=UTC)
+
+
+class TestSchedule:
+    def test_a_run_begins_when_its_interval_ends(self, now):
+        now("12:00:04")
+        (info,) = runs(MicroBatchTimetable(TEN, catch_up=True), None, UNRESTRICTED, 1)
+        assert info.data_interval == interval("12:00:00", "12:00:10")
+        assert info.run_after == at("12:00:10")
+        assert info.logical_date == at("12:00:00")
+
+    def test_intervals_follow_each_other_without_gap_or_overlap(self, now):
+        now("12:00:04")
+        infos = runs(MicroBatchTimetable(TEN, catch_up=True), interval("11:59:50", "12:00:00"), UNRESTRICTED, 5)
+        ends = [info.data_interval.end for info in infos]
+        starts = [info.data_interval.start for info in infos]
+        assert starts[0] == at("12:00:00")
+        assert starts[1:] == ends[:-1]
+
+    def test_every_missed_interval_gets_a_run(self, now):
+        now("18:00:04")
+        infos = runs(MicroBatchTimetable(TEN, catch_up=True), interval("11:59:50", "12:00:00"), UNRESTRICTED, 3)
+        assert [info.logical_date for info in infos] == [at("12:00:00"), at("12:00:10"), at("12:00:20")]
+
+    def test_a_bounded_catch_up_skips_what_is_older(self, now):
+        now("18:00:04")
+        timetable = MicroBatchTimetable(TEN, catch_up=timedelta(seconds=25))
+        infos = runs(timetable, interval("11:59:50", "12:00:00"), UNRESTRICTED, 2)
+        assert [info.logical_date for info in infos] == [at("17:59:30"), at("17:59:40")]
+
+    def test_a_bounded_catch_up_never_goes_back_behind_the_last_run(self, now):
+        now("18:00:04")
+        timetable = MicroBatchTimetable(TEN, catch_up=timedelta(hours=1))
+        (info,) = runs(timetable, interval("17:59:40", "17:59:50"), UNRESTRICTED, 1)
+        assert info.logical_date == at("17:59:50")
+
+    def test_without_catch_up_the_latest_ended_interval_comes_next(self, now):
+        now("18:00:04")
+        (info,) = runs(MicroBatchTimetable(TEN), interval("11:59:50", "12:00:00"), UNRESTRICTED, 1)
+        assert info.data_interval == interval("17:59:50", "18:00:00")
+
+    def test_a_static_start_date_makes_no_runs_for_the_time_before_the_first(self, now):
+        now("18:00:04")
+        restriction = TimeRestriction(at("00:00:00"), None, catchup=False)
+        (info,) = runs(MicroBatchTimetable(TEN, catch_up=True), None, restriction, 1)
+        assert info.logical_date == at("18:00:00")
+
+    def test_airflows_catchup_begins_at_the_start_date_aligned_up(self, now):
+        now("18:00:04")
+        restriction = TimeRestriction(at("12:00:03"), None, catchup=True)
+        infos = runs(MicroBatchTimetable(TEN), None, restriction, 2)
+        assert [info.logical_date for info in infos] == [at("12:00:10"), at("12:00:20")]
+
+    def test_a_backfill_gets_what_it_asks_for_to_the_inclusive_end(self, now):
+        now("18:00:04")
+        restriction = TimeRestriction(at("12:00:00"), at("12:00:30"), catchup=True)
+        infos = runs(MicroBatchTimetable(TEN, catch_up=timedelta(seconds=20)), None, restriction, 10)
+        assert [info.logical_date for info in infos] == [
+            at("12:00:00"), at("12:00:10"), at("12:00:20"), at("12:00:30"),
+        ]  # fmt: skip
+
+    def test_a_future_start_date_is_waited_for(self, now):
+        now("12:00:04")
+        restriction = TimeRestriction(at("13:00:00"), None, catchup=False)
+        (info,) = runs(MicroBatchTimetable(TEN, catch_up=True), None, restriction, 1)
+        assert info.logical_date == at("13:00:00")
+
+    def test_an_end_date_ends_the_schedule(self, now):
+        now("12:00:04")
+        restriction = TimeRestriction(None, at("12:00:10"), catchup=False)
+        infos = runs(MicroBatchTimetable(TEN, catch_up=True), None, restriction, 10)
+        assert [info.logical_date for info in infos] == [at("12:00:00"), at("12:00:10")]
+
+    def test_without_start_date_and_without_a_run_there_is_nothing_to_catch_up(self):
+        restriction = TimeRestriction(None, None, catchup=True)
+        assert runs(MicroBatchTimetable(TEN), None, restriction, 1) == []
+
+    def test_a_longer_interval_goes_on_after_the_last_run_of_the_shorter(self, now):
+        now("12:00:25")
+        last = interval("12:00:00", "12:00:10")
+        infos = runs(MicroBatchTimetable(timedelta(minutes=1), catch_up=True), last, UNRESTRICTED, 2)
+        assert [info.logical_date for info in infos] == [at("12:01:00"), at("12:02:00")]
+
+
+class TestSerialisation:
+    @pytest.mark.parametrize("catch_up", [True, False, timedelta(hours=6)])
+    def test_survives_the_serialised_dag(self, catch_up):
+        timetable = MicroBatchTimetable(timedelta(milliseconds=1500), catch_up=catch_up)
+        again = MicroBatchTimetable.deserialize(timetable.serialize())
+        assert again == timetable
+        assert again.interval_ms == 1500
+        assert again.catch_up == catch_up
+        assert again.description == timetable.description
+
+    @pytest.mark.parametrize("bad", [timedelta(0), timedelta(seconds=-1), timedelta(microseconds=1500)])
+    def test_no_interval_that_is_not_whole_positive_milliseconds(self, bad):
+        with pytest.raises(AirflowTimetableInvalid, match="whole milliseconds"):
+            MicroBatchTimetable(bad).validate()
