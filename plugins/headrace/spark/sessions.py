@@ -1,0 +1,161 @@
+"""Spark sessions: classic ones, and Spark Connect sessions with a receiver job's application.
+
+A Connect server runs whatever it is sent, so a session needs the application's token (``connect_token``), and the
+token leaves this machine over TLS only. pyspark allows a token without TLS for the host ``localhost`` alone, where
+gRPC's local credentials then check that the peer is on this machine; 127.0.0.1 is therefore spelled ``localhost``.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
+USER_ID = "headrace"
+
+_LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+_SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
+# 0.2 s doubled eight times is 50 s of patience with a server that is busy or gone; pyspark's own is ten minutes,
+# while a receiver job that died is noticed by its lease long before.
+_RETRIES = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
+
+
+class ConnectUrlError(HeadraceError):
+    """The URL is no Spark Connect URL, or would carry the token in clear."""
+
+
+class ConnectRefusedError(HeadraceError):
+    """The Spark Connect server did not take the session: not there, or another token."""
+
+
+def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """This process's own Spark session.
+
+    Under spark-submit the master and the confs given there win over ``master`` and ``conf``. Times are handled in
+    UTC unless ``conf`` says otherwise, so that a batch gives the same documents on every machine.
+    """
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    bind_to_loopback(master)
+    settings = {"spark.app.name": name, "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+    if master is not None:
+        settings["spark.master"] = master
+    settings.update(conf or {})
+    given = SparkConf()
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        if not given.contains(key) or key == "spark.app.name":
+            builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def bind_to_loopback(master: str | None) -> None:
+    """Let a JVM that this process starts for a local master listen on the loopback interface only."""
+    if master is not None and master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def connect_session(url: str, token: str, *, session_id: str | None = None) -> SparkSession:
+    """A session with the Spark Connect server at ``url`` (``sc://host:port``), checked by one call.
+
+    The process is Spark Connect's from then on: ``pyspark.sql.functions`` build Connect expressions.
+    Raises ConnectUrlError, and ConnectRefusedError when the server is not there or refuses the token.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    builder = DefaultChannelBuilder(protected_url(url))
+    builder.set("token", token)
+    builder.set("user_id", USER_ID)
+    if session_id is not None:
+        builder.set("session_id", session_id)
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    session = RemoteSession.builder.channelBuilder(builder).create()
+    session.client.set_retry_policies([DefaultPolicy(**_RETRIES)])
+    try:
+        _ = session.version
+    except PySparkException as error:
+        session.client.close()
+        raise ConnectRefusedError(
+            f"The Spark Connect server at {url} refused the session: {_first_line(error)}.",
+            remedy="Is the receiver job alive, and have both sides the same HEADRACE_SECRET_KEY?",
+        ) from error
+    return cast("SparkSession", session)
+
+
+def protected_url(url: str) -> str:
+    """``url`` as pyspark takes it; raises ConnectUrlError unless it is loopback or carries ``use_ssl=true``."""
+    parts = urlsplit(url)
+    host = parts.hostname
+    if parts.scheme != "sc" or not host or parts.path.split(";")[0] not in ("", "/"):
+        raise ConnectUrlError(f"{url!r} is no Spark Connect URL.", remedy="Write sc://host:port.")
+    parameters = parts.path.split(";")[1:]
+    if any(parameter.startswith("token=") for parameter in parameters):
+        raise ConnectUrlError("A Spark Connect URL must not hold a token.", remedy="It is derived, not stored.")
+    if host in _LOOPBACK_HOSTS:
+        return f"sc://localhost:{parts.port or 15002}/" + "".join(f";{parameter}" for parameter in parameters)
+    if "use_ssl=true" not in parameters:
+        raise ConnectUrlError(
+            f"The Spark Connect server at {host} is not on this machine, and its URL does not ask for TLS.",
+            remedy="Put a TLS endpoint before it and add ;use_ssl=true to its URL, or run batches with way 'submit'.",
+        )
+    return url
+
+
+def attempt_session_id(stream: str, batch_time_ms: int, attempt: int) -> str:
+    """The session id of one attempt at a batch: always the same, so that a later attempt can end an earlier one's."""
+    return str(uuid.uuid5(_SESSIONS, f"{stream}\n{batch_time_ms}\n{attempt}"))
+
+
+def attempt_tag(stream: str, batch_time_ms: int, attempt: int) -> str:
+    """The tag (and job group) of one attempt's Spark jobs."""
+    # Spark joins tags with commas, so a tag has none; a stream's name has none either, but this must not break on it.
+    return f"headrace/{stream}/{batch_time_ms}/{attempt}".replace(",", "_")
+
+
+def end_session(url: str, token: str, session_id: str, tag: str) -> list[str]:
+    """Interrupt the operations of another session with ``tag`` and release it; the interrupted operations' ids.
+
+    A session that the server does not know (any more) has nothing to interrupt.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.connect.client import DefaultChannelBuilder, SparkConnectClient
+
+    builder = DefaultChannelBuilder(protected_url(url))
+    builder.set("token", token)
+    builder.set("user_id", USER_ID)
+    builder.set("session_id", session_id)
+    client = SparkConnectClient(connection=builder, retry_policy={**_RETRIES, "max_retries": 2})
+    try:
+        interrupted = client.interrupt_tag(tag)
+        client.release_session()
+        return list(interrupted or ())
+    except PySparkException:
+        return []
+    finally:
+        client.close()
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is a Spark Connect session."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error)
+    for line in text.splitlines():
+        # A gRPC error's first line is a class name, its details the reason.
+        if line.strip().startswith("details = "):
+            return line.strip().removeprefix("details = ").strip('"')
+    return text.splitlines()[0] if text else type(error).__name__
