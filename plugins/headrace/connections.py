@@ -1,0 +1,127 @@
+"""Connections by id, read from the environment in Airflow's own form, without Airflow.
+
+Airflow looks for a connection ``kafka_default`` in ``AIRFLOW_CONN_KAFKA_DEFAULT``, as JSON or as a URI. The
+processes that headrace starts (receiver job, batch) get the stream's connections this way, so that a secret is
+never on a command line, in the ledger or in a Spark plan; a plain script sets the same variable by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from headrace.errors import HeadraceError
+
+ENV_PREFIX = "AIRFLOW_CONN_"
+
+
+class ConnectionNotFoundError(HeadraceError):
+    """No connection has this id."""
+
+
+class ConnectionFormatError(HeadraceError):
+    """The environment variable holds neither Airflow's JSON nor a URI."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where a server is and how to be let in. ``password`` and ``extra`` stay out of ``repr``."""
+
+    id: str
+    conn_type: str
+    host: str | None = None
+    port: int | None = None
+    login: str | None = None
+    password: str | None = field(default=None, repr=False)
+    schema: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> str:
+        """The connection in the form that `from_text` and Airflow read."""
+        return json.dumps(
+            {
+                "conn_type": self.conn_type,
+                "host": self.host,
+                "port": self.port,
+                "login": self.login,
+                "password": self.password,
+                "schema": self.schema,
+                "extra": dict(self.extra),
+            }
+        )
+
+
+def variable_name(conn_id: str) -> str:
+    """The environment variable that holds this connection."""
+    return ENV_PREFIX + conn_id.upper()
+
+
+def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connection:
+    """The connection with this id.
+
+    Raises:
+        ConnectionNotFoundError: the environment has no such variable.
+        ConnectionFormatError: its text is neither JSON nor a URI.
+    """
+    name = variable_name(conn_id)
+    text = (os.environ if environ is None else environ).get(name)
+    if not text:
+        raise ConnectionNotFoundError(
+            f"Connection {conn_id!r} is not known to this process.",
+            remedy=f"Define it in Airflow, or set {name} to Airflow's JSON or URI form of it.",
+        )
+    return from_text(conn_id, text)
+
+
+def from_text(conn_id: str, text: str) -> Connection:
+    """Parse Airflow's JSON (``{"conn_type": …}``) or URI (``type://login:password@host:port/schema?…``) form."""
+    try:
+        return _from_json(conn_id, text) if text.lstrip().startswith("{") else _from_uri(conn_id, text)
+    except (ValueError, TypeError, AttributeError):
+        # The text may hold a password: neither it nor the parser's message (which quotes it) is repeated.
+        raise ConnectionFormatError(
+            f"Connection {conn_id!r} in {variable_name(conn_id)} is neither Airflow's JSON nor its URI form.",
+            remedy='Write it as {"conn_type": "…", "host": "…", "port": 1234, "extra": {…}}.',
+        ) from None
+
+
+def _from_json(conn_id: str, text: str) -> Connection:
+    fields = json.loads(text)
+    extra = fields.get("extra") or {}
+    if isinstance(extra, str):
+        extra = json.loads(extra)
+    port = fields.get("port")
+    return Connection(
+        id=conn_id,
+        conn_type=fields.get("conn_type") or "",
+        host=fields.get("host") or None,
+        port=None if port in (None, "") else int(port),
+        login=fields.get("login") or None,
+        password=fields.get("password") or None,
+        schema=fields.get("schema") or None,
+        extra=dict(extra),
+    )
+
+
+def _from_uri(conn_id: str, text: str) -> Connection:
+    parts = urlsplit(text)
+    if not parts.scheme:
+        raise ValueError("no scheme")
+    query: dict[str, Any] = dict(parse_qsl(parts.query))
+    extra = query.pop("__extra__", None)
+    if extra is not None:
+        query = json.loads(extra)
+    return Connection(
+        id=conn_id,
+        conn_type=parts.scheme.replace("-", "_"),
+        host=unquote(parts.hostname) if parts.hostname else None,
+        port=parts.port,
+        login=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        schema=unquote(parts.path.lstrip("/")) or None,
+        extra=query,
+    )

@@ -1,0 +1,147 @@
+"""What a stream reads: Kafka topics, by name or by pattern."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from headrace.stream.model import Identifier, Part
+
+# What a stream may say to librdkafka. Everything that decides about offsets, assignment or delivery is headrace's
+# own (rules 1 to 3 of the design), and everything secret or about security belongs into the connection.
+CLIENT_SETTINGS = frozenset(
+    {
+        "check.crcs",
+        "client.id",
+        "client.rack",
+        "fetch.error.backoff.ms",
+        "fetch.max.bytes",
+        "fetch.message.max.bytes",
+        "fetch.min.bytes",
+        "fetch.wait.max.ms",
+        "isolation.level",
+        "max.partition.fetch.bytes",
+        "metadata.max.age.ms",
+        "queued.min.messages",
+        "receive.message.max.bytes",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "socket.connection.setup.timeout.ms",
+        "socket.keepalive.enable",
+        "socket.receive.buffer.bytes",
+        "socket.timeout.ms",
+        "statistics.interval.ms",
+        "topic.metadata.refresh.interval.ms",
+    }
+)
+
+# Kafka's own and the ecosystem's bookkeeping topics; a pattern never takes them in.
+_INTERNAL_TOPIC = re.compile(r"^__.*|^_(schemas|confluent.*)$")
+
+
+class BytesDecoder(Part):
+    """Keep the bytes as they are."""
+
+    kind: Literal["bytes"] = "bytes"
+
+
+class Utf8Decoder(Part):
+    """Text. Bytes that are not UTF-8 are dead-lettered."""
+
+    kind: Literal["utf8"] = "utf8"
+
+
+class JsonDecoder(Part):
+    """A JSON object as a struct column. What does not parse by ``fields`` is dead-lettered.
+
+    ``fields`` is a schema in Spark's DDL, such as ``"carrier STRING, flight INT"``.
+    """
+
+    kind: Literal["json"] = "json"
+    fields: str = Field(min_length=1)
+
+
+Decoder = Annotated[BytesDecoder | Utf8Decoder | JsonDecoder, Field(discriminator="kind")]
+
+
+class StartingTimestamp(Part):
+    """Begin at the first record whose timestamp is at or after this (milliseconds since the Unix epoch)."""
+
+    timestamp_ms: int = Field(ge=0)
+
+
+class StartingOffsets(Part):
+    """Begin at these offsets, by topic and partition; partitions that are not named begin at the earliest."""
+
+    offsets: dict[str, dict[int, Annotated[int, Field(ge=0)]]]
+
+
+class KafkaInput(Part):
+    """Topics of one Kafka cluster, read by ``receivers`` receivers.
+
+    Where Kafka is: an Airflow connection of type ``kafka`` by its id, or plain ``bootstrap_servers`` where no
+    secret is needed. ``starting_offsets`` is used only for partitions of which the ledger has no position.
+    """
+
+    id: Identifier = "records"
+    connection: str | None = None
+    bootstrap_servers: str | None = None
+    topics: tuple[str, ...] = ()
+    topic_pattern: str | None = None
+    group: str | None = Field(default=None, description="For lag tools only; positions are the ledger's.")
+    receivers: PositiveInt = 1
+    key_decoder: Decoder = BytesDecoder()
+    value_decoder: Decoder = BytesDecoder()
+    starting_offsets: Literal["earliest", "latest"] | StartingTimestamp | StartingOffsets = "earliest"
+    on_lost_offsets: Literal["fail", "reset"] = Field(
+        default="fail", description="What a partition does whose next offset Kafka no longer has."
+    )
+    client: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+    @field_validator("topics", mode="before")
+    @classmethod
+    def _one_topic_is_a_list(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("topic_pattern")
+    @classmethod
+    def _pattern_compiles(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(f"is not a regular expression ({error})") from None
+        return value
+
+    @field_validator("client")
+    @classmethod
+    def _client_settings_are_allowed(
+        cls, value: dict[str, str | int | float | bool]
+    ) -> dict[str, str | int | float | bool]:
+        refused = sorted(set(value) - CLIENT_SETTINGS)
+        if refused:
+            raise ValueError(
+                f"{', '.join(refused)} cannot be set here: offsets, assignment and delivery are headrace's own, and "
+                "security settings belong into the Kafka connection. "
+                f"Allowed are {', '.join(sorted(CLIENT_SETTINGS))}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _says_where_and_what(self) -> Self:
+        if (self.connection is None) == (self.bootstrap_servers is None):
+            raise ValueError("name either connection (an Airflow connection id) or bootstrap_servers")
+        if bool(self.topics) == (self.topic_pattern is not None):
+            raise ValueError("name either topics or topic_pattern")
+        internal = [topic for topic in self.topics if _INTERNAL_TOPIC.match(topic)]
+        if internal:
+            raise ValueError(f"topics holds Kafka's internal {', '.join(internal)}; name topics of your own")
+        return self
+
+    def matches(self, topic: str) -> bool:
+        """Whether this input reads the topic. A pattern must match the whole name, never an internal topic's."""
+        if self.topic_pattern is None:
+            return topic in self.topics
+        return not _INTERNAL_TOPIC.match(topic) and re.fullmatch(self.topic_pattern, topic) is not None

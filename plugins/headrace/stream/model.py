@@ -1,0 +1,79 @@
+"""What every part of a stream's definition is: frozen, closed to unknown fields, with plain errors."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+
+from headrace.stream.errors import StreamDefinitionError
+
+IDENTIFIER = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*$")
+
+
+class Part(BaseModel):
+    """A part of a stream's definition."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise _definition_error(type(self).__name__, fields, error) from None
+
+
+def _definition_error(part: str, fields: dict[str, Any], error: ValidationError) -> StreamDefinitionError:
+    """One sentence a problem, each with its field; the values stay out, since a secret may be among them."""
+    problems = []
+    for item in error.errors(include_url=False, include_input=False, include_context=False):
+        where = ".".join(str(step) for step in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        problems.append(f"{where} {message}" if where else message)
+    name = fields.get("name", fields.get("id"))
+    who = part if name is None else f"{part} {name!r}"
+    return StreamDefinitionError(f"{who} cannot be used as it is defined: " + "; ".join(problems) + ".")
+
+
+def _identifier(value: str) -> str:
+    if not IDENTIFIER.match(value):
+        raise ValueError("must start with a letter and hold at most 63 of a-z, 0-9, _ and -")
+    return value
+
+
+def _parse_duration(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str) and (match := _DURATION.match(value)):
+        return timedelta(milliseconds=float(match[1]) * _UNITS_MS[match[2]])
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return timedelta(seconds=value)
+    raise ValueError('must be a timedelta, a number of seconds, or a text such as "200 ms", "10 s" or "5 min"')
+
+
+def _whole_milliseconds(value: timedelta) -> timedelta:
+    if value % timedelta(milliseconds=1):
+        raise ValueError("must be a whole number of milliseconds")
+    if value <= timedelta(0):
+        raise ValueError("must be longer than zero")
+    return value
+
+
+def milliseconds(value: timedelta) -> int:
+    """A duration in whole milliseconds."""
+    return value // timedelta(milliseconds=1)
+
+
+Identifier = Annotated[str, AfterValidator(_identifier)]
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(_parse_duration),
+    AfterValidator(_whole_milliseconds),
+    PlainSerializer(lambda value: f"{milliseconds(value)} ms", return_type=str, when_used="json"),
+]

@@ -1,0 +1,119 @@
+"""Where a stream's batches go."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from headrace.stream.model import Identifier, Part
+
+Tombstones = Literal["delete", "ignore", "dead_letter"]
+
+
+class RecordIds(Part):
+    """``topic+partition+offset``, Kafka Connect's form: one document a record."""
+
+    kind: Literal["record"] = "record"
+
+
+class KeyIds(Part):
+    """The record's key, with a version so that an older value never replaces a newer one.
+
+    The version is the offset, or the column ``version_from``, which must grow with every change of a key: an
+    offset of another partition or of a re-created topic is no version (rule 7 of the design).
+    """
+
+    kind: Literal["key"] = "key"
+    version_from: str | None = None
+
+
+class ColumnIds(Part):
+    """The values of named columns, joined by ``+``; with the batch time for the results of an aggregate."""
+
+    kind: Literal["columns"] = "columns"
+    columns: tuple[str, ...] = Field(min_length=1)
+    with_batch_time: bool = True
+
+
+DocumentIds = Annotated[RecordIds | KeyIds | ColumnIds, Field(discriminator="kind")]
+
+
+class ElasticsearchOutput(Part):
+    """An Elasticsearch index.
+
+    Where it is: an Airflow connection of type ``elasticsearch`` by its id, or plain ``hosts`` (URLs) where no
+    secret is needed. A record that Elasticsearch refuses for good goes to ``dead_letter_index``
+    (``<index>-dead-letters`` by default) with its coordinates, the reason and the original bytes.
+    """
+
+    kind: Literal["elasticsearch"] = "elasticsearch"
+    id: Identifier = "elasticsearch"
+    connection: str | None = None
+    hosts: tuple[str, ...] = ()
+    index: str = Field(min_length=1, max_length=255)
+    document_ids: DocumentIds = RecordIds()
+    tombstones: Tombstones | None = Field(
+        default=None, description='Records without a value; by default "delete" with key ids, else "dead_letter".'
+    )
+    dead_letter_index: str | None = None
+    bulk_bytes: PositiveInt = 5 * 1024 * 1024
+    bulk_actions: PositiveInt = 5_000
+    requests_in_flight: PositiveInt = 2
+    request_timeout_seconds: PositiveFloat = 60.0
+    max_retry_seconds: PositiveFloat = 300.0
+    refresh: bool = False
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _one_host_is_a_list(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("index", "dead_letter_index")
+    @classmethod
+    def _index_name_is_legal(cls, value: str | None) -> str | None:
+        if value is not None and (value != value.lower() or value[0] in "-_+" or set(value) & set('\\/*?"<>| ,#:')):
+            raise ValueError(
+                'is no name for an index: lower case, none of \\ / * ? " < > | , # : and blanks, no leading - _ +'
+            )
+        return value
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts_hold_no_secret(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any("@" in host for host in value):
+            raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
+        return value
+
+    @model_validator(mode="after")
+    def _says_where_and_how(self) -> Self:
+        if (self.connection is None) == (not self.hosts):
+            raise ValueError("name either connection (an Airflow connection id) or hosts")
+        if self.tombstones == "delete" and not isinstance(self.document_ids, KeyIds):
+            raise ValueError(
+                'tombstones "delete" needs document_ids by key: no other id is shared with the document to delete'
+            )
+        return self
+
+    @property
+    def tombstone_action(self) -> Tombstones:
+        """What happens to records without a value."""
+        if self.tombstones is not None:
+            return self.tombstones
+        return "delete" if isinstance(self.document_ids, KeyIds) else "dead_letter"
+
+    @property
+    def dead_letters(self) -> str:
+        """The index of what was refused."""
+        return self.dead_letter_index or f"{self.index}-dead-letters"
+
+
+class ConsoleOutput(Part):
+    """Prints the first rows of every batch, as Spark Streaming's ``print()`` does."""
+
+    kind: Literal["console"] = "console"
+    id: Identifier = "console"
+    rows: NonNegativeInt = 10
+
+
+Output = Annotated[ElasticsearchOutput | ConsoleOutput, Field(discriminator="kind")]

@@ -1,0 +1,82 @@
+"""Where and how a stream's Spark applications run."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from headrace.stream.model import Part
+
+_LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
+
+# What headrace decides itself, or what would open the Connect server (rules 12 and 13 of the design).
+_RESERVED_CONF = (
+    "spark.connect.",
+    "spark.speculation",
+    "spark.dynamicAllocation.enabled",
+    "spark.plugins",
+    "spark.submit.pyFiles",
+)
+
+
+class SparkSettings(Part):
+    """The cluster, its configuration and how batches get there.
+
+    ``run_batches``: ``connect`` runs a batch in the receiver job's application over Spark Connect (warm, starts
+    in about a second), ``submit`` gives each batch an application of its own (isolated, some 15 s to start).
+    """
+
+    master: str | None = Field(
+        default=None, description="None: this machine, with a task slot for each core and one for each receiver."
+    )
+    connection: str | None = Field(default=None, description="An Airflow connection of type spark, in place of master.")
+    conf: dict[str, str] = Field(default_factory=dict)
+    py_files: tuple[str, ...] = ()
+    run_batches: Literal["connect", "submit"] = "connect"
+
+    @field_validator("conf")
+    @classmethod
+    def _conf_leaves_the_rest_to_headrace(cls, value: dict[str, str]) -> dict[str, str]:
+        refused = sorted(name for name in value if name.startswith(_RESERVED_CONF))
+        if refused:
+            raise ValueError(f"{', '.join(refused)} is set by headrace; leave it out")
+        strange = sorted(name for name in value if not name.startswith("spark."))
+        if strange:
+            raise ValueError(f"{', '.join(strange)} is no Spark setting: names begin with spark.")
+        return value
+
+    @field_validator("py_files")
+    @classmethod
+    def _py_files_are_absolute(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        relative = [name for name in value if "://" not in name and not name.startswith("/")]
+        if relative:
+            raise ValueError(f"{', '.join(relative)} must be absolute: Spark and Airflow start in different folders")
+        return value
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors are one process on this machine."""
+        return self.connection is None and (self.master is None or _LOCAL.match(self.master) is not None)
+
+    def master_url(self, receivers: int) -> str:
+        """The master for an application that hosts this many receivers.
+
+        A receiver mostly waits for Kafka and for the disk, so on one machine it gets a task slot besides those
+        that the cores give to batches.
+        """
+        return self.master or f"local[{receivers + (os.cpu_count() or 1)}]"
+
+    def task_slots(self) -> int | None:
+        """How many tasks run at once, where the definition sets a bound; None where it does not."""
+        if self.connection is not None or self.master is None:
+            return None
+        match = _LOCAL.match(self.master)
+        if match is None:
+            cores = self.conf.get("spark.cores.max")
+            return int(cores) if cores is not None and cores.isdigit() else None
+        if match[1] is None:
+            return 1
+        return (os.cpu_count() or 1) if match[1] == "*" else int(match[1])

@@ -1,0 +1,37 @@
+"""Where a stream keeps its write-ahead log, manifests and checkpoints."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from headrace.stream.model import Part
+
+
+class Storage(Part):
+    """A folder by its absolute path or URL; anything that pyarrow.fs or fsspec opens.
+
+    A local path under a Spark master with several hosts is refused unless ``shared`` says that every host sees
+    the same folder there (NFS and the like).
+    """
+
+    url: str = Field(min_length=1)
+    shared: bool = False
+
+    @field_validator("url")
+    @classmethod
+    def _is_absolute(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if not parts.scheme and not value.startswith("/"):
+            raise ValueError(
+                "must be an absolute path or a URL: the receiver, Spark and Airflow start in different folders"
+            )
+        if parts.password:
+            raise ValueError("holds a password; give the store's credentials through its own environment or profile")
+        return value.rstrip("/") or "/"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is a folder of the machine's own file system."""
+        return urlsplit(self.url).scheme in ("", "file")
