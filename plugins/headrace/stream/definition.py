@@ -204,13 +204,15 @@ def _problems(stream: Stream) -> Iterator[str]:
     if stream.storage.is_local and not stream.storage.shared and not stream.spark.is_local:
         yield (
             f"storage: {stream.storage.url} is a folder of one machine, but spark.master "
-            f"{stream.spark.master or stream.spark.connection} has several; use a store that all of them reach, or set shared=True if the folder is mounted on each"
+            f"{stream.spark.master or stream.spark.connection} has several; use a store that all of them reach, "
+            "or set shared=True if the folder is mounted on each"
         )
     slots = stream.spark.task_slots()
     if slots is not None and slots < stream.receivers + 1:
         yield (
             f"spark.master: {stream.spark.master} runs {slots} tasks at once, but {stream.receivers} receivers hold "
-            f"one each and a batch needs another; give at least {stream.receivers + 1} cores, or leave master out on one machine"
+            f"one each and a batch needs another; give at least {stream.receivers + 1} cores, "
+            "or leave master out on one machine"
         )
 
 
@@ -231,7 +233,8 @@ def _missing_or_double(stream: Stream) -> Iterator[str]:
             if (len(topics) > 1 or patterns or len(stream.inputs) > 1) and output.document_ids.version_from is None:
                 yield (
                     f"outputs.{output.id}.document_ids: key ids with offsets as versions need a single topic, "
-                    "since offsets of different topics do not order; name a column that grows with every change in version_from"
+                    "since offsets of different topics do not order; name a column that grows with every change "
+                    "in version_from"
                 )
 
 
