@@ -1,0 +1,77 @@
+"""The environment of the processes that Airflow starts for a stream.
+
+They get the connections of their stream and nothing else of Airflow's: who may run a transform need not read the
+metadata database's password. Secrets travel in the environment, never on a command line, where every user of
+the machine could read them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow.configuration import conf
+
+from headrace.connections import variable_name
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.stream import Stream
+
+SECRET_KEY_VARIABLE = "HEADRACE_SECRET_KEY"  # noqa: S105 - the variable's name, not a secret
+
+# Airflow's own settings, other DAGs' connections and variables, and the task's channel to its supervisor.
+_WITHHELD_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW_CTX_", "_AIRFLOW", "__AIRFLOW")
+# With it pyspark's modules were compiled again at every import, two seconds each time.
+_WITHHELD = {"PYTHONDONTWRITEBYTECODE"}
+
+
+class SecretKeyUndefinedError(HeadraceError):
+    """Airflow is configured with neither ``[headrace] secret_key`` nor ``[core] fernet_key``."""
+
+
+def child_environment(stream: Stream, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The whole environment for a process of ``stream``: ``base`` (this process's) without Airflow's own, plus ours.
+
+    Raises AirflowNotFoundException for a connection that is not defined, SecretKeyUndefinedError.
+    """
+    base = os.environ if base is None else base
+    environment = {
+        name: value for name, value in base.items() if name not in _WITHHELD and not name.startswith(_WITHHELD_PREFIXES)
+    }
+    for conn_id in stream.connection_ids:
+        environment[variable_name(conn_id)] = connection_json(conn_id)
+    environment[SECRET_KEY_VARIABLE] = secret_key()
+    # Executors and the driver run the Python that runs Airflow; left alone they pick another, without pyarrow.
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # A task's PATH may lack the environment's own scripts, and spark-submit is one of them.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    if stream.spark.is_local:
+        # Spark's user interface and its other ports, which know no password, stay on this machine.
+        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Lines reach the log as they are printed.
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def connection_json(conn_id: str) -> str:
+    """The connection in Airflow's JSON form, as an ``AIRFLOW_CONN_…`` variable holds it."""
+    from airflow.sdk.bases.hook import BaseHook
+
+    return BaseHook.get_connection(conn_id).as_json()
+
+
+def secret_key() -> str:
+    """The key that the receiver job and its batches share: ``[headrace] secret_key``, else ``[core] fernet_key``."""
+    key = conf.get("headrace", "secret_key", fallback="") or conf.get("core", "fernet_key", fallback="")
+    if not key:
+        raise SecretKeyUndefinedError(
+            "Neither [headrace] secret_key nor [core] fernet_key is set, so the receiver job's Spark Connect server "
+            "would have no token.",
+            remedy="Set AIRFLOW__HEADRACE__SECRET_KEY to a long random string, the same on every worker.",
+        )
+    return key

@@ -1,0 +1,111 @@
+"""What the ledger tells about a stream's receiver job: how it is, what changed, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import JobRow, ReceiverRow
+
+
+class JobOutcome(StrEnum):
+    """How the receiver job of an epoch is over."""
+
+    STOPPED = "stopped"
+    FAILED = "failed"
+    LOST = "lost"
+    """Its lease expired: the job died without a word, or cannot reach the ledger and has to end."""
+    SUPERSEDED = "superseded"
+    """A job of a later epoch has taken over."""
+
+
+class JobWatch:
+    """Follows the receiver job of one epoch, and tells what changed since the last look."""
+
+    def __init__(self, stream: str, epoch: int, *, tell: Callable[[str], None]) -> None:
+        self.stream = stream
+        self.epoch = epoch
+        self._tell = tell
+        self._told: dict[str, str] = {}
+
+    def look(self, ledger: Ledger) -> JobOutcome | None:
+        """How the job is over; None while it lives."""
+        job = ledger.jobs.current(self.stream)
+        if job is None or job.epoch < self.epoch:
+            return JobOutcome.LOST
+        if job.epoch > self.epoch:
+            return JobOutcome.SUPERSEDED
+        self._follow(ledger, job)
+        return outcome(job, ledger.now_ms())
+
+    def _follow(self, ledger: Ledger, job: JobRow) -> None:
+        text = f"The receiver job (epoch {job.epoch}) is {job.state.value}"
+        if job.stop_requested_at_ms is not None:
+            text += f", asked to stop: {job.stop_reason}"
+        self._tell_once("job", text)
+        for key, label in (("ui_url", "Spark's user interface"), ("application_id", "Spark application")):
+            if value := job.attributes.get(key):
+                self._tell_once(key, f"{label}: {value}")
+        for receiver in ledger.receivers.list(self.stream):
+            if receiver.job_epoch == job.epoch:
+                self._tell_once(str(receiver.receiver_id), _receiver_text(receiver))
+
+    def _tell_once(self, key: str, text: str) -> None:
+        if self._told.get(key) != text:
+            self._told[key] = text
+            self._tell(text)
+
+
+def outcome(job: JobRow, now_ms: int) -> JobOutcome | None:
+    """How this job is over by ``now_ms``; None while it lives."""
+    from headrace.ledger.states import JobState
+
+    if job.state is JobState.STOPPED:
+        return JobOutcome.STOPPED
+    if job.state is JobState.FAILED:
+        return JobOutcome.FAILED
+    return None if job.alive(now_ms) else JobOutcome.LOST
+
+
+def _receiver_text(receiver: ReceiverRow) -> str:
+    text = f"Receiver {receiver.receiver_id} is {receiver.state.value} on {receiver.host}"
+    if receiver.restarts:
+        text += f", restarted {receiver.restarts} time(s)"
+    if receiver.last_error:
+        text += f"; its last error: {receiver.last_error}"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """Whether a stream receives; ``reason`` says why not, in words for a task log."""
+
+    ok: bool
+    reason: str
+
+
+def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: int) -> Receiving:
+    """Whether the receiver job is alive and all ``receivers`` run, none silent for longer than ``max_silence_ms``."""
+    from headrace.ledger.states import JobState, ReceiverState
+
+    job = ledger.jobs.current(stream)
+    now_ms = ledger.now_ms()
+    if job is None:
+        return Receiving(False, f"stream {stream} has no receiver job yet")
+    if not job.alive(now_ms):
+        return Receiving(False, f"the receiver job (epoch {job.epoch}) is not alive: {job.error or job.state.value}")
+    if job.state is not JobState.RUNNING:
+        return Receiving(False, f"the receiver job (epoch {job.epoch}) is {job.state.value}")
+    rows = [row for row in ledger.receivers.list(stream) if row.job_epoch == job.epoch]
+    for row in rows:
+        if row.state is not ReceiverState.RUNNING or not row.alive(now_ms):
+            return Receiving(False, f"receiver {row.receiver_id} is {row.state.value}: {row.last_error or 'no error'}")
+        if now_ms - row.heartbeat_ms > max_silence_ms:
+            return Receiving(False, f"receiver {row.receiver_id} has been silent for {now_ms - row.heartbeat_ms} ms")
+    if len(rows) < receivers:
+        return Receiving(False, f"{len(rows)} of {receivers} receivers have started")
+    return Receiving(True, f"{len(rows)} receiver(s) running")

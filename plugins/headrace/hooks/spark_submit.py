@@ -1,0 +1,104 @@
+"""spark-submit for a stream: the provider's hook with the stream's settings, and secrets kept off command lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+import headrace
+from headrace.errors import HeadraceError
+from headrace.hooks.environment import child_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace.stream import Stream
+
+
+class ApplicationMissingError(HeadraceError):
+    """The installation lacks the file that spark-submit is to run."""
+
+
+def application(name: str) -> str:
+    """The path of ``receiver.py`` or ``micro_batch.py``: inside an installed package, or in the checkout."""
+    package = Path(headrace.__file__).parent
+    candidates = [package / "spark" / "applications" / name, package.parents[1] / "spark_jobs" / name]
+    for candidate in candidates:
+        if candidate.is_file():
+            return str(candidate)
+    raise ApplicationMissingError(
+        f"The Spark application {name} is not there: {', '.join(map(str, candidates))}.",
+        remedy="Install headrace again; its wheel carries both applications.",
+    )
+
+
+class StreamSparkSubmitHook(SparkSubmitHook):
+    """spark-submit with the master (or the Airflow connection), configuration and Python files of a stream.
+
+    Connections reach the application in the environment of the spark-submit process. In cluster mode the driver is
+    no child of it, and the provider would write them on the command line (``spark.yarn.appMasterEnv…``), so there
+    they have to be in the driver's environment already; the log says so.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        application_args: Sequence[str],
+        name: str,
+        conf: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # The base class asks for the connection in its constructor.
+        self._stream = stream
+        settings = stream.spark
+        super().__init__(
+            conf={**settings.conf, **(conf or {})},
+            conn_id=settings.connection or "",
+            py_files=",".join(settings.py_files) or None,
+            application_args=list(application_args),
+            name=name,
+            **kwargs,
+        )
+
+    def _resolve_connection(self) -> dict[str, Any]:
+        if self._stream.spark.connection is not None:
+            # A typo in the id must not become the provider's fallback, a YARN cluster.
+            self.get_connection(self._stream.spark.connection)
+            return super()._resolve_connection()
+        binary = self.spark_binary or "spark-submit"
+        return {
+            "master": self._stream.spark.master,
+            "queue": self._yarn_queue,
+            "deploy_mode": self._deploy_mode,
+            "spark_binary": binary,
+            "namespace": self._conf.get("spark.kubernetes.namespace"),
+            "principal": self._principal,
+            "keytab": self._keytab,
+            "rest_scheme": "http",
+            "rest_port": 6066,
+            "rest_endpoint": None,
+        }
+
+    @property
+    def is_cluster_mode(self) -> bool:
+        """Whether the driver runs in the cluster and not as a child of spark-submit."""
+        return bool(self._connection["deploy_mode"] == "cluster")
+
+    def command(self, application_path: str) -> list[str]:
+        """The whole spark-submit command; holds no secret."""
+        return self._build_spark_submit_command(application_path)
+
+    def environment(self) -> dict[str, str]:
+        """The environment that the command needs."""
+        if self.is_cluster_mode:
+            self.log.warning(
+                "The driver runs in the cluster: give it the stream's connections (AIRFLOW_CONN_…) and "
+                "HEADRACE_SECRET_KEY there, for instance from a Kubernetes secret."
+            )
+        return child_environment(self._stream)
+
+    def submit(self, application: str = "", **kwargs: Any) -> str | None:
+        return super().submit(application, **{"env": self.environment(), **kwargs})

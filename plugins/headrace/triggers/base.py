@@ -1,0 +1,84 @@
+"""A trigger that looks into the ledger until it has something to say."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from headrace.hooks.ledger import LedgerHook
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+
+# How long to leave a ledger alone that did not answer; with the poll interval doubled up to this, in seconds.
+_LONGEST_PAUSE = 30.0
+
+
+class LedgerTrigger(BaseTrigger):
+    """Polls the ledger from a thread, and outlives its absence: a database that restarts fails no task.
+
+    Subclasses keep what they need in ``parameters`` (what `serialize` stores; no secrets) and answer `look`.
+    ``run`` starts from its beginning in every new triggerer, so a look depends on the ledger alone.
+    """
+
+    def __init__(self, *, ledger: str, stream: str, poll_interval: float = 1.0, **parameters: Any) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.stream = stream
+        self.poll_interval = poll_interval
+        self.parameters = parameters
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Airflow's form of the trigger: the class path and its arguments."""
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", {
+            "ledger": self.ledger,
+            "stream": self.stream,
+            "poll_interval": self.poll_interval,
+            **self.parameters,
+        }
+
+    @abc.abstractmethod
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        """Called in a thread at each poll: the event's payload, or None to look again."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there is an event."""
+        ledger = await self._opened()
+        try:
+            while True:
+                payload = await self._looked(ledger)
+                if payload is not None:
+                    yield TriggerEvent(payload)
+                    return
+                await asyncio.sleep(self.poll_interval)
+        finally:
+            await asyncio.to_thread(ledger.close)
+
+    async def _opened(self) -> Ledger:
+        from headrace.ledger.errors import LedgerUnavailableError
+
+        pause = self.poll_interval
+        while True:
+            try:
+                return await LedgerHook(self.ledger).aget_conn()
+            except LedgerUnavailableError as error:
+                self.log.warning("The ledger cannot be opened, trying again in %.0f s: %s", pause, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _looked(self, ledger: Ledger) -> dict[str, Any] | None:
+        from headrace.ledger.errors import LedgerUnavailableError
+
+        pause = self.poll_interval
+        while True:
+            try:
+                return await asyncio.to_thread(self.look, ledger)
+            except LedgerUnavailableError as error:
+                self.log.warning("The ledger does not answer, trying again in %.0f s: %s", pause, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)

@@ -1,0 +1,54 @@
+"""Triggers around the receiver job: while it lives, and while a person wants the stream stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from headrace.hooks.ledger import LedgerHook
+from headrace.hooks.receiver_job import JobWatch
+from headrace.triggers.base import LedgerTrigger
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+
+
+class ReceiverJobTrigger(LedgerTrigger):
+    """Fires when the receiver job of one epoch is over: ``{"outcome": "stopped|failed|lost|superseded", "epoch": …}``.
+
+    Its lease is all that ties the two together, so a new triggerer goes on where the last one was. What changes
+    meanwhile (states, receivers' errors) goes into the task's log.
+    """
+
+    def __init__(self, *, ledger: str, stream: str, epoch: int, poll_interval: float = 1.0) -> None:
+        super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval, epoch=epoch)
+        self._watch = JobWatch(stream, epoch, tell=self._tell)
+
+    def _tell(self, text: str) -> None:
+        self.log.info("%s", text)
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        outcome = self._watch.look(ledger)
+        return None if outcome is None else {"outcome": outcome.value, "epoch": self._watch.epoch}
+
+    async def on_kill(self) -> None:
+        """A person marked or cleared the deferred task: ask the job to stop, which drains it."""
+        ledger = await LedgerHook(self.ledger).aget_conn()
+        try:
+            await asyncio.to_thread(ledger.jobs.request_stop, self.stream, "its Airflow task was ended by a person")
+        finally:
+            await asyncio.to_thread(ledger.close)
+
+
+class StreamWantedTrigger(LedgerTrigger):
+    """Fires when the stream is to run: ``headrace start`` after ``headrace stop``."""
+
+    def __init__(self, *, ledger: str, stream: str, poll_interval: float = 1.0) -> None:
+        super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval)
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        from headrace.ledger.states import DesiredState
+
+        if ledger.streams.get(self.stream).desired_state is DesiredState.RUNNING:
+            return {"desired_state": DesiredState.RUNNING.value}
+        return None

@@ -1,0 +1,34 @@
+"""The trigger of KafkaReceiverSensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.hooks.receiver_job import receiving
+from headrace.triggers.base import LedgerTrigger
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+
+
+class ReceiversReceivingTrigger(LedgerTrigger):
+    """Fires once the receiver job is alive and all its receivers run, with fresh heartbeats."""
+
+    def __init__(
+        self, *, ledger: str, stream: str, receivers: int, max_silence_ms: int, poll_interval: float = 1.0
+    ) -> None:
+        super().__init__(
+            ledger=ledger,
+            stream=stream,
+            poll_interval=poll_interval,
+            receivers=receivers,
+            max_silence_ms=max_silence_ms,
+        )
+        self._told = ""
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        found = receiving(ledger, self.stream, **self.parameters)
+        if found.reason != self._told:
+            self._told = found.reason
+            self.log.info("%s", found.reason)
+        return {"reason": found.reason} if found.ok else None

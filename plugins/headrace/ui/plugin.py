@@ -1,0 +1,22 @@
+"""What headrace adds to Airflow itself; found by the entry point group ``airflow.plugins``.
+
+Airflow loads this in the scheduler, the API server, the DAG processor, the triggerer and every task, so it
+imports what serialised DAGs need, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from airflow.plugins_manager import AirflowPlugin
+
+from headrace.operators.links import SparkUiLink
+from headrace.timetables.micro_batch import MicroBatchTimetable
+
+
+class HeadracePlugin(AirflowPlugin):
+    """Registers the timetable of micro-batches and the operators' links."""
+
+    name = "headrace"
+    timetables: ClassVar[list[Any]] = [MicroBatchTimetable]
+    operator_extra_links: ClassVar[list[Any]] = [SparkUiLink()]
