@@ -112,7 +112,7 @@ class Manifest:
         if checksum != _checksum(body):
             raise ManifestError(
                 f"The manifest {uri} is damaged: its checksum does not match.",
-                remedy="Restore the file, or delete it and run the batch's allocate_blocks again while its blocks are known.",
+                remedy="Restore the file, or delete it and allocate the batch again while the ledger has its blocks.",
             )
         fields = json.loads(body)
         if fields.get("version") != VERSION:

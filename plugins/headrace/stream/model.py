@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -15,6 +16,8 @@ IDENTIFIER = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 _UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*$")
 
+_within_another: ContextVar[bool] = ContextVar("_within_another", default=False)
+
 
 class Part(BaseModel):
     """A part of a stream's definition."""
@@ -22,10 +25,16 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     def __init__(self, **fields: Any) -> None:
+        within = _within_another.set(True)
         try:
             super().__init__(**fields)
         except ValidationError as error:
+            # A part that is read within another leaves the telling to it: only the outermost knows the whole path.
+            if within.old_value is True:
+                raise
             raise _definition_error(type(self).__name__, fields, error) from None
+        finally:
+            _within_another.reset(within)
 
 
 def _definition_error(part: str, fields: dict[str, Any], error: ValidationError) -> StreamDefinitionError:

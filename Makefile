@@ -1,0 +1,82 @@
+# Two commands do everything: `make demo` runs the main job on the embedded stack, `make test` passes the tests.
+# Each installs what it needs into .venv from the pinned requirements.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Start-ups are import-bound: bytecode is compiled at install and must be allowed afterwards.
+export PYTHONDONTWRITEBYTECODE :=
+unexport PYTHONDONTWRITEBYTECODE
+
+KEEP ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo wordcount test unit integration system lint format lock java clean
+
+help: ## What there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+demo: $(VENV)/.installed java ## Flights from a real Kafka into a real Elasticsearch, proved (KEEP=1 leaves it running)
+	$(BIN)/headrace demo $(if $(KEEP),--keep) $(ARGS)
+
+wordcount: $(VENV)/.installed java ## Spark's quick example as a stream, on the console
+	$(BIN)/headrace demo --example wordcount $(if $(KEEP),--keep) $(ARGS)
+
+test: lint unit integration system ## All the tests, and the linters
+
+unit: $(VENV)/.installed-dev ## Milliseconds each, no server
+	$(BIN)/python -m pytest tests/unit -q $(ARGS)
+
+integration: $(VENV)/.installed-dev java ## Real Kafka, Elasticsearch, Postgres and Spark
+	$(BIN)/python -m pytest tests/integration -q $(ARGS)
+
+system: $(VENV)/.installed-dev java ## The DAGs in a real Airflow, through its API
+	$(BIN)/python -m pytest tests/system -q $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff, mypy and the layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.installed-dev ## Put the code into form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: $(VENV)/.uv ## Pin the requirements anew
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements.in -o requirements.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements-dev.in -o requirements-dev.txt
+
+clean: ## Remove the environment and what the demo left
+	rm -rf $(VENV) .headrace build dist
+
+java:
+	@command -v java >/dev/null 2>&1 || { \
+	  echo "headrace needs Java 17 or newer for Spark, Kafka and Elasticsearch, and finds no 'java' on the PATH."; \
+	  echo "Install it with 'apt-get install openjdk-17-jre-headless', 'dnf install java-17-openjdk-headless' or 'brew install openjdk@17'."; \
+	  exit 1; }
+	@version=$$(java -version 2>&1 | sed -nE 's/.*version "([0-9]+).*/\1/p' | head -n 1); \
+	  [ "$${version:-0}" -ge 17 ] || { \
+	  echo "headrace needs Java 17 or newer, and 'java' on the PATH is version $${version:-unknown}."; \
+	  echo "Install one with 'apt-get install openjdk-17-jre-headless' or 'brew install openjdk@17' and put it first on the PATH."; \
+	  exit 1; }
+
+$(VENV)/.uv: requirements-bootstrap.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "headrace needs Python 3.11 to 3.13, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.11 …"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-bootstrap.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.uv requirements.txt pyproject.toml
+	@echo "Installing Airflow, Spark and the clients into $(VENV) (once, about a minute)"
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install -q --compile-bytecode --require-hashes -r requirements.txt
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install -q --no-deps -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install -q --compile-bytecode --require-hashes -r requirements-dev.txt
+	@touch $@

@@ -1,0 +1,217 @@
+"""What Spark's StreamingContext refuses at start is refused at definition, with the field and the remedy."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.stream import (
+    ColumnIds,
+    ConsoleOutput,
+    ElasticsearchOutput,
+    JsonDecoder,
+    KafkaInput,
+    KeyIds,
+    SparkSettings,
+    StartingOffsets,
+    StartingTimestamp,
+    Storage,
+    Stream,
+    StreamDefinitionError,
+)
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "flights",
+        "inputs": KafkaInput(bootstrap_servers="127.0.0.1:9092", topics="flights"),
+        "outputs": ElasticsearchOutput(hosts="http://127.0.0.1:9200", index="flights"),
+        "batch_interval": "10 s",
+        "storage": "/data/headrace",
+        "ledger": "sqlite:////data/headrace/ledger.db",
+    } | changes
+
+
+def test_defaults_are_filled_in() -> None:
+    stream = Stream(**fields())
+    assert stream.block_interval == timedelta(milliseconds=200)
+    assert stream.checkpoint_interval_ms == stream.remember_ms == stream.batch_interval_ms == 10_000
+    assert stream.group_of(stream.inputs[0]) == "headrace-flights-records"
+    assert stream.folder_url == "/data/headrace/flights"
+
+
+def test_json_gives_the_same_stream_elsewhere() -> None:
+    stream = Stream(
+        **fields(
+            inputs=[
+                KafkaInput(
+                    id="clicks",
+                    connection="kafka_default",
+                    topic_pattern=r"clicks\..*",
+                    receivers=2,
+                    value_decoder=JsonDecoder(fields="user STRING, at TIMESTAMP"),
+                    starting_offsets=StartingTimestamp(timestamp_ms=1_700_000_000_000),
+                    client={"fetch.min.bytes": 1},
+                ),
+                KafkaInput(
+                    id="views",
+                    bootstrap_servers="127.0.0.1:9092",
+                    topics=("views",),
+                    starting_offsets=StartingOffsets(offsets={"views": {0: 7}}),
+                ),
+            ],
+            outputs=[
+                ElasticsearchOutput(
+                    connection="es", index="clicks", document_ids=ColumnIds(columns=("user",)), tombstones="ignore"
+                ),
+                ConsoleOutput(rows=3),
+            ],
+            transform="shop.clicks:join",
+            checkpoint_interval=timedelta(minutes=1),
+            spark=SparkSettings(master="local[8]", conf={"spark.driver.memory": "2g"}, py_files=("/jobs/shop.py",)),
+        )
+    )
+    assert Stream.from_json(stream.to_json()) == stream
+    assert stream.connection_ids == ("kafka_default", "es")
+
+
+def test_load_reads_a_file_and_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(**fields())
+    (tmp_path / "flights.json").write_text(stream.to_json())
+    assert Stream.load(str(tmp_path / "flights.json")) == stream
+    (tmp_path / "my_streams.py").write_text(
+        f"from headrace.stream import Stream\nflights = Stream.from_json({stream.to_json()!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Stream.load("my_streams:flights") == stream
+    with pytest.raises(StreamDefinitionError, match="no 'flight'"):
+        Stream.load("my_streams:flight")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "remedy"),
+    [
+        ({"inputs": []}, "inputs", "name a KafkaInput"),
+        ({"outputs": []}, "outputs", "name one, such as"),
+        ({"outputs": [ConsoleOutput(), ConsoleOutput()]}, "outputs", "give each its own id"),
+        ({"batch_interval": "0 s"}, "batch_interval", "longer than zero"),
+        ({"batch_interval": "-1 s"}, "batch_interval", '"10 s"'),
+        ({"batch_interval": "300 ms"}, "batch_interval", "no multiple of block_interval"),
+        ({"block_interval": 0}, "block_interval", "longer than zero"),
+        ({"block_interval": timedelta(microseconds=1500)}, "block_interval", "whole number of milliseconds"),
+        ({"checkpoint_interval": "15 s"}, "checkpoint_interval", "no multiple of batch_interval"),
+        ({"storage": "log"}, "storage.url", "must be an absolute path or a URL"),
+        ({"storage": "s3://key:secret@bucket/x"}, "storage.url", "own environment"),
+        ({"ledger": "postgresql://me:pw@db/ledger"}, "ledger", "Airflow connection"),
+        ({"ledger": "mysql://db/ledger"}, "ledger", "sqlite:///"),
+        ({"ledger": "sqlite:///ledger.db"}, "ledger", "absolute path"),
+        ({"transform": "just_a_name"}, "transform", "module:function"),
+        ({"spark": SparkSettings(master="spark://host:7077")}, "storage", "shared=True"),
+        ({"spark": SparkSettings(master="local[1]")}, "spark.master", "at least 2 cores"),
+        ({"spark": SparkSettings(master="local")}, "spark.master", "at least 2 cores"),
+        ({"name": "Flights!"}, "name", "must start with a letter"),
+        ({"surprise": 1}, "surprise", "not permitted"),
+        (
+            {
+                "inputs": [
+                    KafkaInput(id="a", bootstrap_servers="h:1", topics="a"),
+                    KafkaInput(id="b", bootstrap_servers="h:1", topics="b"),
+                ]
+            },
+            "transform",
+            "needs one",
+        ),
+        (
+            {
+                "inputs": KafkaInput(bootstrap_servers="h:1", topics=("a", "b")),
+                "outputs": ElasticsearchOutput(hosts="http://h:1", index="a", document_ids=KeyIds()),
+            },
+            "document_ids",
+            "version_from",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused(changes: dict[str, Any], field: str, remedy: str) -> None:
+    with pytest.raises(StreamDefinitionError) as refused:
+        Stream(**fields(**changes))
+    assert field in str(refused.value)
+    assert remedy in str(refused.value)
+
+
+def test_a_missing_storage_or_interval_is_named() -> None:
+    for name in ("storage", "batch_interval", "ledger", "outputs"):
+        given = fields()
+        del given[name]
+        with pytest.raises(StreamDefinitionError, match=name):
+            Stream(**given)
+
+
+def test_shared_storage_and_stores_are_allowed_on_a_cluster() -> None:
+    cluster = SparkSettings(master="spark://host:7077")
+    assert Stream(**fields(spark=cluster, storage=Storage(url="/mnt/nfs", shared=True)))
+    assert Stream(**fields(spark=cluster, storage="s3://bucket/headrace"))
+
+
+def test_errors_do_not_repeat_secrets() -> None:
+    with pytest.raises(StreamDefinitionError) as refused:
+        Stream(**fields(ledger="postgresql://me:hunter2@db/ledger"))
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bootstrap_servers": None}, "connection"),
+        ({"connection": "also"}, "either connection"),
+        ({"topics": ()}, "topics or topic_pattern"),
+        ({"topic_pattern": "x.*"}, "topics or topic_pattern"),
+        ({"topics": "__consumer_offsets"}, "internal"),
+        ({"topics": (), "topic_pattern": "("}, "regular expression"),
+        ({"client": {"enable.auto.commit": True}}, "enable.auto.commit cannot be set here"),
+        ({"client": {"sasl.password": "hunter2"}}, "Kafka connection"),
+        ({"receivers": 0}, "receivers"),
+        ({"starting_offsets": "somewhere"}, "starting_offsets"),
+    ],
+)
+def test_inputs_are_checked(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=words):
+        KafkaInput(**({"bootstrap_servers": "127.0.0.1:9092", "topics": "flights"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "matches"),
+    [
+        ("clicks.*", "clicks.eu", True),
+        ("clicks", "clicks.eu", False),
+        (".*", "__consumer_offsets", False),
+        (".*", "__transaction_state", False),
+        (".*", "_schemas", False),
+        (".*", "_mine", True),
+    ],
+)
+def test_a_pattern_matches_whole_names_and_never_internal_topics(pattern: str, topic: str, matches: bool) -> None:
+    assert KafkaInput(bootstrap_servers="h:1", topic_pattern=pattern).matches(topic) is matches
+
+
+def test_tombstones_follow_the_ids() -> None:
+    by_record = ElasticsearchOutput(hosts="http://h:1", index="a")
+    by_key = ElasticsearchOutput(hosts="http://h:1", index="a", document_ids=KeyIds())
+    assert (by_record.tombstone_action, by_key.tombstone_action) == ("dead_letter", "delete")
+    assert by_record.dead_letters == "a-dead-letters"
+    with pytest.raises(StreamDefinitionError, match="by key"):
+        ElasticsearchOutput(hosts="http://h:1", index="a", tombstones="delete")
+
+
+def test_conf_that_headrace_decides_is_refused() -> None:
+    with pytest.raises(StreamDefinitionError, match=r"spark\.connect\.authenticate\.token"):
+        SparkSettings(conf={"spark.connect.authenticate.token": "x"})
+    with pytest.raises(StreamDefinitionError, match="no Spark setting"):
+        SparkSettings(conf={"--class": "Evil"})
+
+
+def test_one_machine_gets_a_slot_for_each_receiver() -> None:
+    master = SparkSettings().master_url(receivers=3)
+    assert int(master.removeprefix("local[").removesuffix("]")) >= 4
