@@ -1,0 +1,125 @@
+"""Everything that can be wrong with a log or the store below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.blocks import OffsetRange
+from headrace.errors import HeadraceError
+
+RANGES_SHOWN = 8  # A message is for reading; the error object carries every range.
+
+
+def tell_ranges(ranges: Iterable[OffsetRange]) -> str:
+    """Offset ranges as a person reads them, the first few."""
+    ranges = tuple(ranges)
+    told = ", ".join(
+        f"{r.partition.topic}-{r.partition.partition}[{r.from_offset}, {r.until_offset})" for r in ranges[:RANGES_SHOWN]
+    )
+    return told if len(ranges) <= RANGES_SHOWN else f"{told} and {len(ranges) - RANGES_SHOWN} more"
+
+
+class WalError(HeadraceError):
+    """The root of the log's errors."""
+
+
+class StorageError(WalError):
+    """The store below the log could not do what it was asked."""
+
+
+class UnknownStorageError(StorageError):
+    """No file system is known for this URL."""
+
+
+class PathEscapesRootError(StorageError):
+    """A path would leave the storage's root."""
+
+
+class StoredFileMissingError(StorageError):
+    """There is no such file in the storage."""
+
+
+class StoredFileExistsError(StorageError):
+    """A file that had to be new is there already."""
+
+
+class WriteFailedError(WalError):
+    """A block did not become durable. Its segment is poisoned: nothing is written to it again, the next block opens
+    a new one. The records must be read again from Kafka (or written again while they are in memory); ``sequence`` is
+    spent. The frame may all the same be on disk: the next segment's header tells readers to disregard it.
+    """
+
+    def __init__(self, segment: str, sequence: int, cause: BaseException) -> None:
+        super().__init__(
+            f"Block {sequence} was not written to segment {segment}: {type(cause).__name__}: {cause}.",
+            remedy="The segment is given up and the next write opens a new one; check the disk if this repeats.",
+        )
+        self.segment = segment
+        self.sequence = sequence
+
+
+class StaleWriterError(WalError):
+    """The log already has segments of this epoch or a later one: this writer has been replaced."""
+
+
+class FrameTooLongError(WalError):
+    """A frame would be, or a handle claims to be, longer than the format allows."""
+
+
+class PayloadError(WalError):
+    """A payload is no record batch of this log's schema."""
+
+
+class SegmentMissingError(WalError):
+    """A segment that a handle or a later segment names is not there."""
+
+    def __init__(self, segment: str, *, named_by: str, length: int | None = None) -> None:
+        super().__init__(
+            f"Segment {segment} is missing from the log"
+            + (f" ({length} bytes)" if length is not None else "")
+            + f"; {named_by} names it.",
+            remedy="If cleanup removed it, re-read its offset ranges from Kafka; otherwise restore the file.",
+        )
+        self.segment = segment
+        self.named_by = named_by
+
+
+class DamagedFrameError(WalError):
+    """The log holds something other than what was written.
+
+    ``offset`` is where the damage starts in ``segment``. ``ranges`` are the offset ranges that cannot be read, or
+    None where that cannot be known; they are ``exact`` when the frame's own header told them, otherwise they are
+    inferred from the frames around it (and their ``records`` are upper bounds).
+    """
+
+    def __init__(
+        self,
+        segment: str,
+        offset: int,
+        reason: str,
+        ranges: tuple[OffsetRange, ...] | None = None,
+        *,
+        exact: bool = True,
+    ) -> None:
+        if ranges is None:
+            lost = "Which offsets were in it is not known from this segment."
+        else:
+            lost = f"Offsets {'lost' if exact else 'lost, as far as the frames around it tell'}: {tell_ranges(ranges)}."
+        super().__init__(
+            f"Segment {segment} is damaged at offset {offset}: {reason}. {lost}",
+            remedy="Restore the segment from a copy, or read those offsets again from Kafka.",
+        )
+        self.segment = segment
+        self.offset = offset
+        self.reason = reason
+        self.ranges = ranges
+        self.exact = exact
+
+
+class TornTailError(DamagedFrameError):
+    """A segment ends in the middle of a frame where that is not tolerated: it is not its writer's newest, or the
+    recovery mode is absolute consistency."""
+
+
+class RepairRefusedError(WalError):
+    """A torn tail cannot be cut: the segment is being written, or the damage is no torn tail."""

@@ -1,0 +1,148 @@
+"""Blocks read back by their handles."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from headrace.blocks import BlockHandle
+from headrace.wal import frame
+from headrace.wal.errors import (
+    DamagedFrameError,
+    FrameTooLongError,
+    PayloadError,
+    SegmentMissingError,
+    StoredFileMissingError,
+)
+from headrace.wal.frame import FrameFault, FrameKind
+from headrace.wal.headers import AnyHeader, FrameHeader
+from headrace.wal.payload import decode
+from headrace.wal.storage import LogStorage, RandomAccessFile
+
+# Neighbouring blocks are fetched together up to this many bytes: on a store of objects a request costs more than they.
+MAX_FETCH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame whose checksums have held."""
+
+    kind: FrameKind
+    header: AnyHeader
+    payload: pa.Buffer
+    length: int
+
+
+class ReadBlock(NamedTuple):
+    """A block and where it was."""
+
+    handle: BlockHandle
+    header: FrameHeader
+    batch: pa.RecordBatch
+
+
+def read_block(storage: LogStorage, handle: BlockHandle) -> tuple[FrameHeader, pa.RecordBatch]:
+    """The block at ``handle``; ``storage`` is rooted at the log (``storage.below(root)``).
+
+    Raises SegmentMissingError, DamagedFrameError (with the lost ranges if the header can be read) and
+    FrameTooLongError (the handle is longer than any frame).
+    """
+    (block,) = read_blocks(storage, [handle])
+    return block.header, block.batch
+
+
+def read_blocks(storage: LogStorage, handles: Iterable[BlockHandle]) -> Iterator[ReadBlock]:
+    """The blocks at ``handles``, segment by segment in the order of their offsets; each segment is opened once.
+
+    Raises as ``read_block`` does, when it comes to the block that cannot be read.
+    """
+    by_segment: dict[str, list[BlockHandle]] = defaultdict(list)
+    for handle in handles:
+        if not frame.PREFIX_BYTES < handle.length <= frame.MAX_FRAME_BYTES or handle.offset < 0:
+            raise FrameTooLongError(f"{handle} is no block's handle: frames have up to {frame.MAX_FRAME_BYTES} bytes.")
+        by_segment[handle.segment].append(handle)
+    for segment in sorted(by_segment):
+        in_order = sorted(by_segment[segment])
+        try:
+            file = storage.open(segment)
+        except StoredFileMissingError as error:
+            raise SegmentMissingError(segment, named_by=f"the handle of a block at {in_order[0].offset}") from error
+        with file:
+            for run in _runs(in_order):
+                yield from _read_run(file, run)
+
+
+def read_frame(data: pa.Buffer, *, segment: int, offset: int) -> Frame:
+    """The frame at the start of ``data``, checked; FrameFault if there is none.
+
+    ``segment`` (its id) and ``offset`` say where ``data`` starts. It may hold less or more than the frame.
+    """
+    prefix = frame.parse_prefix(data[: frame.PREFIX_BYTES].to_pybytes(), segment=segment, offset=offset)
+    body = frame.PREFIX_BYTES + prefix.header_length
+    header = frame.parse_header(prefix, data[frame.PREFIX_BYTES : body].to_pybytes())
+    payload = data[body : prefix.frame_length]
+    try:
+        frame.check_payload(prefix, payload)
+    except FrameFault as fault:
+        raise FrameFault(
+            fault.reason, truncated=fault.truncated, header=header, end=offset + prefix.frame_length
+        ) from fault
+    return Frame(prefix.kind, header, payload, prefix.frame_length)
+
+
+def decode_block(handle: BlockHandle, header: FrameHeader, payload: pa.Buffer) -> pa.RecordBatch:
+    """The block's records; DamagedFrameError when the writer wrote something else than the header says."""
+    try:
+        batch = decode(payload)
+    except PayloadError as error:
+        raise DamagedFrameError(handle.segment, handle.offset, error.what, header.ranges) from error
+    if batch.num_rows != header.records:
+        reason = f"the payload has {batch.num_rows} records, its header says {header.records}"
+        raise DamagedFrameError(handle.segment, handle.offset, reason, header.ranges)
+    return batch
+
+
+def _runs(handles: list[BlockHandle]) -> Iterator[list[BlockHandle]]:
+    """Handles that stand end to end, together."""
+    run: list[BlockHandle] = []
+    for handle in handles:
+        if run and (
+            handle.offset != run[-1].offset + run[-1].length
+            or handle.offset + handle.length - run[0].offset > MAX_FETCH_BYTES
+        ):
+            yield run
+            run = []
+        run.append(handle)
+    if run:
+        yield run
+
+
+def _read_run(file: RandomAccessFile, run: list[BlockHandle]) -> Iterator[ReadBlock]:
+    start = run[0].offset
+    data = file.read_at(start, run[-1].offset + run[-1].length - start)
+    segment = frame.segment_id(run[0].segment)
+    for handle in run:
+        at = handle.offset - start
+        header, payload = _block(handle, data[at : at + handle.length], segment)
+        yield ReadBlock(handle, header, decode_block(handle, header, payload))
+
+
+def _block(handle: BlockHandle, data: pa.Buffer, segment: int) -> tuple[FrameHeader, pa.Buffer]:
+    try:
+        read = read_frame(data, segment=segment, offset=handle.offset)
+    except FrameFault as fault:
+        reason = f"{fault.reason} (the handle says {handle.length} bytes, the file has {data.size} of them)"
+        ranges = fault.header.ranges if isinstance(fault.header, FrameHeader) else None
+        raise DamagedFrameError(
+            handle.segment, handle.offset, reason if data.size < handle.length else fault.reason, ranges
+        ) from fault
+    if not isinstance(read.header, FrameHeader):
+        raise DamagedFrameError(handle.segment, handle.offset, f"this is a {read.kind.name.lower()}, no block")
+    if read.length != handle.length:
+        reason = f"the frame has {read.length} bytes, its handle says {handle.length}"
+        raise DamagedFrameError(handle.segment, handle.offset, reason, read.header.ranges)
+    return read.header, read.payload

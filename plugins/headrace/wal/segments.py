@@ -1,0 +1,57 @@
+"""How segments are named: by receiver, epoch and order, so that a sorted listing is the order of writing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from headrace.blocks import ReceiverId
+
+SUFFIX = ".wal"
+_NAME = re.compile(r"(?P<input>[^/]+)-(?P<index>\d+)/(?P<epoch>\d{10,})-(?P<number>\d{6,})-(?P<opened>\d{13,})\.wal")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """A segment's name, taken apart. Sorts by receiver, then in the order of writing."""
+
+    input_id: str
+    index: int
+    epoch: int
+    number: int
+    opened_ms: int
+
+    @property
+    def path(self) -> str:
+        """The segment's path below the log's root, as handles have it."""
+        directory = _directory(self.input_id, self.index)
+        return f"{directory}/{self.epoch:010d}-{self.number:06d}-{self.opened_ms:013d}{SUFFIX}"
+
+    @classmethod
+    def parse(cls, path: str) -> SegmentName | None:
+        """The name in ``path``, None when it is no segment's."""
+        match = _NAME.fullmatch(path)
+        if match is None:
+            return None
+        return cls(
+            unquote(match["input"]),
+            int(match["index"]),
+            int(match["epoch"]),
+            int(match["number"]),
+            int(match["opened"]),
+        )
+
+
+def receiver_directory(receiver: ReceiverId) -> str:
+    """The directory below the log's root that holds a receiver's segments."""
+    return _directory(receiver.input_id, receiver.index)
+
+
+def _directory(input_id: str, index: int) -> str:
+    return f"{quote(input_id, safe='')}-{index}"
+
+
+def segments_in(paths: list[str]) -> list[SegmentName]:
+    """The segments among ``paths``, in the order of writing."""
+    return sorted(name for path in paths if (name := SegmentName.parse(path)) is not None)

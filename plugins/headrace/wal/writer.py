@@ -1,0 +1,299 @@
+"""The writing side of the log: one writer per receiver and epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headrace.blocks import BlockHandle, OffsetRange, ReceiverId, TopicPartition
+from headrace.clock import Clock, SystemClock
+from headrace.wal import frame
+from headrace.wal.errors import StaleWriterError, WriteFailedError
+from headrace.wal.headers import FrameHeader, PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
+from headrace.wal.inheritance import find_inheritance
+from headrace.wal.payload import Codec, encode
+from headrace.wal.segments import SegmentName, receiver_directory, segments_in
+from headrace.wal.storage import Data, LogStorage, SegmentFile
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 128 << 20
+SEGMENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFrame:
+    """A block that is durable. ``opened`` is the segment that this write began, ``closed`` those it left for good
+    (closed or given up): they will never grow again."""
+
+    handle: BlockHandle
+    sequence: int
+    payload_bytes: int
+    opened: str | None
+    closed: tuple[str, ...]
+
+
+class _OpenSegment:
+    """The segment that is being written."""
+
+    def __init__(self, name: SegmentName, opened_at: float) -> None:
+        self.path = name.path
+        self.id = frame.segment_id(name.path)
+        self.opened_at = opened_at
+        self.length = 0
+        self.blocks = 0
+        self.file: SegmentFile | None = None
+
+    def append(self, storage: LogStorage, parts: Sequence[Data]) -> None:
+        """Durable when it returns."""
+        if self.file is None:
+            self.file = storage.create_segment(self.path)
+        self.file.append(parts)
+        self.length += sum(len(memoryview(part)) for part in parts)
+
+    def release(self) -> None:
+        """Let go of the file; never raises, since what counts was synced before."""
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                self.file.close()
+            self.file = None
+
+
+class WriteAheadLogWriter:
+    """Appends blocks to the log below ``root`` of ``storage``, for one receiver in one epoch. Thread-safe.
+
+    ``positions`` is asked for the next offset of each of the receiver's partitions when a segment opens. Segments
+    roll when a block would take them past ``segment_bytes`` or they are ``segment_seconds`` old; a store that cannot
+    append gets one object per write (``close_after_write``).
+
+    Reads, when made, the last segment of the receiver's earlier epochs: ``torn_tail_bytes`` says how many bytes a
+    crash left behind the last whole frame there. StaleWriterError when there are segments of this epoch or a later
+    one. The ledger must have granted the epoch before: what older writers write from then on does not count.
+    """
+
+    def __init__(
+        self,
+        storage: LogStorage,
+        root: str,
+        receiver: ReceiverId,
+        epoch: int,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_seconds: float = SEGMENT_SECONDS,
+        clock: Clock | None = None,
+        codec: Codec = "zstd",
+        positions: Callable[[], Mapping[TopicPartition, int]] = dict,
+        close_after_write: bool | None = None,
+    ) -> None:
+        self._storage = storage.below(root)
+        self._receiver = receiver
+        self._epoch = epoch
+        self._segment_bytes = segment_bytes
+        self._segment_seconds = segment_seconds
+        self._clock = clock or SystemClock()
+        self._codec = codec
+        self._positions = positions
+        self._close_after_write = not storage.appends if close_after_write is None else close_after_write
+        self._lock = threading.Lock()
+        self._segment: _OpenSegment | None = None
+        self._next_number = 0
+        self._next_sequence = 0
+        self._last_accepted: int | None = None
+        self._is_closed = False
+        self._previous: list[PreviousSegment] = []
+        self._closed: list[str] = []
+        self.torn_tail_bytes = 0
+        self._inherit()
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence that the next block gets."""
+        return self._next_sequence
+
+    @property
+    def segment(self) -> str | None:
+        """The segment being written, None between two."""
+        return None if self._segment is None else self._segment.path
+
+    def write(
+        self,
+        batch: pa.RecordBatch,
+        ranges: Sequence[OffsetRange],
+        *,
+        cut_time_ms: int,
+        last_accepted_sequence: int | None,
+    ) -> WrittenFrame:
+        """Append a block (``RECORD_SCHEMA``); it is durable, file and directory, when this returns.
+
+        ``last_accepted_sequence``: the newest of this writer's sequences that the ledger has accepted, None before
+        the first. WriteFailedError: not durable, the segment is given up and the sequence spent; the block may be
+        written again (it gets a new segment and sequence). PayloadError and FrameTooLongError leave all as it was.
+        """
+        if sum(r.records for r in ranges) != batch.num_rows:
+            raise ValueError(f"ranges of {sum(r.records for r in ranges)} records, a block of {batch.num_rows}")
+        payload = encode(batch, self._codec)
+        with self._lock:
+            if self._is_closed:
+                raise ValueError("write to a closed log")
+            self._last_accepted = last_accepted_sequence
+            header = FrameHeader(
+                receiver=self._receiver,
+                epoch=self._epoch,
+                sequence=self._next_sequence,
+                last_accepted_sequence=last_accepted_sequence,
+                cut_time_ms=cut_time_ms,
+                ranges=tuple(ranges),
+                records=batch.num_rows,
+                raw_bytes=batch.nbytes,
+            )
+            self._roll_if_due(payload.size)
+            return self._write(header, payload)
+
+    def roll_if_due(self, last_accepted_sequence: int | None) -> tuple[str, ...]:
+        """Close the segment if its time is out, for a receiver that has nothing to write; the segments that were
+        left since the last call or write, so that cleanup may have them."""
+        with self._lock:
+            self._last_accepted = last_accepted_sequence
+            self._roll_if_due(0)
+            return self._take_closed()
+
+    def close(self, last_accepted_sequence: int | None = None) -> tuple[str, ...]:
+        """End the segment with an end frame; the segments left since the last write. Does not raise when the end
+        frame cannot be written: every block was durable before."""
+        with self._lock:
+            if last_accepted_sequence is not None:
+                self._last_accepted = last_accepted_sequence
+            self._end_segment()
+            self._is_closed = True
+            return self._take_closed()
+
+    def _write(self, header: FrameHeader, payload: pa.Buffer) -> WrittenFrame:
+        segment = self._segment
+        opening: list[Data] = []
+        if segment is None:
+            segment, opening_frame = self._next_segment()
+            opening = [opening_frame]
+        offset = segment.length + sum(len(memoryview(part)) for part in opening)
+        head, body = frame.build(header, payload, segment=segment.id, offset=offset)
+        length = len(head) + payload.size
+        # From here on the sequence and, for a new one, the segment's number are spent, whatever happens.
+        self._next_sequence += 1
+        if opening:
+            self._next_number += 1
+        parts: list[Data] = [*opening, head, body]
+        try:
+            if self._close_after_write:
+                self._write_whole(segment, parts, offset + length, header.sequence)
+            else:
+                segment.append(self._storage, parts)
+        except BaseException as error:
+            self._give_up(segment)
+            if isinstance(error, Exception):
+                raise WriteFailedError(segment.path, header.sequence, error) from error
+            raise
+        segment.blocks += 1
+        if opening:
+            self._previous.clear()
+            self._segment = segment
+        if self._close_after_write:
+            self._leave(segment, PreviousState.CLOSED)
+        return WrittenFrame(
+            handle=BlockHandle(segment.path, offset, length),
+            sequence=header.sequence,
+            payload_bytes=payload.size,
+            opened=segment.path if opening else None,
+            closed=self._take_closed(),
+        )
+
+    def _write_whole(self, segment: _OpenSegment, parts: list[Data], end_offset: int, sequence: int) -> None:
+        """A segment of one block, as one object."""
+        end, _ = frame.build(self._end(1, sequence + 1), None, segment=segment.id, offset=end_offset)
+        whole = b"".join(memoryview(part) for part in [*parts, end])
+        self._storage.write_atomically(segment.path, whole, exclusive=True)
+        segment.length = len(whole)
+
+    def _next_segment(self) -> tuple[_OpenSegment, bytes]:
+        opened_ms = self._clock.now_ms()
+        name = SegmentName(self._receiver.input_id, self._receiver.index, self._epoch, self._next_number, opened_ms)
+        segment = _OpenSegment(name, self._clock.monotonic())
+        header = SegmentHeader(
+            receiver=self._receiver,
+            epoch=self._epoch,
+            number=self._next_number,
+            opened_ms=opened_ms,
+            next_sequence=self._next_sequence,
+            last_accepted_sequence=self._last_accepted,
+            positions=dict(self._positions()),
+            previous=tuple(self._previous),
+        )
+        head, _ = frame.build(header, None, segment=segment.id, offset=0)
+        return segment, head
+
+    def _roll_if_due(self, payload_bytes: int) -> None:
+        segment = self._segment
+        if segment is None:
+            return
+        age = self._clock.monotonic() - segment.opened_at
+        if age >= self._segment_seconds or segment.length + payload_bytes > self._segment_bytes:
+            self._end_segment()
+
+    def _end_segment(self) -> None:
+        segment = self._segment
+        if segment is None:
+            return
+        end, _ = frame.build(
+            self._end(segment.blocks, self._next_sequence), None, segment=segment.id, offset=segment.length
+        )
+        try:
+            segment.append(self._storage, [end])
+        except Exception:
+            # No block is lost: they were all synced. The next header tells how many bytes of it count.
+            logger.exception(
+                "Segment %s could not be ended; it is given up after %d bytes.", segment.path, segment.length
+            )
+            self._give_up(segment)
+        else:
+            self._leave(segment, PreviousState.CLOSED)
+
+    def _end(self, blocks: int, next_sequence: int) -> SegmentEnd:
+        return SegmentEnd(
+            receiver=self._receiver,
+            epoch=self._epoch,
+            blocks=blocks,
+            next_sequence=next_sequence,
+            last_accepted_sequence=self._last_accepted,
+            closed_ms=self._clock.now_ms(),
+        )
+
+    def _give_up(self, segment: _OpenSegment) -> None:
+        """Poison: this file is never written to again."""
+        self._leave(segment, PreviousState.POISONED)
+
+    def _leave(self, segment: _OpenSegment, state: PreviousState) -> None:
+        segment.release()
+        self._previous.append(PreviousSegment(segment.path, segment.length, state))
+        self._closed.append(segment.path)
+        self._segment = None
+
+    def _take_closed(self) -> tuple[str, ...]:
+        closed = tuple(self._closed)
+        self._closed.clear()
+        return closed
+
+    def _inherit(self) -> None:
+        names = segments_in(self._storage.list(receiver_directory(self._receiver)))
+        if names and names[-1].epoch >= self._epoch:
+            raise StaleWriterError(
+                f"The log of {self._receiver} has segments of epoch {names[-1].epoch}, this writer's is {self._epoch}.",
+                remedy="Register the receiver with the ledger again: it then gets an epoch of its own.",
+            )
+        if not names:
+            return
+        inheritance = find_inheritance(self._storage, names)
+        self._previous.extend(inheritance.segments)
+        self.torn_tail_bytes = inheritance.torn_tail_bytes
