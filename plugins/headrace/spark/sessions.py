@@ -8,6 +8,7 @@ gRPC's local credentials then check that the peer is on this machine; 127.0.0.1 
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
@@ -45,7 +46,7 @@ def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, 
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-    bind_to_loopback(master)
+    prepare_environment(master)
     settings = {"spark.app.name": name, "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
     if master is not None:
         settings["spark.master"] = master
@@ -58,8 +59,14 @@ def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, 
     return builder.getOrCreate()
 
 
-def bind_to_loopback(master: str | None) -> None:
-    """Let a JVM that this process starts for a local master listen on the loopback interface only."""
+def prepare_environment(master: str | None) -> None:
+    """Set what a JVM and Python workers started by this process inherit.
+
+    Workers get this Python (left alone they take the first ``python3`` of the path, without pyarrow) and may keep its
+    compiled modules (or pyspark is compiled again in every worker); with a local master all listen on loopback only.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if master is not None and master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 

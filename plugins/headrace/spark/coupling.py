@@ -1,0 +1,70 @@
+"""Driver, JVM and task processes end together.
+
+A driver's Python whose JVM was killed lived on under PID 1, renewed its lease and stored nothing; so each process
+watches the one it depends on, and ends itself when that is gone. (The other way round Spark does it: a JVM whose Python
+driver has ended exits by itself.)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# Not a code of Python's or of a signal's: "the other half is gone" can be told in a log.
+EXIT_CODE = 70
+
+_PERIOD_SECONDS = 0.2
+# What the last wishes may take: they talk to the ledger, which may hang as well.
+_LAST_WISHES_SECONDS = 5.0
+
+
+def under_spark_submit() -> bool:
+    """Whether spark-submit started this process: then the JVM is its parent."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+class ProcessWatch:
+    """A daemon thread that ends this process once ``gone()`` is true, after at most 5 s for ``last_wishes``."""
+
+    def __init__(self, gone: Callable[[], bool], *, last_wishes: Callable[[], None] | None = None) -> None:
+        self._gone = gone
+        self._last_wishes = last_wishes
+        self._dismissed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="headrace-process-watch", daemon=True)
+
+    def start(self) -> ProcessWatch:
+        self._thread.start()
+        return self
+
+    def dismiss(self) -> None:
+        """Stop watching: the process is ending in its own order."""
+        self._dismissed.set()
+
+    def _watch(self) -> None:
+        while not self._dismissed.wait(_PERIOD_SECONDS):
+            if self._gone():
+                self._end()
+
+    def _end(self) -> None:
+        if self._last_wishes is not None:
+            wishes = threading.Thread(target=self._last_wishes, name="headrace-last-wishes", daemon=True)
+            wishes.start()
+            wishes.join(_LAST_WISHES_SECONDS)
+        # Not sys.exit: the main thread may be in a call to a JVM that no longer answers.
+        os._exit(EXIT_CODE)
+
+
+def parent_gone() -> Callable[[], bool]:
+    """A test for the end of this process's present parent."""
+    parent = os.getppid()
+    return lambda: os.getppid() != parent
+
+
+def jvm_gone(gateway: Any) -> Callable[[], bool]:
+    """A test for the end of the driver's JVM: the parent under spark-submit, else the child that pyspark started."""
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return parent_gone()
+    return lambda: process.poll() is not None

@@ -1,0 +1,216 @@
+"""The receiver job's Spark application: its settings, its warm-up, its Spark Connect server."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+from headrace.spark.coupling import under_spark_submit
+from headrace.spark.packaging import package_zip
+from headrace.spark.sessions import CONNECT_PLUGIN, prepare_environment
+from headrace.spark.versions import current_versions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.stream import Stream
+
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the variable's name, not a token
+
+# Spark Streaming's dummy job, by which executors are really up before receivers are placed: 50 tasks.
+_WARM_UP_TASKS = 50
+# Spark's own pattern, and what carries connections to executors.
+_REDACTION = "(?i)secret|password|passwd|token|access[.]?key|api[.]?key|AIRFLOW_CONN|HEADRACE"
+
+
+class TaskSlotsError(HeadraceError):
+    """The application cannot run the receivers and a batch at the same time."""
+
+
+class ExecutorVersionError(HeadraceError):
+    """An executor has another Python, or lacks what headrace needs."""
+
+
+class PythonUnknownError(HeadraceError):
+    """The JVM was started without being told which Python its workers are to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverApplication:
+    """A started application. ``connect_url`` is None where batches are submitted; ``batch_slots`` are tasks at once."""
+
+    spark: SparkSession
+    application_id: str
+    ui_url: str | None
+    connect_url: str | None
+    task_slots: int
+    batch_slots: int
+
+    def attributes(self) -> dict[str, Any]:
+        """What the lease tells others about the application."""
+        return {
+            "application_id": self.application_id,
+            "ui_url": self.ui_url,
+            "connect_url": self.connect_url,
+            "connect_host": socket.gethostname(),
+            "task_slots": self.task_slots,
+            "batch_slots": self.batch_slots,
+        }
+
+
+def start_application(stream: Stream, *, token: str | None) -> ReceiverApplication:
+    """Start Spark for the stream's receivers; with a Spark Connect server behind ``token`` unless that is None.
+
+    Raises TaskSlotsError and ExecutorVersionError, after stopping what was started.
+    """
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    receivers = sum(source.receivers for source in stream.inputs)
+    declared = stream.spark.task_slots()
+    if declared is not None and not under_spark_submit():
+        check_task_slots(declared, receivers)
+    given = SparkConf()
+    master = given.get("spark.master") or stream.spark.master
+    prepare_environment(master)
+    builder = SparkSession.builder
+    for key, value in receiver_conf(stream, master, token, given=dict(given.getAll())).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    try:
+        return _prepared(spark, receivers, connect=token is not None)
+    except BaseException:
+        spark.stop()
+        raise
+
+
+def receiver_conf(
+    stream: Stream, master: str, token: str | None, *, given: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The settings of the receiver job's application.
+
+    ``given`` (spark-submit's) wins over the stream's ``conf``, and what a receiver job cannot do without wins over both.
+    """
+    local = master.startswith("local")
+    conf = {
+        "spark.master": master,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+        **stream.spark.conf,
+        **given,
+    }
+    conf.update(
+        {
+            "spark.app.name": f"headrace receiver {stream.name}",
+            # A receiver holds its slot for weeks: a speculative twin would be a second reader, and an executor is
+            # never idle enough to be given back.
+            "spark.speculation": "false",
+            "spark.dynamicAllocation.enabled": "false",
+            # Batches are in the default pool; receivers' tasks, in their own, never queue before them.
+            "spark.scheduler.mode": "FAIR",
+            "spark.redaction.regex": _REDACTION,
+        }
+    )
+    if local:
+        conf.update({"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"})
+        if environment.get("SPARK_LOCAL_IP") != "127.0.0.1":
+            # The JVM is already running, and its user interface would listen on every interface.
+            conf.setdefault("spark.ui.enabled", "false")
+    else:
+        # Executors elsewhere get the stream's connections from the application, not from a command line.
+        for name, value in environment.items():
+            if name.startswith("AIRFLOW_CONN_"):
+                conf[f"spark.executorEnv.{name}"] = value
+    if token is not None:
+        conf.update(
+            {
+                "spark.plugins": CONNECT_PLUGIN,
+                "spark.connect.grpc.binding.address": "127.0.0.1",
+                "spark.connect.grpc.binding.port": "0",
+            }
+        )
+        if under_spark_submit():
+            conf["spark.connect.authenticate.token"] = token
+        else:
+            # pyspark would put the setting on the command line of the JVM that it starts.
+            os.environ[TOKEN_VARIABLE] = token
+    return conf
+
+
+def check_task_slots(slots: int, receivers: int) -> None:
+    """Refuse an application whose receivers would take every slot: the batches beside them would hang without an error."""
+    if slots < receivers + 1:
+        raise TaskSlotsError(
+            f"The Spark application has {slots} task slot(s), and its {receivers} receiver(s) hold one each for as long "
+            "as they run: no batch would ever start.",
+            remedy=f"Give it at least {receivers + 1}, such as local[{receivers + 1}] or more cores, or fewer receivers.",
+        )
+
+
+def _prepared(spark: SparkSession, receivers: int, *, connect: bool) -> ReceiverApplication:
+    context = spark.sparkContext
+    if connect:
+        _check_python(spark)
+    if not context.master.startswith("local"):
+        context.addPyFile(str(package_zip()))
+    _warm_up(spark)
+    slots = _task_slots(spark)
+    check_task_slots(slots, receivers)
+    return ReceiverApplication(
+        spark=spark,
+        application_id=str(context.applicationId),
+        ui_url=context.uiWebUrl,
+        connect_url=_connect_url(spark) if connect else None,
+        task_slots=slots,
+        batch_slots=slots - receivers,
+    )
+
+
+def _warm_up(spark: SparkSession) -> None:
+    """Run a small job on every executor, which also tells what they have installed; raises ExecutorVersionError."""
+    context = spark.sparkContext
+    tasks = _WARM_UP_TASKS if not context.master.startswith("local") else 2 * context.defaultParallelism
+    ours = current_versions()
+    for host, theirs, problem in context.parallelize(range(tasks), tasks).map(_executor_versions).distinct().collect():
+        if problem or dict(theirs) != ours:
+            raise ExecutorVersionError(
+                f"The executor on {host} does not fit the driver: {problem or dict(theirs)} there, {ours} here.",
+                remedy="Install the same Python, pyspark and headrace's requirements there, and set PYSPARK_PYTHON.",
+            )
+
+
+def _check_python(spark: SparkSession) -> None:
+    """The Connect server asks its own environment, and nothing else, for its workers' Python."""
+    jvm: Any = spark._jvm  # type: ignore[attr-defined]
+    if not jvm.System.getenv("PYSPARK_PYTHON"):
+        raise PythonUnknownError(
+            "spark-submit was started without PYSPARK_PYTHON, so batches would run on whichever python3 is found first.",
+            remedy="Set PYSPARK_PYTHON in its environment to the Python that has headrace.",
+        )
+
+
+def _executor_versions(_: int) -> tuple[str, tuple[tuple[str, str], ...], str]:
+    host = socket.gethostname()
+    try:
+        import confluent_kafka  # noqa: F401 - is it there?
+        import pyarrow  # noqa: F401 - is it there?
+        import sqlalchemy  # noqa: F401 - is it there?
+    except ImportError as error:
+        return host, (), str(error)
+    return host, tuple(sorted(current_versions().items())), ""
+
+
+def _task_slots(spark: SparkSession) -> int:
+    context: Any = spark.sparkContext._jsc.sc()  # type: ignore[attr-defined]
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    return int(context.maxNumConcurrentTasks(profile))
+
+
+def _connect_url(spark: SparkSession) -> str:
+    jvm: Any = spark._jvm  # type: ignore[attr-defined]
+    service = getattr(getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$"), "MODULE$")
+    return f"sc://localhost:{int(service.localPort())}"
