@@ -22,6 +22,7 @@ import google_crc32c
 
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
+from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import LogStorage, open_storage
 
 VERSION = 1
@@ -138,7 +139,7 @@ class Manifest:
         folder, _, name = uri.rpartition("/")
         try:
             data = open_storage(folder).read(name)
-        except FileNotFoundError:
+        except StoredFileMissingError:
             raise ManifestError(
                 f"The manifest {uri} does not exist.", remedy="Run the batch's allocate_blocks first."
             ) from None

@@ -1,0 +1,79 @@
+"""A manifest lists a batch's blocks for good, and shows damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.batching.manifest import Manifest, ManifestBlock, ManifestError, manifest_path
+from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
+from headrace.wal.storage import open_storage
+
+P0 = TopicPartition("clicks", "id-1", 0)
+P1 = TopicPartition("clicks", "id-2", 1, incarnation=2)
+
+
+def block(segment: str, offset: int, *ranges: OffsetRange) -> ManifestBlock:
+    return ManifestBlock(
+        BlockHandle(segment, offset, 100), sum(r.records for r in ranges), 90, ranges or (OffsetRange(P0, 0, 3, 3),)
+    )
+
+
+def manifest(folder: str, **inputs: tuple[ManifestBlock, ...]) -> Manifest:
+    return Manifest("shop", 1_700_000_010_000, 10_000, inputs, folder)
+
+
+def test_written_and_loaded_it_is_the_same(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/shop"
+    written = manifest(
+        folder,
+        clicks=(block("b", 7, OffsetRange(P0, 0, 3, 2), OffsetRange(P1, 5, 9, 4)), block("a", 0)),
+        views=(),
+    )
+    sha256 = written.write(open_storage(folder))
+    assert len(sha256) == 64
+    loaded = Manifest.load(written.uri)
+    assert loaded == written
+    assert loaded.log_root == f"{folder}/log"
+    assert loaded.records == 6
+    assert [handle.segment for handle, _, _ in loaded.blocks("clicks")] == ["b", "a"]
+    assert loaded.blocks("views") == loaded.blocks("unknown") == []
+
+
+def test_find_gives_the_block_of_an_offset(tmp_path: Path) -> None:
+    found = manifest(
+        str(tmp_path), clicks=(block("a", 0, OffsetRange(P0, 0, 3, 3)), block("a", 100, OffsetRange(P0, 3, 9, 1)))
+    )
+    assert found.find(P0, 2) == BlockHandle("a", 0, 100)
+    assert found.find(P0, 3) == BlockHandle("a", 100, 100)
+    assert found.find(P0, 9) is None
+    assert found.find(P1, 2) is None
+
+
+def test_a_missing_manifest_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="allocate_blocks"):
+        Manifest.load(f"{tmp_path}/{manifest_path(10)}")
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    from headrace.batching import manifest as module
+
+    body = b'{"version":99}'
+    with pytest.raises(ManifestError, match="version 99"):
+        Manifest.from_bytes(body + b"\n" + module._checksum(body), "x/manifests/1.json")
+
+
+@given(st.data())
+def test_no_damage_goes_unseen(data: st.DataObject) -> None:
+    good = manifest("/x", clicks=(block("a", 0), block("b", 9))).to_bytes()
+    position = data.draw(st.integers(0, len(good) - 1))
+    bit = data.draw(st.integers(0, 7))
+    bad = bytearray(good)
+    bad[position] ^= 1 << bit
+    with pytest.raises(ManifestError, match="damaged"):
+        Manifest.from_bytes(bytes(bad), "/x/manifests/1.json")
+    with pytest.raises(ManifestError, match="damaged"):
+        Manifest.from_bytes(good[:position], "/x/manifests/1.json")
