@@ -1,0 +1,121 @@
+"""Run one Elasticsearch node until SIGTERM; run by file name, see elasticsearch.py.
+
+Elasticsearch's launcher is not published as a jar, so the node is built over py4j, which pyspark brings. The JVM ends
+with this process (it watches its standard input), and this process with the JVM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
+
+# What bin/elasticsearch passes (server/cli: SystemJvmOptions), as far as this node needs it.
+_JVM_OPTIONS = [
+    "-Xss1m",
+    "-XX:+UseSerialGC",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.awt.headless=true",
+    "-Dfile.encoding=UTF-8",
+    "-Djna.nosys=true",
+    "-Dio.netty.noUnsafe=true",
+    "-Dio.netty.noKeySetOptimization=true",
+    "-Dio.netty.recycler.maxCapacityPerThread=0",
+    "-Dlog4j.shutdownHookEnabled=false",
+    "-Dlog4j2.disable.jmx=true",
+    "-Djava.security.manager=allow",
+    "--add-opens=java.base/java.io=org.elasticsearch.preallocate",
+]
+
+
+def main() -> None:
+    arguments = _arguments()
+    jvm = _start_jvm(arguments)
+    if jvm.stdout is None:
+        raise RuntimeError("the JVM has no standard output")
+    # The first two lines are py4j's: its port, and the token without which nobody on this machine may use it.
+    port, token = jvm.stdout.readline().strip(), jvm.stdout.readline().strip()
+    if not port.isdigit():
+        sys.exit(f"the JVM did not start: {port} {token}")
+    # Whatever else comes there goes to the log, and must be read lest the JVM blocks.
+    threading.Thread(target=shutil.copyfileobj, args=(jvm.stdout, sys.stderr), daemon=True).start()
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=int(port), auth_token=token, auto_convert=True))
+    node = _build_node(gateway.jvm, arguments)
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=_close, args=(node, gateway)).start())
+    node.start()
+    sys.exit(jvm.wait())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--java", required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--http-port", required=True)
+    parser.add_argument("--transport-port", required=True)
+    parser.add_argument("--heap", required=True)
+    return parser.parse_args()
+
+
+def _start_jvm(arguments: argparse.Namespace) -> subprocess.Popen[str]:
+    home: Path = arguments.home
+    command = [
+        arguments.java,
+        f"-Xmx{arguments.heap}",
+        *_JVM_OPTIONS,
+        f"-Des.path.home={home}",
+        f"-Des.path.conf={home / 'config'}",
+        f"-Dlog4j2.configurationFile={(home / 'config' / 'log4j2.properties').as_uri()}",
+        # The plugin loader wants modules; on the class path it fails.
+        *("-p", str(home / "lib"), "--add-modules", "org.elasticsearch.server,jdk.net"),
+        *("-cp", find_jar_path(), "py4j.GatewayServer", "--enable-auth", "--die-on-broken-pipe", "0"),
+    ]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _build_node(jvm: Any, arguments: argparse.Namespace) -> Any:
+    jvm.org.elasticsearch.common.logging.LogConfigurator.configureESLogging()
+    settings = jvm.org.elasticsearch.common.settings.Settings.builder()
+    for name, value in {
+        "path.home": str(arguments.home),
+        "path.data": str(arguments.data),
+        "path.logs": str(arguments.home / "logs"),
+        "cluster.name": "headrace-local",
+        "node.name": "local",
+        "network.host": "127.0.0.1",
+        "http.port": arguments.http_port,
+        "transport.port": arguments.transport_port,
+        "discovery.type": "single-node",
+        # A laptop's disk may well be 90 % full; then no shard would be allocated, or every index be read-only.
+        "cluster.routing.allocation.disk.threshold_enabled": "false",
+    }.items():
+        settings.put(name, value)
+    path = jvm.java.io.File(str(arguments.home / "config")).toPath()
+    environment = jvm.org.elasticsearch.env.Environment(settings.build(), path)
+    bundles = jvm.org.elasticsearch.plugins.PluginsUtils.getModuleBundles(environment.modulesDir())
+    loader = jvm.org.elasticsearch.plugins.PluginsLoader.createPluginsLoader(
+        bundles, jvm.java.util.HashSet(), jvm.java.util.HashMap()
+    )
+    return jvm.org.elasticsearch.node.Node(environment, loader)
+
+
+def _close(node: Any, gateway: JavaGateway) -> None:
+    with contextlib.suppress(Exception):
+        node.close()
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    # Closing the JVM's standard input (our end of it goes with us) ends it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

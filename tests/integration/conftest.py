@@ -1,0 +1,88 @@
+"""Real servers for the tests: started when first asked for, shared by the session, gone with it however it ends.
+
+Session-scoped: `kafka` (bootstrap servers), `elasticsearch` (base URL), and behind them `kafka_server`,
+`elasticsearch_server`, `postgres_server`. Function-scoped: `postgres` (the SQLAlchemy URL of a fresh database).
+A test that kills or suspends a server makes one of its own, in `server_folder`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from headrace.local.elasticsearch import ElasticsearchServer
+from headrace.local.kafka import KafkaServer
+from headrace.local.postgres import PostgresServer
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    # Not below pytest's own temporary folder: that is closed to others, and Postgres runs as nobody under root.
+    folder = Path(tempfile.mkdtemp(prefix="headrace-test-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def server_folder() -> Iterator[Path]:
+    """A folder for the data of a test's own servers."""
+    with _folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """The session's Kafka. Do not stop it: others use it too."""
+    with _folder() as folder, KafkaServer(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka(kafka_server: KafkaServer) -> str:
+    """Bootstrap servers of a real Kafka. Topics are not created by use, and are shared: name yours uniquely."""
+    return kafka_server.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def kafka_admin(kafka: str) -> AdminClient:
+    """An admin client of the session's Kafka."""
+    return AdminClient({"bootstrap.servers": kafka})
+
+
+@pytest.fixture(scope="session")
+def elasticsearch_server() -> Iterator[ElasticsearchServer]:
+    """The session's Elasticsearch. Do not stop it: others use it too."""
+    with _folder() as folder, ElasticsearchServer(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def elasticsearch(elasticsearch_server: ElasticsearchServer) -> str:
+    """The base URL of a real Elasticsearch. Indices are shared: name yours uniquely."""
+    return elasticsearch_server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The session's Postgres; it survives kill -9 of itself, not of the machine (no fsync)."""
+    with _folder() as folder, PostgresServer(folder, settings={"fsync": "off", "synchronous_commit": "off"}) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer) -> Iterator[str]:
+    """The SQLAlchemy URL of a fresh Postgres database, dropped after the test."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    url = postgres_server.create_database(name)
+    yield url
+    postgres_server.drop_database(name)

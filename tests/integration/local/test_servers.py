@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from elasticsearch import Elasticsearch
+from sqlalchemy import create_engine, text
+
+from headrace.local.elasticsearch import ElasticsearchServer
+from headrace.local.errors import ServerDiedError
+from headrace.local.kafka import KafkaServer
+from headrace.local.postgres import PostgresServer
+
+
+def _create_topic(admin: AdminClient, topic: str, **config: str) -> None:
+    for future in admin.create_topics([NewTopic(topic, 2, 1, config=dict(config))]).values():
+        future.result(30)
+
+
+def _read(bootstrap: str, topic: str, partition: int, count: int, **config: str) -> list[bytes]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "t", "enable.auto.commit": "false"} | config)
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    try:
+        return [message.value() or b"" for message in consumer.consume(count, timeout=30)]
+    finally:
+        consumer.close()
+
+
+def test_kafka_takes_megabyte_values_and_transactions(kafka: str, kafka_admin: AdminClient) -> None:
+    _create_topic(kafka_admin, "local-values")
+    producer = Producer(
+        {"bootstrap.servers": kafka, "transactional.id": "local-test", "message.max.bytes": str(4 << 20)}
+    )
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("local-values", b"x" * (2 << 20), partition=0)
+    producer.abort_transaction(60)
+    producer.begin_transaction()
+    producer.produce("local-values", b"y" * (2 << 20), partition=0)
+    producer.commit_transaction(60)
+
+    (value,) = _read(kafka, "local-values", 0, 1, **{"isolation.level": "read_committed"})
+
+    assert value == b"y" * (2 << 20)
+
+
+def test_kafka_does_not_create_topics_by_use(kafka: str, kafka_admin: AdminClient) -> None:
+    assert "never-created" not in kafka_admin.list_topics("never-created", timeout=10).topics or (
+        kafka_admin.list_topics("never-created", timeout=10).topics["never-created"].error is not None
+    )
+
+
+def test_kafka_keeps_its_data_and_port_over_a_crash(server_folder: Path) -> None:
+    with KafkaServer(server_folder) as server:
+        bootstrap = server.bootstrap_servers
+        _create_topic(AdminClient({"bootstrap.servers": bootstrap}), "kept")
+        producer = Producer({"bootstrap.servers": bootstrap})
+        producer.produce("kept", b"before", partition=1)
+        assert producer.flush(30) == 0
+        server.kill()
+        assert not server.alive
+
+        server.start()
+
+        assert server.bootstrap_servers == bootstrap
+        assert _read(bootstrap, "kept", 1, 1) == [b"before"]
+
+
+def test_elasticsearch_indexes_and_searches(elasticsearch: str) -> None:
+    with Elasticsearch(elasticsearch) as client:
+        client.index(index="local-a", id="1", document={"greeting": "hello world"}, refresh=True)
+        found = client.search(index="local-a", query={"match": {"greeting": "hello"}})
+    assert found["hits"]["total"]["value"] == 1
+
+
+def test_elasticsearch_keeps_its_data_and_port_over_a_crash(server_folder: Path) -> None:
+    with ElasticsearchServer(server_folder) as server:
+        url = server.url
+        with Elasticsearch(url) as client:
+            client.index(index="kept", id="1", document={"a": 1})
+        server.kill()
+
+        server.start()
+
+        assert server.url == url
+        with Elasticsearch(url) as client:
+            client.cluster.health(index="kept", wait_for_status="yellow", timeout="30s")
+            assert client.get(index="kept", id="1")["_source"] == {"a": 1}
+
+
+def test_postgres_gives_a_fresh_database(postgres: str) -> None:
+    engine = create_engine(postgres)
+    with engine.begin() as connection:
+        connection.execute(text("create table fresh (a int)"))
+        assert connection.execute(text("select count(*) from fresh")).scalar() == 0
+    engine.dispose()
+
+
+def test_postgres_gives_every_test_its_own(postgres: str) -> None:
+    engine = create_engine(postgres)
+    with engine.begin() as connection:
+        assert connection.execute(text("select to_regclass('fresh')")).scalar() is None
+    engine.dispose()
+
+
+def test_postgres_keeps_its_data_over_a_crash(server_folder: Path) -> None:
+    with PostgresServer(server_folder) as server:
+        engine = create_engine(server.create_database("kept"))
+        with engine.begin() as connection:
+            connection.execute(text("create table kept as select 1 as a"))
+        server.kill()
+        engine.dispose()
+
+        server.start()
+
+        with engine.begin() as connection:
+            assert connection.execute(text("select a from kept")).scalar() == 1
+        engine.dispose()
+
+
+def test_a_server_that_dies_at_start_says_why(server_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server = KafkaServer(server_folder, port=other.getsockname()[1])
+        with pytest.raises(ServerDiedError) as raised:
+            server.start()
+    assert "Address already in use" in str(raised.value)
+    assert not server.alive
+
+
+def test_servers_listen_on_loopback_only(
+    kafka_server: KafkaServer, elasticsearch_server: ElasticsearchServer, postgres_server: PostgresServer
+) -> None:
+    for server in (kafka_server, elasticsearch_server, postgres_server):
+        processes = psutil.Process(server.process.guard_pid).children(recursive=True)
+        listening = {
+            connection.laddr.ip
+            for process in processes
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, server.name
+        assert listening, server.name
+
+
+_OWNER = """
+import sys, pathlib
+from headrace.local.postgres import PostgresServer
+server = PostgresServer(pathlib.Path(sys.argv[1])).start()
+print(server.process.guard_pid, server.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_ends_with_an_owner_that_is_killed(server_folder: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, str(server_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    line = owner.stdout.readline()
+    processes = [psutil.Process(int(pid)) for pid in line.split()]
+    assert len(processes) == 2, "the owner failed"
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.communicate()
+
+    _, alive = psutil.wait_procs(processes, timeout=20)
+
+    assert not alive
