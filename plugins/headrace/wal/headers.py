@@ -127,7 +127,10 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """A segment's last frame: the writer closed it after ``blocks`` blocks; no byte follows."""
+    """A segment's last frame: the writer closed it after ``blocks`` blocks; no byte follows.
+
+    Its ``last_accepted_sequence`` is None also when the writer did not know, since it was closed with its last block.
+    """
 
     receiver: ReceiverId
     epoch: int

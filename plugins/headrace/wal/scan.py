@@ -73,6 +73,9 @@ class ScannedFrame:
         return decode_block(self.handle, self.header, self.payload)
 
 
+ScanEvent = SegmentHeader | ScannedFrame | SegmentEnd
+
+
 class SegmentScan:
     """Iterate once over the blocks; afterwards the attributes tell how the segment ended.
 
@@ -98,6 +101,10 @@ class SegmentScan:
         self.damage: list[DamagedFrameError] = []
 
     def __iter__(self) -> Iterator[ScannedFrame]:
+        return (event for event in self.events() if isinstance(event, ScannedFrame))
+
+    def events(self) -> Iterator[ScanEvent]:
+        """The blocks, and the segment's header and end frames between them."""
         try:
             file = self._storage.open(self.segment)
         except StoredFileMissingError as error:
@@ -105,7 +112,7 @@ class SegmentScan:
         with file:
             yield from self._frames(_Window(file))
 
-    def _frames(self, file: _Window) -> Iterator[ScannedFrame]:
+    def _frames(self, file: _Window) -> Iterator[ScanEvent]:
         # What lies behind the durable length was never acknowledged: it is no part of the log.
         end = file.size if self._durable_length is None else min(file.size, self._durable_length)
         offset = 0
@@ -128,6 +135,7 @@ class SegmentScan:
                 self._note(read.header)
                 offset += read.length
                 self.valid_bytes = offset
+                yield read.header
         self._finish(file, end)
 
     def _read(self, file: _Window, offset: int, end: int) -> Frame:
@@ -195,16 +203,17 @@ class SegmentScan:
 
     def _abandoned(self, file: _Window, end: int) -> TornTail:
         reason = "its writer never acknowledged these bytes"
-        ranges = None
-        try:
-            read = file.frame(self._id, end, file.size)
-        except FrameFault as fault:
-            header = fault.header
-        else:
-            header = read.header
-        if isinstance(header, FrameHeader):
-            ranges = header.ranges
-        return TornTail(self.segment, end, file.size - end, reason, ranges)
+        ranges: list[OffsetRange] = []
+        offset, is_whole = end, True
+        while offset < file.size and is_whole:
+            try:
+                read = file.frame(self._id, offset, file.size)
+                header, offset = read.header, offset + read.length
+            except FrameFault as fault:
+                header, is_whole = fault.header, False
+            if isinstance(header, FrameHeader):
+                ranges += header.ranges
+        return TornTail(self.segment, end, file.size - end, reason, tuple(ranges) or None)
 
     def _next_frame(self, file: _Window, damaged_at: int, end: int) -> int | None:
         """Where the next frame with a whole header stands behind damage: the magic is looked for, and a frame knows

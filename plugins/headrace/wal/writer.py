@@ -163,11 +163,13 @@ class WriteAheadLogWriter:
             return self._take_closed()
 
     def close(self, last_accepted_sequence: int | None = None) -> tuple[str, ...]:
-        """End the segment with an end frame; the segments left since the last write. Does not raise when the end
-        frame cannot be written: every block was durable before."""
+        """End the segment with an end frame; the segments left since the last write.
+
+        ``last_accepted_sequence`` settles what became of the last block (None: not known). Does not raise when the
+        end frame cannot be written: every block was durable before.
+        """
         with self._lock:
-            if last_accepted_sequence is not None:
-                self._last_accepted = last_accepted_sequence
+            self._last_accepted = last_accepted_sequence
             self._end_segment()
             self._is_closed = True
             return self._take_closed()
@@ -212,6 +214,8 @@ class WriteAheadLogWriter:
 
     def _write_whole(self, segment: _OpenSegment, parts: list[Data], end_offset: int, sequence: int) -> None:
         """A segment of one block, as one object."""
+        # Nobody can have accepted this block yet, so the end frame says nothing of it.
+        self._last_accepted = None
         end, _ = frame.build(self._end(1, sequence + 1), None, segment=segment.id, offset=end_offset)
         whole = b"".join(memoryview(part) for part in [*parts, end])
         self._storage.write_atomically(segment.path, whole, exclusive=True)

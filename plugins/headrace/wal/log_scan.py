@@ -1,0 +1,177 @@
+"""A whole log read in order, receiver by receiver: for recovery without a ledger, and for checking.
+
+The header of every segment says how long the one before it is and how it was left, so a segment that is missing, cut
+short or grew after its writer was replaced is noticed. What no log can know by itself is whether its newest segments
+are all there: their handles in ledger and manifests tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from headrace.blocks import ReceiverId
+from headrace.wal import frame
+from headrace.wal.errors import DamagedFrameError, SegmentMissingError, StoredFileMissingError
+from headrace.wal.frame import FrameFault
+from headrace.wal.headers import PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
+from headrace.wal.scan import RecoveryMode, ScanEvent, ScannedFrame, SegmentScan, TornTail, scan_segment
+from headrace.wal.segments import SegmentName, receiver_directory, segments_in
+from headrace.wal.storage import LogStorage
+
+
+@dataclass(frozen=True, slots=True)
+class SettledFrame:
+    """A block and whether the ledger had accepted it; None: the log cannot tell (its writer's last frame)."""
+
+    frame: ScannedFrame
+    accepted: bool | None
+
+
+class LogScan:
+    """Iterate once over the blocks; afterwards the lists tell what else was found.
+
+    ``torn_tails`` are what crashes and replaced writers left behind, ``damage`` what was passed over (in the modes that
+    do), ``missing`` the segments that a later one names and that are gone, ``superseded`` those that a writer opened
+    after it had been replaced: nothing in them counts.
+    """
+
+    def __init__(
+        self,
+        storage: LogStorage,
+        *,
+        receiver: ReceiverId | None,
+        deleted: Callable[[str], bool],
+        mode: RecoveryMode,
+    ) -> None:
+        self._storage = storage
+        self._directory = "" if receiver is None else receiver_directory(receiver)
+        self._deleted = deleted
+        self._mode = mode
+        self.torn_tails: list[TornTail] = []
+        self.damage: list[DamagedFrameError] = []
+        self.missing: list[PreviousSegment] = []
+        self.superseded: list[str] = []
+
+    def __iter__(self) -> Iterator[ScannedFrame]:
+        return (event for event in self.events() if isinstance(event, ScannedFrame))
+
+    def events(self) -> Iterator[ScanEvent]:
+        """The blocks, and the header and end frames between them."""
+        names = segments_in(self._storage.list(self._directory))
+        for _, of_receiver in groupby(names, key=lambda name: (name.input_id, name.index)):
+            yield from self._receiver(list(of_receiver))
+
+    def settled(self) -> Iterator[SettledFrame]:
+        """The blocks, each with the ledger's verdict as the frames after it tell: they carry their writer's last
+        accepted sequence, so at most the last frame of each epoch stays undecided."""
+        held: ScannedFrame | None = None
+        for event in self.events():
+            header = event.header if isinstance(event, ScannedFrame) else event
+            if held is not None:
+                of = held.header
+                is_same = (header.receiver, header.epoch) == (of.receiver, of.epoch)
+                is_told = is_same and not (isinstance(header, SegmentEnd) and header.last_accepted_sequence is None)
+                if is_told:
+                    accepted = header.last_accepted_sequence
+                    yield SettledFrame(held, accepted is not None and accepted >= of.sequence)
+                    held = None
+                elif not is_same:
+                    yield SettledFrame(held, None)
+                    held = None
+            if isinstance(event, ScannedFrame):
+                held = event
+        if held is not None:
+            yield SettledFrame(held, None)
+
+    def _receiver(self, names: list[SegmentName]) -> Iterator[ScanEvent]:
+        said = _said_of_segments(self._storage, names)
+        self._look_for_missing(names, said)
+        last_inherited = _last_inherited(said)
+        for name in names:
+            heir = last_inherited.get(name.epoch)
+            if heir is not None and name > heir:
+                # Opened by a writer that had been replaced: the ledger accepts nothing of a stale epoch.
+                self.superseded.append(name.path)
+                continue
+            before = said.get(name.path)
+            scan = scan_segment(
+                self._storage,
+                name.path,
+                newest=before is None,
+                durable_length=None if before is None else before.length,
+                mode=self._mode,
+            )
+            yield from self._segment(scan)
+            if scan.damage and self._mode is RecoveryMode.POINT_IN_TIME_RECOVERY:
+                return
+
+    def _segment(self, scan: SegmentScan) -> Iterator[ScanEvent]:
+        try:
+            yield from scan.events()
+        finally:
+            self.damage += scan.damage
+            if scan.torn_tail is not None:
+                self.torn_tails.append(scan.torn_tail)
+
+    def _look_for_missing(self, names: list[SegmentName], said: dict[str, PreviousSegment]) -> None:
+        there = {name.path for name in names}
+        for path, previous in said.items():
+            if path in there or not previous.length:
+                continue
+            self.missing.append(previous)
+            name = SegmentName.parse(path)
+            # Cleanup goes from the front: what is before everything that is left was most likely its work.
+            is_leading = name is not None and name < names[0]
+            is_strict = self._mode is not RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS
+            if is_strict and not is_leading and not self._deleted(path):
+                raise SegmentMissingError(path, named_by="the header of a later segment", length=previous.length)
+
+
+def scan_log(
+    storage: LogStorage,
+    *,
+    receiver: ReceiverId | None = None,
+    deleted: Callable[[str], bool] = lambda _segment: False,
+    mode: RecoveryMode = RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS,
+) -> LogScan:
+    """All blocks of the log (or of one receiver) in the order of writing; ``storage`` is rooted at the log.
+
+    ``deleted`` says of a missing segment whether it was removed on purpose. Raises, while iterated, what
+    ``scan_segment`` raises, and SegmentMissingError for a segment missing between others.
+    """
+    return LogScan(storage, receiver=receiver, deleted=deleted, mode=mode)
+
+
+def _said_of_segments(storage: LogStorage, names: list[SegmentName]) -> dict[str, PreviousSegment]:
+    """What later headers say of each segment. The latest epoch has the last word: a replaced writer that goes on
+    writing does not know that its bytes no longer count."""
+    said: dict[str, PreviousSegment] = {}
+    for name in names:
+        header = _header_of(storage, name.path)
+        if header is not None:
+            said |= {previous.segment: previous for previous in header.previous}
+    return said
+
+
+def _header_of(storage: LogStorage, segment: str) -> SegmentHeader | None:
+    """The segment's header; None if it cannot be read: the scan of that segment will say so."""
+    try:
+        with storage.open(segment) as file:
+            raw = file.read_at(0, frame.PREFIX_BYTES).to_pybytes()
+            prefix = frame.parse_prefix(raw, segment=frame.segment_id(segment), offset=0)
+            header = frame.parse_header(prefix, file.read_at(frame.PREFIX_BYTES, prefix.header_length).to_pybytes())
+    except (FrameFault, StoredFileMissingError):
+        return None
+    return header if isinstance(header, SegmentHeader) else None
+
+
+def _last_inherited(said: dict[str, PreviousSegment]) -> dict[int, SegmentName]:
+    """Per epoch, the last segment that the next epoch's writer found."""
+    last: dict[int, SegmentName] = {}
+    for previous in said.values():
+        name = SegmentName.parse(previous.segment)
+        if name is not None and previous.state is PreviousState.INHERITED:
+            last[name.epoch] = max(name, last.get(name.epoch, name))
+    return last
