@@ -1,0 +1,23 @@
+"""A stream becomes DAGs in one line: ``receiver, batches = stream_dags(stream)``."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from headrace.dags.batch_dag import batch_dag
+from headrace.dags.receiver_dag import receiver_dag
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+
+    from headrace.stream import Stream
+
+__all__ = ["batch_dag", "receiver_dag", "stream_dags"]
+
+
+def stream_dags(
+    stream: Stream, *, start_date: datetime | None = None, catch_up: bool | timedelta = True
+) -> tuple[DAG, DAG]:
+    """The receiver DAG and the batch DAG of a stream; see ``batch_dag`` for the parameters."""
+    return receiver_dag(stream), batch_dag(stream, start_date=start_date, catch_up=catch_up)

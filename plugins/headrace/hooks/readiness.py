@@ -33,7 +33,7 @@ def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: i
     live = [row for row in ledger.receivers.list(stream) if row.alive(now_ms)]
     if not live:
         return Readiness(True, "no receiver is alive, so there is nothing to wait for")
-    late = [str(row.receiver_id) for row in live if row.sealed_through_ms < batch_time_ms]
+    late = [str(row.receiver_id) for row in ledger.receivers.unsealed(stream, batch_time_ms)]
     if not late:
         return Readiness(True, f"all {len(live)} live receiver(s) have stored their blocks")
     if now_ms >= batch_time_ms + grace_ms:

@@ -90,22 +90,32 @@ class Receiving:
 
 def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: int) -> Receiving:
     """Whether the receiver job is alive and all ``receivers`` run, none silent for longer than ``max_silence_ms``."""
-    from headrace.ledger.states import JobState, ReceiverState
-
     job = ledger.jobs.current(stream)
     now_ms = ledger.now_ms()
-    if job is None:
-        return Receiving(False, f"stream {stream} has no receiver job yet")
-    if not job.alive(now_ms):
-        return Receiving(False, f"the receiver job (epoch {job.epoch}) is not alive: {job.error or job.state.value}")
-    if job.state is not JobState.RUNNING:
-        return Receiving(False, f"the receiver job (epoch {job.epoch}) is {job.state.value}")
+    if (trouble := _job_trouble(job, now_ms)) is not None or job is None:
+        return Receiving(False, trouble or "")
     rows = [row for row in ledger.receivers.list(stream) if row.job_epoch == job.epoch]
     for row in rows:
-        if row.state is not ReceiverState.RUNNING or not row.alive(now_ms):
-            return Receiving(False, f"receiver {row.receiver_id} is {row.state.value}: {row.last_error or 'no error'}")
-        if now_ms - row.heartbeat_ms > max_silence_ms:
-            return Receiving(False, f"receiver {row.receiver_id} has been silent for {now_ms - row.heartbeat_ms} ms")
+        if (trouble := _receiver_trouble(row, now_ms, max_silence_ms)) is not None:
+            return Receiving(False, trouble)
     if len(rows) < receivers:
         return Receiving(False, f"{len(rows)} of {receivers} receivers have started")
     return Receiving(True, f"{len(rows)} receiver(s) running")
+
+
+def _job_trouble(job: JobRow | None, now_ms: int) -> str | None:
+    if job is None:
+        return "the stream has no receiver job yet"
+    if not job.alive(now_ms):
+        return f"the receiver job (epoch {job.epoch}) is not alive: {job.error or job.state.value}"
+    if job.state.value != "running":
+        return f"the receiver job (epoch {job.epoch}) is {job.state.value}"
+    return None
+
+
+def _receiver_trouble(row: ReceiverRow, now_ms: int, max_silence_ms: int) -> str | None:
+    if row.state.value != "running" or not row.alive(now_ms):
+        return f"receiver {row.receiver_id} is {row.state.value}: {row.last_error or 'no error'}"
+    if now_ms - row.heartbeat_ms > max_silence_ms:
+        return f"receiver {row.receiver_id} has been silent for {now_ms - row.heartbeat_ms} ms"
+    return None

@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 
 from airflow.plugins_manager import AirflowPlugin
 
-from headrace.operators.links import SparkUiLink
 from headrace.timetables.micro_batch import MicroBatchTimetable
 
 
 class HeadracePlugin(AirflowPlugin):
-    """Registers the timetable of micro-batches and the operators' links."""
+    """Registers the timetable of micro-batches."""
 
     name = "headrace"
     timetables: ClassVar[list[Any]] = [MicroBatchTimetable]
-    operator_extra_links: ClassVar[list[Any]] = [SparkUiLink()]

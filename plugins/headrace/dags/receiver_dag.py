@@ -1,0 +1,58 @@
+"""The DAG that keeps a stream's receiver job alive."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import DAG
+
+from headrace.dags.defaults import START_DATE, describe, tags
+from headrace.operators.kafka_receiver import KafkaReceiverOperator
+
+if TYPE_CHECKING:
+    from headrace.stream import Stream
+
+_DOC = """\
+# {name}: receiver
+
+One run follows another; each keeps the stream's receiver job alive: a Spark application that reads Kafka and stores
+blocks in the write-ahead log. The job is a process of its own and outlives this task's crashes: the next run attaches
+to it by its lease in the ledger.
+
+Pausing this DAG leaves the job running. To stop it, run `headrace stop {name}`, or mark the task as failed or success.
+
+{stream}
+"""
+
+
+def receiver_dag(stream: Stream, *, dag_id: str | None = None, **options: Any) -> DAG:
+    """The receiver DAG of a stream.
+
+    :param dag_id: by default ``<stream>_receiver``.
+    :param options: passed on to ``DAG``; ``default_args`` are merged.
+    """
+    # A job that dies is restarted by a retry; one that cannot start shows itself after some minutes as a failed run,
+    # and the schedule begins the next.
+    default_args = {
+        "retries": 5,
+        "retry_delay": timedelta(seconds=5),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": timedelta(minutes=2),
+        **options.pop("default_args", {}),
+    }
+    with DAG(
+        dag_id=dag_id or f"{stream.name}_receiver",
+        description=f"Keeps the receiver job of stream {stream.name} alive",
+        doc_md=_DOC.format(name=stream.name, stream=describe(stream)),
+        schedule="@continuous",
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        dagrun_timeout=None,
+        default_args=default_args,
+        tags=[*tags(stream, "receiver"), *options.pop("tags", [])],
+        **options,
+    ) as dag:
+        KafkaReceiverOperator(task_id="receive", stream=stream)
+    return dag

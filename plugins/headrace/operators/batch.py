@@ -1,0 +1,44 @@
+"""What the operators of a batch's steps share."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from headrace.hooks.ledger import LedgerHook, register
+from headrace.timetables.batch_time import batch_time_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow.sdk import Context
+
+    from headrace.ledger import Ledger
+    from headrace.stream import Stream
+    from headrace.wal.storage import LogStorage
+
+
+class BatchStep:
+    """The batch time of a run, and the ledger and storage of its stream. Mixed into operators."""
+
+    stream: Stream
+
+    def batch_time_ms(self, context: Context) -> int:
+        """The batch that this run is about, in milliseconds since the epoch."""
+        return batch_time_ms(context, self.stream.batch_interval)
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Ledger, LogStorage]]:
+        """The ledger, which knows the stream, and the stream's storage."""
+        from headrace.wal.storage import open_storage
+
+        with LedgerHook(self.stream.ledger).opened() as ledger:
+            register(ledger, self.stream)
+            yield ledger, open_storage(self.stream.storage.url)
+
+
+def summary(record: Any) -> dict[str, Any]:
+    """The fields of a result that are small and plain enough for an XCom."""
+    plain = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: value for name, value in plain.items() if value is None or isinstance(value, (str, int, float, bool))}

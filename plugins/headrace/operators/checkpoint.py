@@ -1,0 +1,43 @@
+"""The operator that checkpoints a stream after a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from headrace.operators.batch import BatchStep
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from headrace.stream import Stream
+
+
+class CheckpointOperator(BatchStep, BaseOperator):
+    """Writes the stream's checkpoint: positions, allocations and completed batches, for recovery without the ledger.
+
+    It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint.
+
+    :param stream: the stream.
+    """
+
+    template_fields: Sequence[str] = ()
+    ui_color = "#f6ecd2"
+
+    def __init__(self, *, stream: Stream, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+
+    def execute(self, context: Context) -> Any:
+        """Write the checkpoint."""
+        from headrace.batching.checkpointing import write_checkpoint
+
+        at_ms = self.batch_time_ms(context)
+        with self.opened() as (ledger, storage):
+            if ledger.batches.get(self.stream.name, at_ms) is None:
+                self.log.info("Batch %d was not allocated, so there is nothing to checkpoint.", at_ms)
+                return
+            written = write_checkpoint(self.stream, ledger, storage, at_ms)
+        self.log.info("Checkpoint of batch %d: %s", at_ms, written)

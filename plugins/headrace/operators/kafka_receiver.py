@@ -1,0 +1,269 @@
+"""The operator that keeps a stream's receiver job alive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.configuration import conf
+from airflow.sdk import BaseOperator
+
+from headrace.errors import HeadraceError
+from headrace.hooks.detached import DetachedProcess, spawn, tail
+from headrace.hooks.ledger import LedgerHook, register
+from headrace.hooks.receiver_job import JobOutcome, JobWatch
+from headrace.operators.links import SparkUiLink
+from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperatorLink, Context
+
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import JobRow
+    from headrace.stream import Stream
+
+# The job's own heartbeat is of this order; a look costs the ledger a millisecond.
+_START_POLL_SECONDS = 0.5
+
+
+class ReceiverJobError(HeadraceError):
+    """The receiver job is over, and not because somebody asked for it."""
+
+
+class KafkaReceiverOperator(BaseOperator):
+    """Runs the receiver job of a stream until it ends: a Spark application that receives from Kafka into the log.
+
+    The job is a process of its own, in its own session and with its own log file; the lease it holds in the ledger
+    is all that ties it to this task. So the task can be retried, its worker or triggerer can die, Airflow can be
+    upgraded, and the job goes on receiving: whichever task comes next finds the lease and attaches to it. A second
+    job cannot start beside it, since the ledger gives the lease once.
+
+    The task waits for the job deferred, in the triggerer. It succeeds when the job was asked to stop and has
+    drained, and fails with the job's own error and its last log lines otherwise, so that Airflow's retry starts it
+    again. While the stream is to be stopped (``headrace stop``) it waits. Killing, clearing or marking the task
+    asks the job to stop.
+
+    :param stream: the stream.
+    :param start_timeout: seconds for the job to get its lease and run; Spark's start is some 15 of them.
+    :param poll_interval: seconds between two looks into the ledger; by default ``[headrace] poll_interval``.
+    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot.
+    """
+
+    template_fields: Sequence[str] = ()
+    ui_color = "#d6e9f8"
+    operator_extra_links: tuple[BaseOperatorLink, ...] = (SparkUiLink(),)
+
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        start_timeout: float = 180.0,
+        poll_interval: float | None = None,
+        deferrable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.start_timeout = start_timeout
+        self.poll_interval = poll_interval
+        self.deferrable = deferrable
+        self.spark_ui_url: str | None = None
+        self._process: DetachedProcess | None = None
+
+    def execute(self, context: Context) -> None:
+        """Attach to the stream's live receiver job, or start one, and wait for its end."""
+        from headrace.ledger.states import DesiredState
+
+        with LedgerHook(self.stream.ledger).opened() as ledger:
+            register(ledger, self.stream)
+            if ledger.streams.get(self.stream.name).desired_state is DesiredState.STOPPED:
+                return self._wait_until_wanted(ledger, context)
+            job = ledger.jobs.current(self.stream.name)
+            if job is not None and job.alive(ledger.now_ms()):
+                self.log.info(
+                    "Attached to the receiver job of %s, which runs since %s.", job.holder, _time(job.acquired_at_ms)
+                )
+            else:
+                job = self._start(ledger, context)
+            self._show(job, context)
+            return self._wait_for_end(ledger, context, job.epoch)
+
+    def on_kill(self) -> None:
+        """Airflow ends this task while it runs on a worker: ask the job to stop, and end one that has not begun."""
+        try:
+            with LedgerHook(self.stream.ledger).opened() as ledger:
+                ledger.jobs.request_stop(self.stream.name, "its Airflow task was killed")
+        finally:
+            if self._process is not None and self._process.alive():
+                # Without a lease it reads no stop request; with one, a crash is safe (rule 8 of the design).
+                os.killpg(self._process.pid, signal.SIGTERM)
+
+    # --- starting
+
+    def _start(self, ledger: Ledger, context: Context) -> JobRow:
+        previous = ledger.streams.get(self.stream.name).job_epoch
+        process = self._spawn(context)
+        deadline = time.monotonic() + self.start_timeout
+        watch: JobWatch | None = None
+        while True:
+            job = ledger.jobs.current(self.stream.name)
+            if job is not None and job.epoch > previous:
+                watch = watch or self._watch(job.epoch)
+                outcome = watch.look(ledger)
+                if outcome is not None:
+                    self._raise_ended(ledger, outcome, job.epoch)
+                if job.state.value != "starting":
+                    return job
+            elif not process.alive():
+                if job is not None and job.alive(ledger.now_ms()):
+                    # Ours was refused the lease: an earlier try's job, started just before, has it.
+                    return job
+                raise self._did_not_start(f"ended with exit code {process.exit_code()}", process)
+            if time.monotonic() > deadline:
+                raise self._did_not_start(f"was not running after {self.start_timeout:g} s", process)
+            time.sleep(_START_POLL_SECONDS)
+
+    def _spawn(self, context: Context) -> DetachedProcess:
+        from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
+
+        hook = StreamSparkSubmitHook(
+            self.stream,
+            application_args=["--ledger", self.stream.ledger, "--stream", self.stream.name],
+            name=f"headrace receiver {self.stream.name}",
+        )
+        environment = hook.environment()
+        # Who holds the lease is to be seen in the ledger and by whoever finds it held.
+        environment["HEADRACE_HOLDER"] = holder(context)
+        log = log_file(self.stream.name)
+        self.log.info("The receiver job writes its log to %s on this host.", log)
+        self._process = spawn(hook.command(application("receiver.py")), environment=environment, log=log)
+        self.log.info("Started the receiver job as process %d.", self._process.pid)
+        return self._process
+
+    def _did_not_start(self, what: str, process: DetachedProcess) -> ReceiverJobError:
+        if process.alive():
+            os.killpg(process.pid, signal.SIGTERM)
+        return ReceiverJobError(
+            f"The receiver job of stream {self.stream.name!r} {what}. The end of its log {process.log}:\n"
+            f"{tail(process.log)}"
+        )
+
+    # --- waiting
+
+    def _wait_for_end(self, ledger: Ledger, context: Context, epoch: int) -> None:
+        if self.deferrable:
+            self.defer(
+                trigger=ReceiverJobTrigger(
+                    ledger=self.stream.ledger,
+                    stream=self.stream.name,
+                    epoch=epoch,
+                    poll_interval=self._poll_seconds(),
+                ),
+                method_name="job_ended",
+            )
+        watch = self._watch(epoch)
+        while (outcome := watch.look(ledger)) is None:
+            time.sleep(self._poll_seconds())
+        self._conclude(ledger, context, outcome, epoch)
+
+    def job_ended(self, context: Context, event: dict[str, Any]) -> None:
+        """Called when the trigger has seen the end of the job."""
+        with LedgerHook(self.stream.ledger).opened() as ledger:
+            self._conclude(ledger, context, JobOutcome(event["outcome"]), event["epoch"])
+
+    def _conclude(self, ledger: Ledger, context: Context, outcome: JobOutcome, epoch: int) -> None:
+        if outcome is JobOutcome.SUPERSEDED:
+            # Somebody else started the next one; what matters is that there is one.
+            return self.execute(context)
+        job = ledger.jobs.current(self.stream.name)
+        if job is not None and job.epoch == epoch:
+            self.spark_ui_url = job.attributes.get("ui_url")
+        if outcome is not JobOutcome.STOPPED:
+            self._raise_ended(ledger, outcome, epoch)
+        self.log.info("The receiver job was asked to stop (%s) and has drained.", job.stop_reason if job else "unknown")
+        return None
+
+    def _wait_until_wanted(self, ledger: Ledger, context: Context) -> None:
+        self.log.info("Stream %s is to be stopped; waiting until it is to run again.", self.stream.name)
+        trigger = StreamWantedTrigger(
+            ledger=self.stream.ledger, stream=self.stream.name, poll_interval=self._poll_seconds()
+        )
+        if self.deferrable:
+            self.defer(trigger=trigger, method_name="wanted")
+        while trigger.look(ledger) is None:
+            time.sleep(self._poll_seconds())
+        return self.execute(context)
+
+    def wanted(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
+        """Called when the stream is to run again."""
+        self.execute(context)
+
+    def _raise_ended(self, ledger: Ledger, outcome: JobOutcome, epoch: int) -> None:
+        job = ledger.jobs.current(self.stream.name)
+        error = job.error if job is not None and job.epoch == epoch else None
+        log = job.attributes.get("log") if job is not None and job.epoch == epoch else None
+        log = log or (str(self._process.log) if self._process else newest_log(self.stream.name))
+        what = {
+            JobOutcome.FAILED: f"failed: {error}",
+            JobOutcome.LOST: "died: its lease was not renewed",
+        }.get(outcome, f"ended ({outcome.value}) before it ran")
+        lines = tail(log) if log else ""
+        end = f" The end of its log {log}:\n{lines}" if lines else f" Its log: {log or 'on the host that started it'}."
+        raise ReceiverJobError(f"The receiver job (epoch {epoch}) of stream {self.stream.name!r} {what}.{end}")
+
+    # --- telling
+
+    def _watch(self, epoch: int) -> JobWatch:
+        return JobWatch(self.stream.name, epoch, tell=lambda text: self.log.info("%s", text))
+
+    def _show(self, job: JobRow, context: Context) -> None:
+        self.spark_ui_url = job.attributes.get("ui_url")
+        self.log.info(
+            "Receiver job: epoch %d, held by %s, Spark UI %s, log %s",
+            job.epoch,
+            job.holder,
+            self.spark_ui_url or "none",
+            job.attributes.get("log") or (self._process.log if self._process else newest_log(self.stream.name)),
+        )
+        if self.spark_ui_url:
+            # Airflow stores links when a task ends, and this one is meant never to.
+            context["ti"].xcom_push(key=SparkUiLink().xcom_key, value=self.spark_ui_url)
+
+    def _poll_seconds(self) -> float:
+        if self.poll_interval is not None:
+            return self.poll_interval
+        return conf.getfloat("headrace", "poll_interval", fallback=1.0)
+
+
+def holder(context: Context) -> str:
+    """Who a lease or an attempt of this task belongs to, for people."""
+    ti = context["ti"]
+    return f"airflow:{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.try_number}"
+
+
+def log_folder(stream: str) -> Path:
+    """Where the stream's receiver jobs write their logs on this host."""
+    folder = conf.get("headrace", "log_folder", fallback="")
+    if folder:
+        return Path(folder) / stream
+    return Path(conf.get_mandatory_value("logging", "base_log_folder")) / "headrace" / stream
+
+
+def log_file(stream: str) -> Path:
+    """A new log file for a job that starts now."""
+    return log_folder(stream) / f"receiver-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.log"
+
+
+def newest_log(stream: str) -> str | None:
+    """The log of the job that was started last on this host."""
+    logs = sorted(log_folder(stream).glob("receiver-*.log"))
+    return str(logs[-1]) if logs else None
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,32 @@
+"""The sensor that waits until a stream receives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.sensors.base import LedgerSensor
+from headrace.triggers.receivers_receiving import ReceiversReceivingTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class KafkaReceiverSensor(LedgerSensor):
+    """Waits until the stream's receiver job is alive and all its receivers run, with fresh heartbeats.
+
+    :param stream: the stream.
+    :param max_silence: seconds that a receiver may be silent; it beats several times a second.
+    """
+
+    def __init__(self, *, max_silence: float = 10.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.max_silence = max_silence
+
+    def make_trigger(self, context: Context) -> ReceiversReceivingTrigger:  # noqa: ARG002 - the contract's signature
+        return ReceiversReceivingTrigger(
+            ledger=self.stream.ledger,
+            stream=self.stream.name,
+            receivers=self.stream.receivers,
+            max_silence_ms=int(self.max_silence * 1000),
+            poll_interval=self._poll_seconds(),
+        )
