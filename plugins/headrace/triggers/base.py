@@ -26,7 +26,7 @@ class LedgerTrigger(BaseTrigger):
     """
 
     def __init__(self, *, ledger: str, stream: str, poll_interval: float = 1.0, **parameters: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.stream = stream
         self.poll_interval = poll_interval
@@ -53,7 +53,7 @@ class LedgerTrigger(BaseTrigger):
             while True:
                 payload = await self._looked(ledger)
                 if payload is not None:
-                    yield TriggerEvent(payload)
+                    yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
                     return
                 await asyncio.sleep(self.poll_interval)
         finally:

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import TimeRestriction
+
+from headrace.dags import batch_dag, receiver_dag, stream_dags
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, Limits, Stream
+from headrace.timetables.micro_batch import MicroBatchTimetable
+
+STEPS = ["await_blocks", "allocate_blocks", "generate_batch", "checkpoint", "cleanup"]
+
+
+@pytest.fixture
+def stream(tmp_path) -> Stream:
+    return Stream(
+        name="flights",
+        inputs=KafkaInput(connection="kafka_flights", topics="flights", receivers=1),
+        outputs=(
+            ElasticsearchOutput(hosts="http://localhost:9200", index="flights"),
+            ConsoleOutput(),
+        ),
+        batch_interval="10 s",
+        storage=str(tmp_path),
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+        limits=Limits(max_concurrent_batches=2),
+    )
+
+
+class TestBatchDag:
+    def test_the_five_steps_follow_each_other(self, stream):
+        dag = batch_dag(stream)
+        assert [task.task_id for task in dag.topological_sort()] == STEPS
+        for before, after in zip(STEPS, STEPS[1:], strict=False):
+            assert dag.get_task(before).downstream_task_ids == {after}
+
+    def test_a_failed_batch_fails_the_run_though_checkpoint_and_cleanup_run(self, stream):
+        from airflow.models.dagrun import DagRun
+
+        dag = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(batch_dag(stream)))
+
+        class Instance:
+            state = None
+
+            def __init__(self, task_id):
+                self.task_id = task_id
+
+        leaves = DagRun._tis_for_dagrun_state(DagRun(), dag=dag, tis=[Instance(task_id) for task_id in STEPS])
+        assert {leaf.task_id for leaf in leaves} == {"generate_batch", "cleanup"}
+        for step in ("checkpoint", "cleanup"):
+            assert dag.get_task(step).is_teardown
+            assert dag.get_task(step).trigger_rule == "all_done_setup_success"
+
+    def test_runs_are_those_of_the_timetable_from_now_on(self, stream):
+        dag = batch_dag(stream)
+        assert dag.timetable == MicroBatchTimetable(timedelta(seconds=10), catch_up=True)
+        assert dag.catchup is False
+        info = dag.timetable.next_dagrun_info(
+            last_automated_data_interval=None, restriction=TimeRestriction(dag.start_date, None, catchup=dag.catchup)
+        )
+        assert info.run_after - datetime.now(UTC) < timedelta(seconds=11)
+        assert info.run_after > datetime.now(UTC) - timedelta(seconds=1)
+
+    def test_a_start_date_makes_airflow_catch_up_from_there(self, stream):
+        start = datetime(2026, 3, 1, tzinfo=UTC)
+        dag = batch_dag(stream, start_date=start)
+        assert dag.catchup is True
+        info = dag.timetable.next_dagrun_info(
+            last_automated_data_interval=None, restriction=TimeRestriction(dag.start_date, None, catchup=dag.catchup)
+        )
+        assert info.data_interval.start == start
+
+    def test_the_definition_is_the_same_at_every_parse(self, stream):
+        first, second = (DagSerialization.serialize_dag(batch_dag(stream)) for _ in range(2))
+        assert first == second
+
+    def test_concurrency_is_the_streams_and_retries_are_patient(self, stream):
+        dag = batch_dag(stream)
+        assert dag.max_active_runs == 2
+        assert dag.dagrun_timeout is None
+        task = dag.get_task("generate_batch")
+        assert task.retries >= 3
+        assert task.max_retry_delay <= timedelta(minutes=5)
+        assert batch_dag(stream, max_active_runs=1).max_active_runs == 1
+
+    def test_reprocess_is_asked_for_by_a_param(self, stream):
+        assert batch_dag(stream).params["reprocess"] is False
+
+    def test_the_page_tells_what_the_stream_does(self, stream):
+        doc = batch_dag(stream).doc_md
+        for told in ("flights", "kafka_flights", "Elasticsearch", "Every 10 s"):
+            assert told in doc
+        assert "stream:flights" in batch_dag(stream).tags
+
+
+class TestReceiverDag:
+    def test_one_run_follows_another_and_never_two_at_once(self, stream):
+        dag = receiver_dag(stream)
+        assert dag.timetable.summary if hasattr(dag.timetable, "summary") else True
+        assert dag.schedule == "@continuous"
+        assert dag.max_active_runs == 1
+        assert dag.task_ids == ["receive"]
+
+    def test_it_survives_serialisation(self, stream):
+        for dag in stream_dags(stream):
+            again = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
+            assert again.dag_id == dag.dag_id
+            assert set(again.task_ids) == set(dag.task_ids)
+
+    def test_options_reach_the_dag(self, stream):
+        dag = receiver_dag(stream, dag_id="mine", default_args={"retries": 1}, tags=["team"], owner_links={})
+        assert dag.dag_id == "mine"
+        assert dag.get_task("receive").retries == 1
+        assert "team" in dag.tags
+
+
+def test_a_stream_becomes_two_dags(stream):
+    receiver, batches = stream_dags(stream)
+    assert (receiver.dag_id, batches.dag_id) == ("flights_receiver", "flights_batches")

@@ -1,0 +1,61 @@
+"""Airflow executes whatever .py file it finds below its plugins folder, under its bare name. None of ours may be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+
+START = """
+import json, sys
+from airflow import plugins_manager
+plugins_manager.ensure_plugins_loaded() if hasattr(plugins_manager, "ensure_plugins_loaded") else None
+plugins, errors = plugins_manager._get_plugins()
+print(json.dumps({
+    "plugins": [plugin.name for plugin in plugins],
+    "errors": errors,
+    "timetables": sorted(plugins_manager.get_timetables_plugins()),
+    "modules": sorted(sys.modules),
+    "files": {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())},
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def started() -> dict:
+    environment = {**os.environ, "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins")}
+    done = subprocess.run(
+        [sys.executable, "-c", START], capture_output=True, text=True, check=True, env=environment, cwd="/"
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_no_plugin_fails_to_import(started):
+    assert started["errors"] == {}
+
+
+def test_ours_is_loaded_once_with_its_timetable(started):
+    assert started["plugins"].count("headrace") == 1
+    assert "headrace.timetables.micro_batch.MicroBatchTimetable" in started["timetables"]
+
+
+def test_no_file_of_ours_is_a_module_of_its_own(started):
+    package = str(REPOSITORY / "plugins" / "headrace")
+    strays = [
+        name
+        for name, file in started["files"].items()
+        if file and file.startswith(package) and not (name == "headrace" or name.startswith("headrace."))
+    ]
+    assert strays == []
+
+
+def test_loading_the_plugin_is_cheap(started):
+    heavy = {"pyspark", "confluent_kafka", "elasticsearch", "pyarrow"}
+    assert heavy.isdisjoint(started["modules"])
+    assert not any(name.startswith(("headrace.ledger", "headrace.wal")) for name in started["modules"])
