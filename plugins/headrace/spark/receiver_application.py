@@ -89,7 +89,12 @@ def start_application(stream: Stream, *, token: str | None) -> ReceiverApplicati
 
 
 def receiver_conf(
-    stream: Stream, master: str, token: str | None, *, given: Mapping[str, str], environment: Mapping[str, str] = os.environ
+    stream: Stream,
+    master: str,
+    token: str | None,
+    *,
+    given: Mapping[str, str],
+    environment: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """The settings of the receiver job's application.
 

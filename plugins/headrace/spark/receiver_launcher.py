@@ -123,5 +123,3 @@ def first_cause(error: BaseException) -> str:
     if python_lines:
         return python_lines[-1]
     return text.splitlines()[0] if text else type(error).__name__
-
-

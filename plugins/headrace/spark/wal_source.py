@@ -32,7 +32,8 @@ from headrace.batching.manifest import Manifest
 from headrace.blocks import BlockHandle
 from headrace.errors import HeadraceError
 from headrace.spark.block_groups import ListedBlock, group_blocks
-from headrace.wal.reader import read_block
+from headrace.wal.errors import WalError
+from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage
 
 RECORD_SCHEMA = StructType(
@@ -122,12 +123,11 @@ def read_partition(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.
     """The blocks' records as Arrow batches of ``RECORD_SCHEMA``; raises UnreadableBlockError naming the handle."""
     if not blocks:
         return
-    storage = open_storage(log_root)
     target = to_arrow_schema(RECORD_SCHEMA, timezone="UTC")
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
-    for block in blocks:
-        batch = to_spark(_read(storage, log_root, block), target)
+    for records in _records(log_root, blocks):
+        batch = to_spark(records, target)
         waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
@@ -155,16 +155,21 @@ def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _read(storage: object, log_root: str, block: ListedBlock) -> pa.RecordBatch:
+def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:
+    # In the order in which read_blocks gives them, so that the block that cannot be read is the next one.
+    ordered = sorted(blocks, key=lambda block: block.handle)
+    place = 0
     try:
-        _, batch = read_block(storage, block.handle)
-    except (HeadraceError, OSError, pa.ArrowException) as error:
-        raise UnreadableBlockError(f"{_where(log_root, block.handle)} cannot be read: {error}") from error
-    if batch.num_rows != block.records:
-        raise UnreadableBlockError(
-            f"{_where(log_root, block.handle)} holds {batch.num_rows} records, its manifest says {block.records}."
-        )
-    return batch
+        for read in read_blocks(open_storage(log_root), [block.handle for block in ordered]):
+            if read.batch.num_rows != ordered[place].records:
+                raise UnreadableBlockError(
+                    f"{_where(log_root, read.handle)} holds {read.batch.num_rows} records, "
+                    f"its manifest says {ordered[place].records}."
+                )
+            yield read.batch
+            place += 1
+    except (WalError, OSError, pa.ArrowException) as error:
+        raise UnreadableBlockError(f"{_where(log_root, ordered[place].handle)} cannot be read: {error}") from error
 
 
 def _where(log_root: str, handle: BlockHandle) -> str:

@@ -15,6 +15,4 @@ def test_more_in_the_lease_than_we_know_passes() -> None:
 
 def test_every_difference_is_named() -> None:
     with pytest.raises(VersionMismatchError, match=r"python 3.9 there, 3.11 here; headrace unknown there, 0.1 here"):
-        check_versions(
-            {"python": "3.9", "pyspark": "4.2.0"}, {"python": "3.11", "pyspark": "4.2.0", "headrace": "0.1"}
-        )
+        check_versions({"python": "3.9", "pyspark": "4.2.0"}, {"python": "3.11", "pyspark": "4.2.0", "headrace": "0.1"})

@@ -1,0 +1,48 @@
+"""The console output: the first rows of every batch, as Spark Streaming's ``print()`` wrote them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+_RULE = "-------------------------------------------"
+
+
+def print_batch(frame: DataFrame | None, *, batch_time_ms: int, rows: int, out: IO[str]) -> int:
+    """Print the batch's header and at most ``rows`` rows, "..." if there are more; the number of rows printed.
+
+    ``frame`` is None for an empty batch that needs no Spark.
+    """
+    taken: Sequence[Any] = [] if frame is None else frame.take(rows + 1)
+    lines = [_RULE, f"Time: {batch_time_ms} ms ({_iso(batch_time_ms)})", _RULE]
+    lines += [_row(row) for row in taken[:rows]]
+    if len(taken) > rows:
+        lines.append("...")
+    # One write: other outputs' progress may go to the same place.
+    out.write("\n".join([*lines, "", ""]))
+    out.flush()
+    return min(len(taken), rows)
+
+
+def _iso(batch_time_ms: int) -> str:
+    text = datetime.fromtimestamp(batch_time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
+    return text.replace("+00:00", " UTC").replace(".000", "")
+
+
+def _row(row: Any) -> str:
+    values = tuple(_readable(value) for value in row)
+    return str(values[0]) if len(values) == 1 else str(values)
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, (bytes, bytearray)):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return bytes(value)
+    return value

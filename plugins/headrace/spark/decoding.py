@@ -1,0 +1,92 @@
+"""Keys and values as columns that a transform can use, and the records whose bytes do not decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.stream import BytesDecoder, JsonDecoder, KafkaInput, Utf8Decoder
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+REASON = "undecodable_reason"
+
+_CORRUPT = "_headrace_corrupt_record"
+
+
+@dataclass(frozen=True)
+class DecodedInput:
+    """An input's records of a batch, in three views of the same rows.
+
+    ``decoded`` has key and value as the input's decoders make them, ``original`` the same records with the bytes that
+    Kafka gave. ``undecodable`` holds the records of neither, with their bytes and the column ``undecodable_reason``; it
+    is None where every byte string decodes.
+    """
+
+    decoded: DataFrame
+    original: DataFrame
+    undecodable: DataFrame | None
+
+
+def decode_input(records: DataFrame, source: KafkaInput) -> DecodedInput:
+    """Apply the input's decoders to its records (``wal_source.RECORD_SCHEMA``).
+
+    A null stays null: a tombstone is no decoding error. JSON must be an object that fits the schema: a field of
+    another type makes the record undecodable, a missing one is null, one more is dropped.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+    attempts = {
+        name: (decoder, f"_headrace_{name}")
+        for name, decoder in (("key", source.key_decoder), ("value", source.value_decoder))
+        if not isinstance(decoder, BytesDecoder)
+    }
+    if not attempts:
+        return DecodedInput(records, records, None)
+    staged = records
+    problems: list[Column] = []
+    for name, (decoder, attempt) in attempts.items():
+        staged = staged.withColumn(attempt, _attempt(F.col(name), decoder))
+        problems.append(
+            F.when(
+                F.col(name).isNotNull() & _failed(F.col(attempt), decoder), F.lit(f"the {name} is {_wanted(decoder)}")
+            )
+        )
+    staged = staged.withColumn(REASON, F.concat_ws("; ", *problems))
+    good, bad = staged.where(F.col(REASON) == ""), staged.where(F.col(REASON) != "")
+    results = {name: _result(F.col(attempt), decoder).alias(name) for name, (decoder, attempt) in attempts.items()}
+    return DecodedInput(
+        decoded=good.select(*[results.get(name, F.col(name)) for name in records.columns]),
+        original=good.select(*records.columns),
+        undecodable=bad.select(*records.columns, REASON),
+    )
+
+
+def _attempt(column: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import DataType, StringType, StructType
+
+    # A cast of bytes to a string checks nothing: what is not UTF-8 would go on as a broken string.
+    text = F.try_validate_utf8(column.cast("string"))
+    if isinstance(decoder, Utf8Decoder):
+        return text
+    schema = DataType.fromDDL(decoder.fields)
+    if not isinstance(schema, StructType):
+        raise TypeError(f"a JSON decoder's fields are columns, not {schema.simpleString()}")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    return F.from_json(text, StructType(schema.fields).add(_CORRUPT, StringType()), options)
+
+
+def _failed(attempt: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
+    if isinstance(decoder, Utf8Decoder):
+        return attempt.isNull()
+    return attempt.isNull() | attempt[_CORRUPT].isNotNull()
+
+
+def _result(attempt: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
+    return attempt if isinstance(decoder, Utf8Decoder) else attempt.dropFields(_CORRUPT)
+
+
+def _wanted(decoder: Utf8Decoder | JsonDecoder) -> str:
+    return "not UTF-8" if isinstance(decoder, Utf8Decoder) else f"no JSON object of {decoder.fields}"

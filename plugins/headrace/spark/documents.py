@@ -1,0 +1,184 @@
+"""From any DataFrame to documents in Elasticsearch: the shape that the sink takes, its options, and the write.
+
+The columns are built by expressions of Spark's own (``to_json`` in the JVM), written as SQL text, which means the same
+in classic sessions and over Spark Connect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+
+from headrace.indexing import columns
+from headrace.indexing.errors import UnsuitableRowsError
+from headrace.indexing.reports import IndexingReport
+from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+VERSION = "version"
+ID_PREFIX = "id_"
+
+_ORIGINALS = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADERS)
+
+
+def prepare_documents(df: DataFrame, output: ElasticsearchOutput) -> DataFrame:
+    """The rows of ``df`` in the shape of ``headrace.indexing.columns``.
+
+    * Rows with the columns of the log and no others are records as they are: ``value``, bytes or text, is the
+      document; a decoded ``value`` (a struct or map) is written as JSON.
+    * Rows with ``topic``, ``partition`` and ``offset`` are records that a transform changed. These columns, the
+      incarnation, a binary ``key``, the headers and ``original_…`` stay beside the document, which is all the others.
+    * All other rows, of an aggregate say, are documents with all their columns.
+
+    The columns that ids and versions are made of may be any of them. Raises UnsuitableRowsError.
+    """
+    types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
+    _check_named_columns(types, output)
+    beside = [*_id_expressions(output), *_record_expressions(types, output)]
+    return df.selectExpr(*beside, _document_expression(types, output))
+
+
+def sink_options(
+    output: ElasticsearchOutput,
+    *,
+    stream: str = "",
+    batch_time_ms: int | None = None,
+    report: str | None = None,
+    manifest: str | None = None,
+) -> dict[str, str]:
+    """The sink's options for rows that ``prepare_documents`` shaped; none of them is a secret."""
+    options: dict[str, str | None] = {
+        "connection": output.connection,
+        "hosts": ",".join(output.hosts) or None,
+        "index": output.index,
+        "document_id": output.document_ids.kind,
+        "tombstones": output.tombstones,
+        "dead_letter_index": output.dead_letter_index,
+        "bulk_bytes": str(output.bulk_bytes),
+        "bulk_actions": str(output.bulk_actions),
+        "requests_in_flight": str(output.requests_in_flight),
+        "request_timeout_seconds": str(output.request_timeout_seconds),
+        "max_retry_seconds": str(output.max_retry_seconds),
+        "refresh": str(output.refresh).lower(),
+        "write_method": getattr(output, "write_method", None),
+        "stream": stream,
+        "output": output.id,
+        "batch_time": None if batch_time_ms is None else str(batch_time_ms),
+        "report": report,
+        "manifest": manifest,
+    }
+    ids = output.document_ids
+    if isinstance(ids, ColumnIds):
+        options["id_columns"] = ",".join(f"{ID_PREFIX}{index}" for index in range(len(ids.columns)))
+        options["id_batch_time"] = str(ids.with_batch_time).lower()
+    if isinstance(ids, KeyIds) and ids.version_from:
+        options["version_from"] = VERSION
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def write_documents(
+    df: DataFrame,
+    output: ElasticsearchOutput,
+    *,
+    report: str,
+    stream: str = "",
+    batch_time_ms: int | None = None,
+    manifest: str | None = None,
+) -> IndexingReport:
+    """Shape the rows, write them, and return what became of them.
+
+    ``report`` is the URI of a file, new for every attempt, that the writing application and this process both reach.
+    """
+    from headrace.spark.elasticsearch_sink import FORMAT, ElasticsearchDataSource
+
+    df.sparkSession.dataSource.register(ElasticsearchDataSource)
+    options = sink_options(output, stream=stream, batch_time_ms=batch_time_ms, report=report, manifest=manifest)
+    prepare_documents(df, output).write.format(FORMAT).options(**options).mode("append").save()
+    return IndexingReport.load(report)
+
+
+def _named_columns(output: ElasticsearchOutput) -> list[str]:
+    ids = output.document_ids
+    if isinstance(ids, ColumnIds):
+        return list(ids.columns)
+    if isinstance(ids, KeyIds):
+        return [columns.KEY] + ([ids.version_from] if ids.version_from else [])
+    return list(columns.COORDINATES)
+
+
+def _check_named_columns(types: dict[str, DataType], output: ElasticsearchOutput) -> None:
+    missing = [name for name in _named_columns(output) if name not in types]
+    if missing:
+        raise UnsuitableRowsError(
+            f"The rows for output {output.id!r} have no column {', '.join(map(repr, missing))}, of which its document "
+            f"ids are made; they have {', '.join(map(repr, types))}.",
+            remedy="Let the transform keep these columns, or choose other document_ids.",
+        )
+
+
+def _id_expressions(output: ElasticsearchOutput) -> list[str]:
+    ids = output.document_ids
+    if isinstance(ids, ColumnIds):
+        return [f"{_quoted(name)} AS {ID_PREFIX}{index}" for index, name in enumerate(ids.columns)]
+    if isinstance(ids, KeyIds) and ids.version_from:
+        return [f"{_quoted(ids.version_from)} AS {VERSION}"]
+    return []
+
+
+def _record_expressions(types: dict[str, DataType], output: ElasticsearchOutput) -> list[str]:
+    """The record's columns that go along beside the document."""
+    wanted = {columns.KEY} if isinstance(output.document_ids, KeyIds) else set()
+    if _is_record(types):
+        wanted |= {*columns.COORDINATES, columns.INCARNATION, *_ORIGINALS}
+        wanted |= {columns.KEY, columns.HEADERS} if _is_untouched(types, output) else set()
+    casts = {columns.PARTITION: "INT", columns.OFFSET: "BIGINT", columns.INCARNATION: "INT"}
+    return [
+        f"CAST({_quoted(name)} AS {casts[name]}) AS {_quoted(name)}" if name in casts else _quoted(name)
+        for name in types
+        if name in wanted
+    ]
+
+
+def _document_expression(types: dict[str, DataType], output: ElasticsearchOutput) -> str:
+    value = types.get(columns.VALUE)
+    if _is_untouched(types, output):
+        if isinstance(value, BinaryType | StringType):
+            return columns.VALUE
+        if isinstance(value, StructType | MapType):
+            return f"to_json({columns.VALUE}) AS {columns.DOCUMENT}"
+    elif _is_record(types) and isinstance(value, BinaryType):
+        raise UnsuitableRowsError(
+            f"The rows for output {output.id!r} have the record's binary 'value' and columns beside it, so it is not "
+            "clear what the document is.",
+            remedy="Let the transform select what the document holds, or drop the other columns.",
+        )
+    fields = [name for name, kind in types.items() if not (_is_record(types) and _is_the_records(name, kind))]
+    if not fields:
+        raise UnsuitableRowsError(f"The rows for output {output.id!r} have no column for a document.")
+    return f"to_json(struct({', '.join(map(_quoted, fields))})) AS {columns.DOCUMENT}"
+
+
+def _is_record(types: dict[str, DataType]) -> bool:
+    return all(name in types for name in columns.COORDINATES)
+
+
+def _is_untouched(types: dict[str, DataType], output: ElasticsearchOutput) -> bool:
+    """Whether these are the log's columns and no others but those that ids and versions are made of."""
+    allowed = columns.RECORD_COLUMNS.union(_named_columns(output))
+    return _is_record(types) and columns.VALUE in types and all(name in allowed for name in types)
+
+
+def _is_the_records(name: str, kind: DataType) -> bool:
+    """Whether a column of a record's row is the record's own rather than the document's."""
+    if name in (*columns.COORDINATES, columns.INCARNATION, "timestampType", *_ORIGINALS):
+        return True
+    return (name == columns.KEY and isinstance(kind, BinaryType)) or (
+        name == columns.HEADERS and isinstance(kind, ArrayType)
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

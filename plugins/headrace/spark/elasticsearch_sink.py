@@ -1,0 +1,155 @@
+"""The "elasticsearch" data source: writes a DataFrame's rows as documents, each once however often it is written.
+
+    spark.dataSource.register(ElasticsearchDataSource)
+    (prepare_documents(df, output).write.format("elasticsearch").mode("append")
+        .options(connection="es", index="clicks").save())
+
+The rows' columns are in ``headrace.indexing.columns``, the options in ``headrace.indexing.options``; `write_documents`
+in ``headrace.spark.documents`` puts it all together. Works in classic sessions and over Spark Connect.
+
+The connection is looked up where Spark plans the write (the driver, or the Connect server's application), in that
+process's environment; its secrets travel to executors inside the pickled writer, and are in no option and no plan.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from headrace.clock import SystemClock
+from headrace.indexing.cluster import Cluster
+from headrace.indexing.columns import check_columns
+from headrace.indexing.counts import IndexingCounts
+from headrace.indexing.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
+from headrace.indexing.indexer import Indexer
+from headrace.indexing.options import IndexingOptions
+from headrace.indexing.reports import IndexingReport
+from headrace.indexing.targets import TargetIndex
+from headrace.indexing.transport import ElasticsearchTransport
+from headrace.spark.original_records import ManifestOriginalRecords
+
+FORMAT = "elasticsearch"
+
+logger = logging.getLogger(__name__)
+
+
+class ElasticsearchDataSource(DataSource):
+    """Registered under the name "elasticsearch"; it can only be written to."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def writer(self, schema: StructType, overwrite: bool) -> ElasticsearchWriter:
+        """Checks everything that can be known before the first row: options, columns, the index.
+
+        Raises an IndexingError, with the remedy in its text.
+        """
+        if overwrite:
+            raise IndexingOptionsError(
+                "The elasticsearch sink cannot overwrite an index.", remedy='Use mode("append").'
+            )
+        options = IndexingOptions.from_strings(_given(self.options))
+        check_columns(schema.names, options)
+        writer = ElasticsearchWriter(options, Cluster.of(options))
+        writer.look_at_index()
+        return writer
+
+
+@dataclass
+class TaskCounts(WriterCommitMessage):
+    """One task's commit message."""
+
+    counts: IndexingCounts
+
+
+class ElasticsearchWriter(DataSourceArrowWriter):
+    """Pickled once to every task, and once to the process that commits."""
+
+    def __init__(self, options: IndexingOptions, cluster: Cluster) -> None:
+        self._options = options
+        self._cluster = cluster
+        self._index_before: str | None = None
+
+    def look_at_index(self) -> None:
+        """Refuse an index in which ids are not unique."""
+        if self._options.check_index:
+            self._index_before = self._index_now()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Index one task's rows; every one has its outcome, and every dead letter is written, when this returns."""
+        options = self._options
+        originals = ManifestOriginalRecords(options.manifest) if options.manifest else None
+        transport = self._transport(options.requests_in_flight)
+        try:
+            return TaskCounts(Indexer(transport, options, originals=originals).index(iterator))
+        finally:
+            transport.close()
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """All tasks have succeeded: make sure that the index is still the one it was, and report the counts."""
+        total = IndexingCounts()
+        for message in messages:
+            if not isinstance(message, TaskCounts):
+                raise DocumentsUnaccountedError("A task of the write told nothing of its rows.", remedy="Run it again.")
+            total.add(message.counts)
+        total.check()
+        concrete = self._index_after()
+        if self._options.refresh:
+            self._target().refresh()
+        options = self._options
+        report = IndexingReport(
+            stream=options.stream,
+            output=options.output,
+            batch_time_ms=options.batch_time,
+            index=options.index,
+            concrete_index=concrete,
+            dead_letter_index=options.dead_letters,
+            tasks=len(messages),
+            counts=total,
+        )
+        if options.report:
+            report.write(options.report)
+        logger.info("Indexed into %s: %s", options.index, total.to_dict())
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing to undo: what was indexed is what the next run will find repeated."""
+        finished = sum(message is not None for message in messages)
+        logger.warning(
+            "Writing to %s failed after %d of %d tasks; run it again", self._options.index, finished, len(messages)
+        )
+
+    def __repr__(self) -> str:
+        return f"ElasticsearchWriter({self._options.index!r})"
+
+    def _index_after(self) -> str | None:
+        if not self._options.check_index:
+            return None
+        now = self._index_now()
+        if self._index_before is not None and now != self._index_before:
+            raise UnsuitableTargetError(
+                f"While the batch was written {self._options.index!r} came to mean {now!r} instead of "
+                f"{self._index_before!r}; some of its documents may be in both.",
+                remedy="Write to one concrete index, and run the batch again.",
+            )
+        return now
+
+    def _index_now(self) -> str | None:
+        return self._target().concrete()
+
+    def _target(self) -> TargetIndex:
+        return TargetIndex(self._transport(1), self._options, clock=SystemClock())
+
+    def _transport(self, connections: int) -> ElasticsearchTransport:
+        return ElasticsearchTransport(
+            self._cluster, connections=connections, timeout_seconds=self._options.request_timeout_seconds
+        )
+
+
+def _given(options: MutableMapping[str, str]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in options.items()}

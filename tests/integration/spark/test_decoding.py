@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from headrace.spark.decoding import decode_input
+from headrace.stream import JsonDecoder, KafkaInput, Utf8Decoder
+
+Records = Callable[..., pa.RecordBatch]
+
+
+def decoded(spark: SparkSession, log: Any, batch: pa.RecordBatch, **decoders: Any) -> Any:
+    log.add(batch)
+    frame = spark.read.format("wal").options(manifest=log.manifest(), input="records").load()
+    return decode_input(frame, KafkaInput(bootstrap_servers="localhost:9092", topics="clicks", **decoders))
+
+
+def test_bytes_stay_as_they_are(spark: SparkSession, written_log: Any, make_records: Records) -> None:
+    views = decoded(spark, written_log, make_records([b"\xff"]))
+    assert views.decoded is views.original
+    assert views.undecodable is None
+    assert [row.value for row in views.decoded.collect()] == [b"\xff"]
+
+
+def test_utf8_becomes_text_and_other_bytes_are_kept_whole(
+    spark: SparkSession, written_log: Any, make_records: Records
+) -> None:
+    values = ["grün".encode(), b"broken \xff", b"", None, b"\xc0\x80"]
+    views = decoded(spark, written_log, make_records(values), value_decoder=Utf8Decoder())
+    assert {row.offset: row.value for row in views.decoded.collect()} == {0: "grün", 2: "", 3: None}
+    assert {row.offset: row.value for row in views.original.collect()} == {0: "grün".encode(), 2: b"", 3: None}
+    bad = {row.offset: row for row in views.undecodable.collect()}
+    assert {offset: row.value for offset, row in bad.items()} == {1: b"broken \xff", 4: b"\xc0\x80"}
+    assert bad[1].undecodable_reason == "the value is not UTF-8"
+    assert bad[1].key == b"key-1"
+
+
+def test_json_becomes_a_struct_and_what_does_not_fit_is_kept_whole(
+    spark: SparkSession, written_log: Any, make_records: Records
+) -> None:
+    values: dict[bytes | None, Any] = {
+        b'{"id": 1, "name": "a"}': (1, "a"),
+        b'{"id": 2}': (2, None),
+        b'{"id": 3, "name": "c", "more": true}': (3, "c"),
+        None: None,
+        b'{"id": "four"}': "bad",
+        b'{"id": 5': "bad",
+        b"": "bad",
+        b"  ": "bad",
+        b"null": "bad",
+        b"[1]": "bad",
+        b"17": "bad",
+        b'{"id": 9, "name": "\xff"}': "bad",
+        b'{"id": 10, "name": {"deep": 1}}': (10, '{"deep":1}'),
+        b'{"id": 11} trailing': "any",
+    }
+    views = decoded(
+        spark, written_log, make_records(list(values)), value_decoder=JsonDecoder(fields="id INT, name STRING")
+    )
+    good = {row.offset: row.value and tuple(row.value) for row in views.decoded.collect()}
+    bad = {row.offset: row.value for row in views.undecodable.collect()}
+    assert sorted([*good, *bad]) == list(range(len(values))), "every record is in exactly one of the two"
+    for offset, (value, expected) in enumerate(values.items()):
+        if expected == "bad":
+            assert bad[offset] == value
+        elif expected != "any":
+            assert good[offset] == expected
+    assert views.decoded.schema["value"].dataType.simpleString() == "struct<id:int,name:string>"
+    assert views.undecodable.count() == len(bad)
+
+
+def test_key_and_value_are_judged_together(spark: SparkSession, written_log: Any, make_records: Records) -> None:
+    batch = make_records([b"\xff", b"fine"])
+    batch = batch.set_column(0, "key", pa.array([b"\xfe", b"\xfe"], pa.binary()))
+    views = decoded(spark, written_log, batch, key_decoder=Utf8Decoder(), value_decoder=Utf8Decoder())
+    assert views.decoded.count() == 0
+    reasons = {row.offset: row.undecodable_reason for row in views.undecodable.collect()}
+    assert reasons == {0: "the key is not UTF-8; the value is not UTF-8", 1: "the key is not UTF-8"}

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from headrace.spark.wal_source import RECORD_SCHEMA, read_partition
+from headrace.spark.block_groups import ListedBlock
+
+Records = Callable[..., pa.RecordBatch]
+
+
+def load(spark: SparkSession, manifest: str, input_id: str = "records", **options: Any) -> DataFrame:
+    return spark.read.format("wal").options(manifest=manifest, input=input_id, **options).load()
+
+
+def test_every_column_comes_back_as_it_was(spark: SparkSession, written_log: Any, make_records: Records) -> None:
+    written_log.add(make_records([b'{"a": 1}', None, b"\x00\xff"]))
+    frame = load(spark, written_log.manifest())
+    assert frame.schema == RECORD_SCHEMA
+    rows = frame.orderBy("offset").collect()
+    assert [row.value for row in rows] == [b'{"a": 1}', None, b"\x00\xff"]
+    assert [row.key for row in rows] == [b"key-0", b"key-1", b"key-2"]
+    first = rows[0]
+    assert (first.topic, first.partition, first.offset, first.incarnation, first.timestampType) == (
+        "clicks",
+        0,
+        0,
+        1,
+        0,
+    )
+    assert [(header.key, header.value) for header in first.headers] == [("trace", b"\x00\xff")]
+
+
+def test_timestamps_are_right_whatever_the_sessions_time_zone(
+    spark: SparkSession, written_log: Any, make_records: Records
+) -> None:
+    written_log.add(make_records([b"x"], timestamps=[1_700_000_000_123]))
+    manifest = written_log.manifest()
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for zone, wall in (("UTC", "22:13:20"), ("America/Los_Angeles", "14:13:20"), ("Asia/Kolkata", "03:43:20")):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            row = (
+                load(spark, manifest)
+                .select(
+                    F.expr("unix_millis(timestamp)").alias("ms"),
+                    F.date_format("timestamp", "HH:mm:ss").alias("wall"),
+                    "timestamp",
+                )
+                .first()
+            )
+            assert row is not None
+            assert (row.ms, row.wall) == (1_700_000_000_123, wall)
+            # Python's side has the machine's zone, as everywhere in pyspark.
+            assert row.timestamp.astimezone(UTC) == datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before or "UTC")
+
+
+def test_a_timestamp_that_spark_cannot_hold_is_null(
+    spark: SparkSession, written_log: Any, make_records: Records
+) -> None:
+    # Producers set timestamps; none may make its batch unreadable.
+    written_log.add(make_records([b"x"] * 3, timestamps=[2**63 - 1, -(2**63) + 1, -1]))
+    rows = load(spark, written_log.manifest()).select("offset", F.expr("unix_millis(timestamp)").alias("ms")).collect()
+    assert {row.offset: row.ms for row in rows} == {0: None, 1: None, 2: -1}
+
+
+def test_an_empty_batch_is_an_empty_frame_with_the_schema(spark: SparkSession, written_log: Any) -> None:
+    frame = load(spark, written_log.manifest())
+    assert frame.schema == RECORD_SCHEMA
+    assert frame.count() == 0
+
+
+def test_inputs_are_kept_apart_and_an_input_without_blocks_is_empty(
+    spark: SparkSession, written_log: Any, make_records: Records
+) -> None:
+    written_log.add(make_records([b"a"]), input_id="left")
+    written_log.add(make_records([b"b", b"c"], topic="orders"), input_id="right")
+    manifest = written_log.manifest()
+    assert load(spark, manifest, "left").count() == 1
+    assert {row.topic for row in load(spark, manifest, "right").collect()} == {"orders"}
+    assert load(spark, manifest, "silent").count() == 0
+
+
+def test_blocks_are_spread_over_partitions_and_none_is_lost(
+    spark: SparkSession, written_log: Any, make_records: Records
+) -> None:
+    for block in range(8):
+        # Incompressible enough to pass the size below which one task does it all.
+        values = [pa.array([0]).to_pylist()[0].to_bytes(1) + _noise(block, index) for index in range(100)]
+        written_log.add(make_records(values, first_offset=block * 100))
+    frame = load(spark, written_log.manifest(), NUMPARTITIONS=3)
+    assert frame.rdd.getNumPartitions() == 3
+    assert sorted(row.offset for row in frame.select("offset").collect()) == list(range(800))
+
+
+def _noise(block: int, index: int) -> bytes:
+    import random
+
+    return random.Random(block * 1000 + index).randbytes(4000)
+
+
+def test_a_damaged_block_is_an_error_with_its_handle(
+    spark: SparkSession, written_log: Any, make_records: Records
+) -> None:
+    written_log.add(make_records([b"whole"]))
+    block = written_log.add(make_records([b"damaged" * 100], first_offset=1))
+    segment: Path = written_log.folder / "log" / block.handle.segment
+    content = bytearray(segment.read_bytes())
+    content[block.handle.offset + block.handle.length - 20] ^= 0xFF
+    segment.write_bytes(content)
+    with pytest.raises(PySparkException, match="UnreadableBlockError") as failed:
+        load(spark, written_log.manifest()).count()
+    handle = block.handle
+    assert f"{handle.segment}, offset {handle.offset}, length {handle.length} cannot be read" in str(failed.value)
+
+
+def test_a_missing_segment_is_an_error_with_its_handle(written_log: Any, make_records: Records) -> None:
+    block = written_log.add(make_records([b"x"]))
+    (written_log.folder / "log" / block.handle.segment).unlink()
+    listed = ListedBlock(block.handle, block.records, block.payload_bytes)
+    with pytest.raises(Exception, match=f"{block.handle.segment}, offset {block.handle.offset}"):
+        list(read_partition(f"{written_log.folder}/log", [listed]))
+
+
+def test_fewer_records_than_the_manifest_says_is_an_error(written_log: Any, make_records: Records) -> None:
+    block = written_log.add(make_records([b"x", b"y"]))
+    listed = ListedBlock(block.handle, 3, block.payload_bytes)
+    with pytest.raises(Exception, match="holds 2 records, its manifest says 3"):
+        list(read_partition(f"{written_log.folder}/log", [listed]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input": "records"}, "needs the option.s. manifest"),
+        ({"manifest": "/nowhere/manifests/1.json"}, "needs the option.s. input"),
+        ({"manifest": "/nowhere/manifests/1.json", "input": "records"}, "does not exist"),
+        ({"manifest": "/nowhere/manifests/1.json", "input": "records", "numPartitions": "none"}, "numPartitions"),
+    ],
+)
+def test_wrong_options_are_told(spark: SparkSession, options: dict[str, str], message: str) -> None:
+    with pytest.raises(PySparkException, match=message):
+        spark.read.format("wal").options(**options).load().count()
