@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from airflow.serialization.serialized_objects import DagSerialization
@@ -33,7 +34,7 @@ class TestBatchDag:
     def test_the_five_steps_follow_each_other(self, stream):
         dag = batch_dag(stream)
         assert [task.task_id for task in dag.topological_sort()] == STEPS
-        for before, after in zip(STEPS, STEPS[1:], strict=False):
+        for before, after in pairwise(STEPS):
             assert dag.get_task(before).downstream_task_ids == {after}
 
     def test_a_failed_batch_fails_the_run_though_checkpoint_and_cleanup_run(self, stream):

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from headrace.connections import resolve
+from headrace.hooks.environment import SecretKeyUndefinedError, child_environment
+from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+
+KAFKA = {"conn_type": "kafka", "extra": {"bootstrap.servers": "localhost:9092", "sasl.password": "s3cret"}}
+
+
+@pytest.fixture
+def stream(tmp_path) -> Stream:
+    return Stream(
+        name="flights",
+        inputs=KafkaInput(connection="kafka_flights", topics="flights"),
+        outputs=ElasticsearchOutput(hosts="http://localhost:9200", index="flights"),
+        batch_interval="10 s",
+        storage=str(tmp_path),
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+
+
+@pytest.fixture(autouse=True)
+def airflow(monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_FLIGHTS", json.dumps(KAFKA))
+    monkeypatch.setenv("AIRFLOW_CONN_PAYROLL", "postgres://boss:pw@payroll/db")
+    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "k" * 32)
+
+
+def test_a_process_gets_its_streams_connections_and_no_others(stream):
+    environment = child_environment(stream)
+    assert "AIRFLOW_CONN_PAYROLL" not in environment
+    found = resolve("kafka_flights", environment)
+    assert found.conn_type == "kafka"
+    assert found.extra["sasl.password"] == "s3cret"
+
+
+def test_airflows_own_secrets_stay_with_airflow(stream):
+    base = {
+        "AIRFLOW__CORE__FERNET_KEY": "x",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://airflow:pw@db/airflow",
+        "AIRFLOW_VAR_TOKEN": "x",
+        "JAVA_HOME": "/java",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "AIRFLOW_HOME": "/airflow",
+    }
+    environment = child_environment(stream, base)
+    assert set(base) & set(environment) == {"JAVA_HOME", "AIRFLOW_HOME"}
+    assert not any("airflow:pw" in value for value in environment.values())
+
+
+def test_the_secret_key_is_ours_before_airflows(stream, monkeypatch):
+    assert child_environment(stream)["HEADRACE_SECRET_KEY"] == "k" * 32
+    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "")
+    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "f" * 44)
+    assert child_environment(stream)["HEADRACE_SECRET_KEY"] == "f" * 44
+
+
+def test_without_any_key_nothing_is_started(stream, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "")
+    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "")
+    with pytest.raises(SecretKeyUndefinedError, match="AIRFLOW__HEADRACE__SECRET_KEY"):
+        child_environment(stream)
+
+
+def test_a_connection_that_is_not_defined_is_an_error_that_names_it(stream, monkeypatch):
+    monkeypatch.delenv("AIRFLOW_CONN_KAFKA_FLIGHTS")
+    with pytest.raises(AirflowNotFoundException, match="kafka_flights"):
+        child_environment(stream)
+
+
+def test_children_run_this_python_and_find_its_scripts(stream):
+    environment = child_environment(stream, {"PATH": "/bin"})
+    assert environment["PYSPARK_PYTHON"] == sys.executable
+    assert environment["PATH"].split(os.pathsep)[-1] == "/bin"
+    assert environment["SPARK_LOCAL_IP"] == "127.0.0.1"

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
+from headrace.stream import ElasticsearchOutput, KafkaInput, SparkSettings, Stream
+
+
+def make(tmp_path, **spark) -> Stream:
+    return Stream(
+        name="flights",
+        inputs=KafkaInput(connection="kafka_flights", topics="flights"),
+        outputs=ElasticsearchOutput(hosts="http://localhost:9200", index="flights"),
+        batch_interval="10 s",
+        storage={"url": str(tmp_path), "shared": True},
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+        spark=SparkSettings(**spark),
+    )
+
+
+@pytest.fixture(autouse=True)
+def airflow(monkeypatch):
+    connection = {"conn_type": "kafka", "extra": {"sasl.password": "s3cret"}}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_FLIGHTS", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "k" * 32)
+
+
+def hook(stream: Stream) -> StreamSparkSubmitHook:
+    return StreamSparkSubmitHook(stream, application_args=["--stream", stream.name], name="headrace receiver flights")
+
+
+def test_the_streams_settings_make_the_command(tmp_path):
+    stream = make(tmp_path, master="local[4]", conf={"spark.driver.memory": "1g"}, py_files=("/code/mine.zip",))
+    command = hook(stream).command("/app/receiver.py")
+    assert command[0] == "spark-submit"
+    assert command[command.index("--master") + 1] == "local[4]"
+    assert "spark.driver.memory=1g" in command
+    assert command[command.index("--py-files") + 1] == "/code/mine.zip"
+    assert command[-3:] == ["/app/receiver.py", "--stream", "flights"]
+
+
+def test_no_secret_is_on_the_command_line_but_all_are_in_the_environment(tmp_path):
+    found = hook(make(tmp_path, master="local[4]"))
+    assert not any("s3cret" in part or "k" * 32 in part for part in found.command("/app/receiver.py"))
+    assert "s3cret" in found.environment()["AIRFLOW_CONN_KAFKA_FLIGHTS"]
+
+
+def test_a_spark_connection_of_airflow_gives_the_master(tmp_path, monkeypatch):
+    connection = {"conn_type": "spark", "host": "spark://master", "port": 7077, "extra": {"deploy-mode": "client"}}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_CLUSTER", json.dumps(connection))
+    command = hook(make(tmp_path, connection="spark_cluster")).command("/app/receiver.py")
+    assert command[command.index("--master") + 1] == "spark://master:7077"
+    assert command[command.index("--deploy-mode") + 1] == "client"
+
+
+def test_a_connection_that_is_not_there_is_no_yarn_cluster(tmp_path):
+    with pytest.raises(AirflowNotFoundException, match="no_such"):
+        hook(make(tmp_path, connection="no_such"))
+
+
+@pytest.mark.parametrize("name", ["receiver.py", "micro_batch.py"])
+def test_the_applications_are_found(name):
+    assert Path(application(name)).is_file()
