@@ -1,0 +1,13 @@
+"""What can go wrong with the demo itself."""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError
+
+
+class DemoError(HeadraceError):
+    """The demo cannot go on."""
+
+
+class FlightsNotFoundError(DemoError):
+    """The flights' data is not installed."""
