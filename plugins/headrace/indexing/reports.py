@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.indexing.counts import IndexingCounts
 from headrace.indexing.errors import IndexingError
+from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage
 
 VERSION = 1
@@ -62,7 +63,7 @@ class IndexingReport:
         folder, _, name = uri.rpartition("/")
         try:
             data = open_storage(folder).read(name)
-        except FileNotFoundError:
+        except StoredFileMissingError:
             raise ReportError(
                 f"There is no report {uri}.", remedy="The write did not commit; see Spark's log."
             ) from None
