@@ -52,7 +52,7 @@ class LocalStorage:
             try:
                 _write_new(temporary, data)
                 if exclusive:
-                    temporary.hardlink_to(target)
+                    target.hardlink_to(temporary)
                 else:
                     temporary.replace(target)
             finally:

@@ -18,7 +18,7 @@ from headrace.wal.errors import (
     tell_ranges,
 )
 from headrace.wal.frame import FrameFault
-from headrace.wal.headers import FrameHeader, SegmentEnd, SegmentHeader
+from headrace.wal.headers import AnyHeader, FrameHeader, SegmentEnd, SegmentHeader
 from headrace.wal.reader import Frame, decode_block, read_frame
 from headrace.wal.storage import LogStorage, RandomAccessFile
 
@@ -206,6 +206,7 @@ class SegmentScan:
         ranges: list[OffsetRange] = []
         offset, is_whole = end, True
         while offset < file.size and is_whole:
+            header: AnyHeader | None
             try:
                 read = file.frame(self._id, offset, file.size)
                 header, offset = read.header, offset + read.length

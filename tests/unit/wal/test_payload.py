@@ -1,0 +1,70 @@
+"""Records survive the way into bytes and back."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from headrace.testing.records import make_block
+from headrace.wal.errors import PayloadError
+from headrace.wal.payload import RECORD_SCHEMA, Codec, decode, encode
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_round_trip_keeps_nulls_empty_values_and_headers(codec: Codec) -> None:
+    batch, _ = make_block(
+        [None, b"", b"value", b"\x00\xff"],
+        keys=[b"key", None, b"", b"\n"],
+        headers=[None, [], [{"key": "a", "value": None}, {"key": "a", "value": b""}], [{"key": "b", "value": b"\x00"}]],
+    )
+    assert decode(encode(batch, codec)).equals(batch)
+
+
+def test_round_trip_of_large_values() -> None:
+    batch, _ = make_block([bytes([i]) * 900_000 for i in range(8)])
+    assert decode(encode(batch)).equals(batch)
+
+
+def test_round_trip_of_no_records() -> None:
+    batch, _ = make_block([])
+    assert decode(encode(batch)).equals(batch)
+
+
+def test_topic_as_dictionary_comes_back_plain_for_spark() -> None:
+    batch, _ = make_block([b"a", b"b"])
+    encoded = batch.set_column(2, "topic", batch.column("topic").dictionary_encode())
+    got = decode(encode(encoded))
+    assert got.schema.equals(RECORD_SCHEMA)
+    assert got.equals(batch)
+
+
+def test_a_sliced_batch_is_stored_without_its_surroundings() -> None:
+    batch, _ = make_block([b"x" * 100] * 1000)
+    part = batch.slice(10, 5)
+    assert decode(encode(part)).equals(part)
+    assert encode(part).size < encode(batch).size + 1
+
+
+def test_columns_may_stand_in_another_order() -> None:
+    batch, _ = make_block([b"a"])
+    assert decode(encode(batch.select(list(reversed(batch.schema.names))))).equals(batch)
+
+
+def test_another_schema_is_refused_naming_the_column() -> None:
+    batch, _ = make_block([b"a"])
+    with pytest.raises(PayloadError, match="'offset' is int64, got int32"):
+        encode(batch.set_column(4, "offset", pa.array([1], pa.int32())))
+    with pytest.raises(PayloadError, match="columns are"):
+        encode(batch.drop_columns(["key"]))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8, b"garbage that is no Arrow stream", bytes(100)])
+def test_other_bytes_are_an_error(data: bytes) -> None:
+    with pytest.raises(PayloadError):
+        decode(data)
+
+
+def test_a_cut_stream_is_an_error() -> None:
+    encoded = encode(make_block([b"a" * 100])[0])
+    with pytest.raises(PayloadError):
+        decode(encoded[: encoded.size // 2])

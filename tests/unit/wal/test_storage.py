@@ -1,0 +1,251 @@
+"""Storages keep what they are given, all of it or nothing, below their root."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from headrace.blocks import ReceiverId
+from headrace.clock import ManualClock
+from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
+from headrace.testing.records import make_block
+from headrace.wal.errors import (
+    PathEscapesRootError,
+    StorageError,
+    StoredFileExistsError,
+    StoredFileMissingError,
+    UnknownStorageError,
+    WriteFailedError,
+)
+from headrace.wal.local_storage import LocalStorage
+from headrace.wal.log_scan import scan_log
+from headrace.wal.reader import read_blocks
+from headrace.wal.scan import scan_segment
+from headrace.wal.storage import LogStorage, open_storage
+from headrace.wal.writer import WriteAheadLogWriter
+
+
+@pytest.fixture(params=["path", "file", "memory", "mock"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogStorage]:
+    """A plain path, its URL, an fsspec and a pyarrow.fs file system."""
+    unique = secrets.token_hex(8)  # fsspec's memory is shared by the whole process.
+    url = {
+        "path": str(tmp_path / "a b" / unique),
+        "file": (tmp_path / "a b" / unique).as_uri(),
+        "memory": f"memory://bucket/{unique}",
+        "mock": f"mock:///{unique}",
+    }[request.param]
+    yield open_storage(url)
+    if request.param == "memory":
+        memory = fsspec.filesystem("memory")
+        if memory.exists(f"/bucket/{unique}"):
+            memory.rm(f"/bucket/{unique}", recursive=True)
+
+
+def test_a_file_is_what_was_last_written(storage: LogStorage) -> None:
+    storage.write_atomically("a/b/one.json", b"first")
+    storage.write_atomically("a/b/one.json", pa.py_buffer(b"second"))
+    assert storage.read("a/b/one.json") == b"second"
+    assert storage.size("a/b/one.json") == 6
+    assert storage.exists("a/b/one.json")
+    assert not storage.exists("a/b")
+    assert not storage.exists("a/b/two.json")
+
+
+def test_an_empty_file_is_a_file(storage: LogStorage) -> None:
+    storage.write_atomically("empty", b"")
+    assert storage.read("empty") == b""
+    assert storage.exists("empty")
+
+
+def test_exclusive_writes_refuse_a_second(storage: LogStorage) -> None:
+    storage.write_atomically("a/manifest", b"first", exclusive=True)
+    with pytest.raises(StoredFileExistsError, match="a/manifest"):
+        storage.write_atomically("a/manifest", b"second", exclusive=True)
+    assert storage.read("a/manifest") == b"first"
+    assert storage.list() == ["a/manifest"]
+
+
+def test_lists_are_sorted_and_of_a_directory(storage: LogStorage) -> None:
+    for path in ("b", "a/2", "a/10", "a/c/1", "ab/1"):
+        storage.write_atomically(path, b"x")
+    assert storage.list() == ["a/10", "a/2", "a/c/1", "ab/1", "b"]
+    assert storage.list("a") == ["a/10", "a/2", "a/c/1"]
+    assert storage.list("nothing") == []
+    assert storage.below("a").list() == ["10", "2", "c/1"]
+
+
+def test_a_storage_below_is_the_same_store(storage: LogStorage) -> None:
+    below = storage.below("x/y")
+    below.write_atomically("z", b"1")
+    assert storage.read("x/y/z") == b"1"
+    again = open_storage(below.url)
+    if not below.url.startswith("mock:"):
+        assert again.read("z") == b"1"
+
+
+def test_what_is_missing_is_named(storage: LogStorage) -> None:
+    for act in (storage.read, storage.size, storage.open):
+        with pytest.raises(StoredFileMissingError, match="no/such"):
+            act("no/such")
+
+
+def test_delete_says_whether_there_was_one(storage: LogStorage) -> None:
+    storage.write_atomically("a/b", b"1")
+    assert storage.delete("a/b")
+    assert not storage.delete("a/b")
+    assert not storage.exists("a/b")
+    storage.write_atomically("a/b", b"2", exclusive=True)
+
+
+def test_truncate_keeps_the_beginning(storage: LogStorage) -> None:
+    storage.write_atomically("a", b"0123456789")
+    storage.truncate("a", 4)
+    assert storage.read("a") == b"0123"
+
+
+def test_reads_end_where_the_file_does(storage: LogStorage) -> None:
+    storage.write_atomically("a", b"0123456789")
+    with storage.open("a") as file:
+        assert file.size == 10
+        assert file.read_at(2, 3).to_pybytes() == b"234"
+        assert file.read_at(8, 1 << 50).to_pybytes() == b"89"
+        assert file.read_at(10, 1).to_pybytes() == b""
+        assert file.read_at(1 << 40, 1 << 40).to_pybytes() == b""
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../x", "a/../../x", "a/./b", "a//b", "a/", "a\0b", "a\\..\\b", ".."]
+)
+def test_no_path_leaves_the_root(storage: LogStorage, path: str) -> None:
+    acts: list[Callable[[], object]] = [
+        lambda: storage.read(path),
+        lambda: storage.open(path),
+        lambda: storage.size(path),
+        lambda: storage.exists(path),
+        lambda: storage.delete(path),
+        lambda: storage.truncate(path, 0),
+        lambda: storage.write_atomically(path, b"x"),
+    ]
+    if path:
+        acts += [lambda: storage.list(path), lambda: storage.below(path)]
+    for act in acts:
+        with pytest.raises(PathEscapesRootError):
+            act()
+
+
+def test_the_log_works_on_it(storage: LogStorage, receiver: ReceiverId) -> None:
+    writer = WriteAheadLogWriter(storage, "flights/log", receiver, 1)
+    blocks = [make_block([b"v%d" % i], from_offset=i) for i in range(3)]
+    written = [writer.write(b, r, cut_time_ms=0, last_accepted_sequence=None) for b, r in blocks]
+    writer.close(2)
+    log = storage.below("flights/log")
+    got = list(read_blocks(log, [frame.handle for frame in written]))
+    assert [block.batch for block in got] == [batch for batch, _ in blocks]
+    assert [f.header.sequence for f in scan_log(log)] == [0, 1, 2]
+    assert len(log.list()) == (1 if storage.appends else 3)
+    assert all(frame.handle.segment in log.list() for frame in written)
+
+
+def test_symbolic_links_do_not_lead_out(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    with pytest.raises(PathEscapesRootError):
+        LocalStorage(root).read("link/secret")
+    with pytest.raises(PathEscapesRootError):
+        LocalStorage(root).write_atomically("link/new", b"x")
+
+
+def test_a_root_behind_a_symbolic_link_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    LocalStorage(tmp_path / "link").write_atomically("a", b"x")
+    assert LocalStorage(tmp_path / "real").read("a") == b"x"
+
+
+@pytest.mark.parametrize("failing", ["fsync", "writev"])
+def test_a_failed_write_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write_atomically("a", b"old")
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, fail)
+        with pytest.raises(StorageError, match="No space left"):
+            storage.write_atomically("a", b"new")
+    assert storage.read("a") == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = os.write
+    monkeypatch.setattr(os, "writev", lambda fd, views: plain(fd, views[0][:3]))
+    storage = LocalStorage(tmp_path)
+    storage.write_atomically("a", b"0123456789")
+    file = storage.create_segment("b")
+    file.append([b"0123", b"", pa.py_buffer(b"456789")])
+    assert storage.read("a") == storage.read("b") == b"0123456789"
+    file.close()
+
+
+def test_temporary_files_are_not_listed(tmp_path: Path) -> None:
+    (tmp_path / ".a.0123.tmp").write_bytes(b"cut off by a crash")
+    assert LocalStorage(tmp_path).list() == []
+
+
+def test_a_segment_is_created_once(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create_segment("a").close()
+    with pytest.raises(StoredFileExistsError):
+        storage.create_segment("a")
+
+
+def test_unknown_schemes_say_what_to_install() -> None:
+    with pytest.raises(UnknownStorageError, match="nosuch://"):
+        open_storage("nosuch://bucket/path")
+
+
+def test_another_host_in_a_file_url_is_refused() -> None:
+    with pytest.raises(StorageError, match="three slashes"):
+        open_storage("file://data/log")
+
+
+@pytest.mark.parametrize("written", [0, EVERYTHING])
+def test_an_object_whose_creation_failed_does_not_count(receiver: ReceiverId, written: int) -> None:
+    """The store may have it all the same: the answer was lost, not the object."""
+    storage = FaultyStorage(open_storage(f"memory://bucket/{secrets.token_hex(8)}"))
+    writer = WriteAheadLogWriter(storage, "", receiver, 1)
+    batch, ranges = make_block([b"x"])
+    writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
+    storage.write_faults.append(WriteFault(written))
+    batch, ranges = make_block([b"y"], from_offset=1)
+    with pytest.raises(WriteFailedError):
+        writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=0)
+    writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=0)
+    scan = scan_log(storage)
+    assert [(s.frame.header.sequence, s.accepted) for s in scan.settled()] == [(0, True), (2, None)]
+    assert [tail.ranges for tail in scan.torn_tails] == ([ranges] if written else [])
+
+
+def test_objects_are_conditionally_created(receiver: ReceiverId) -> None:
+    storage = open_storage(f"memory://bucket/{secrets.token_hex(8)}")
+    clock = ManualClock(1_700_000_000_000)
+    writer, rival = (WriteAheadLogWriter(storage, "", receiver, 1, clock=clock) for _ in range(2))
+    batch, ranges = make_block([b"x"])
+    handle = writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None).handle
+    with pytest.raises(WriteFailedError, match="already"):
+        rival.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
+    assert len(list(scan_segment(storage, handle.segment, newest=True))) == 1
