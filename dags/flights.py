@@ -1,0 +1,25 @@
+"""New York's flights, from the Kafka topic `flights` to the Elasticsearch index `flights`, every ten seconds.
+
+Airflow gets two DAGs of this file: `flights_receiver` keeps the receiver job alive, `flights_batches` runs the batches.
+"""
+
+from __future__ import annotations
+
+from deployment import LEDGER, SPARK, STORAGE
+
+from headrace.dags import stream_dags
+from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+
+stream = Stream(
+    name="flights",
+    inputs=KafkaInput(connection="kafka_default", topics="flights"),
+    # Each record becomes one document, its id topic+partition+offset; what Elasticsearch refuses goes to the index
+    # flights-dead-letters.
+    outputs=ElasticsearchOutput(connection="elasticsearch_default", index="flights"),
+    batch_interval="10 s",
+    storage=STORAGE,
+    ledger=LEDGER,
+    spark=SPARK,
+)
+
+receiver, batches = stream_dags(stream)
