@@ -4,22 +4,20 @@ It is written once, beside the log, and is durable before the ledger knows of th
 design), so Spark reads this file and needs neither the ledger nor its credentials. The same allocation gives the
 same bytes, so two allocators of one batch time write the same file.
 
-On disk: one JSON object in a line (`Manifest.to_bytes`), then a line ``crc32c:`` with eight hex digits over it.
-The object holds ``version`` 1, ``stream``, ``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the
-log's root) and ``inputs``, by id: ``partitions`` as [topic, topic id, partition, incarnation] and ``blocks`` as
-[segment's index, offset, length, records, payload bytes, [[partition's index, from, until, records], …]].
+On disk it is a sealed document (`headrace.batching.sealed_document`) that holds ``version`` 1, ``stream``,
+``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
+as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index, offset, length, records, payload
+bytes, [[partition's index, from, until, records], …]].
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
-
+from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
 from headrace.wal.errors import StoredFileMissingError
@@ -89,7 +87,7 @@ class Manifest:
         """The file's bytes, the same for the same allocation."""
         segments = sorted({block.handle.segment for blocks in self.inputs.values() for block in blocks})
         place = {segment: index for index, segment in enumerate(segments)}
-        body = json.dumps(
+        return seal(
             {
                 "version": VERSION,
                 "stream": self.stream,
@@ -97,10 +95,8 @@ class Manifest:
                 "interval_ms": self.interval_ms,
                 "segments": segments,
                 "inputs": {name: _input_to_json(blocks, place) for name, blocks in sorted(self.inputs.items())},
-            },
-            separators=(",", ":"),
-        ).encode()
-        return body + b"\n" + _checksum(body)
+            }
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes, uri: str) -> Manifest:
@@ -109,13 +105,13 @@ class Manifest:
         Raises:
             ManifestError: the bytes are damaged or of a version that this headrace does not read.
         """
-        body, _, checksum = data.partition(b"\n")
-        if checksum != _checksum(body):
+        try:
+            fields = unseal(data)
+        except DocumentDamagedError as error:
             raise ManifestError(
-                f"The manifest {uri} is damaged: its checksum does not match.",
+                f"The manifest {uri} is damaged: {error}.",
                 remedy="Restore the file, or delete it and allocate the batch again while the ledger has its blocks.",
-            )
-        fields = json.loads(body)
+            ) from None
         if fields.get("version") != VERSION:
             raise ManifestError(
                 f"The manifest {uri} is of version {fields.get('version')}, this headrace reads version {VERSION}.",
@@ -155,10 +151,6 @@ class Manifest:
 def manifest_path(batch_time_ms: int) -> str:
     """The manifest's path below the stream's folder."""
     return f"{FOLDER}/{batch_time_ms}.json"
-
-
-def _checksum(body: bytes) -> bytes:
-    return b"crc32c:%08x\n" % google_crc32c.value(body)
 
 
 def _input_to_json(blocks: Iterable[ManifestBlock], place: Mapping[str, int]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.batching.manifest import Manifest, ManifestBlock, ManifestError, manifest_path
+from headrace.batching.sealed_document import seal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.wal.storage import open_storage
 
@@ -59,11 +60,8 @@ def test_a_missing_manifest_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
-    from headrace.batching import manifest as module
-
-    body = b'{"version":99}'
     with pytest.raises(ManifestError, match="version 99"):
-        Manifest.from_bytes(body + b"\n" + module._checksum(body), "x/manifests/1.json")
+        Manifest.from_bytes(seal({"version": 99}), "x/manifests/1.json")
 
 
 @given(st.data())

@@ -1,0 +1,82 @@
+"""Writing a stream's checkpoint after a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tenacity
+
+from headrace.batching.checkpoint import KEEP, Checkpoint, checkpoint_paths
+from headrace.ledger import Ledger
+from headrace.ledger.rows import BatchRow
+from headrace.ledger.states import BatchState
+from headrace.stream import Stream
+from headrace.wal.errors import StorageError
+from headrace.wal.storage import LogStorage
+
+# As many batches as may be waiting for their checkpoint, or for the log's cleanup, in one checkpoint.
+_MOST_BATCHES = 10_000
+
+_write_retry = tenacity.retry(
+    retry=tenacity.retry_if_exception_type((StorageError, OSError)),
+    stop=tenacity.stop_after_attempt(3),
+    wait=tenacity.wait_exponential(multiplier=0.2, max=2),
+    reraise=True,
+)
+
+
+def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> Checkpoint | None:
+    """Write the stream's checkpoint and note it with every completed batch that it covers; keeps the newest ten.
+
+    None when the batch time is not a multiple of the stream's checkpoint interval: the next due one covers it.
+
+    Raises:
+        StorageError: it could not be written, in three tries.
+    """
+    if batch_time_ms % stream.checkpoint_interval_ms:
+        return None
+    completed = ledger.batches.list(stream.name, _MOST_BATCHES, [BatchState.COMPLETED])
+    checkpoint = take(stream, ledger, batch_time_ms)
+    folder = storage.below(stream.name)
+    _write_retry(checkpoint.write)(folder)
+    uri = f"{stream.folder_url}/{checkpoint.path}"
+    for batch in completed:
+        if batch.checkpointed_at_ms is None:
+            ledger.batches.mark_checkpointed(stream.name, batch.batch_time_ms, uri)
+    for path in checkpoint_paths(folder)[:-KEEP]:
+        folder.delete(path)
+    return checkpoint
+
+
+def take(stream: Stream, ledger: Ledger, batch_time_ms: int) -> Checkpoint:
+    """The stream's state as the ledger has it now."""
+    row = ledger.streams.get(stream.name)
+    # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
+    batches = [batch for batch in ledger.batches.list(stream.name, _MOST_BATCHES) if batch.cleaned_at_ms is None]
+    return Checkpoint(
+        stream=stream.name,
+        written_at_ms=ledger.now_ms(),
+        batch_time_ms=batch_time_ms,
+        state={
+            "stream": dataclasses.asdict(row),
+            "batches": [_batch(ledger, batch) for batch in batches],
+            "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream.name)],
+            "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream.name)],
+            "receivers": [
+                {
+                    "input_id": receiver.receiver_id.input_id,
+                    "index": receiver.receiver_id.index,
+                    "epoch": receiver.epoch,
+                    "job_epoch": receiver.job_epoch,
+                    "last_accepted_sequence": receiver.last_accepted_sequence,
+                }
+                for receiver in ledger.receivers.list(stream.name)
+            ],
+        },
+    )
+
+
+def _batch(ledger: Ledger, batch: BatchRow) -> dict[str, Any]:
+    outputs = ledger.batches.outputs(batch.stream, batch.batch_time_ms) if batch.attempt else []
+    return {**dataclasses.asdict(batch), "outputs": {output.output_id: output.counts for output in outputs}}
