@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.hook import BaseHook
 
-from headrace.errors import HeadraceError
+from headrace.connections import variable_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 CONNECTION_PREFIX = "connection:"
-
-
-class LedgerConnectionError(HeadraceError):
-    """The Airflow connection does not say which database the ledger is in."""
 
 
 class LedgerHook(BaseHook):
@@ -53,25 +49,21 @@ class LedgerHook(BaseHook):
             "placeholders": {"host": "db.example.com", "port": "5432", "schema": "headrace, or /data/ledger.db"},
         }
 
-    def url(self) -> str:
-        """The SQLAlchemy URL, with its password where the connection has one: never to be logged."""
-        if not self._ledger.startswith(CONNECTION_PREFIX):
-            return self._ledger
-        return connection_url(self.get_connection(self._ledger.removeprefix(CONNECTION_PREFIX)))
-
-    async def aurl(self) -> str:
-        """`url` for an event loop, where a blocking look-up of the connection would be a deadlock."""
-        if not self._ledger.startswith(CONNECTION_PREFIX):
-            return self._ledger
-        return connection_url(await self.aget_connection(self._ledger.removeprefix(CONNECTION_PREFIX)))
-
     def get_conn(self) -> Ledger:
         """The open ledger, migrated if need be; the caller closes it."""
-        return _open(self.url())
+        conn_id = self._connection_id()
+        return _open(self._ledger, _environ(self.get_connection(conn_id)) if conn_id else None)
 
     async def aget_conn(self) -> Ledger:
-        """`get_conn` for an event loop; the caller closes it in a thread."""
-        return await asyncio.to_thread(_open, await self.aurl())
+        """`get_conn` for an event loop, where a blocking look-up of the connection would be a deadlock."""
+        conn_id = self._connection_id()
+        environ = _environ(await self.aget_connection(conn_id)) if conn_id else None
+        return await asyncio.to_thread(_open, self._ledger, environ)
+
+    def _connection_id(self) -> str | None:
+        if not self._ledger.startswith(CONNECTION_PREFIX):
+            return None
+        return self._ledger.removeprefix(CONNECTION_PREFIX)
 
     @contextmanager
     def opened(self) -> Iterator[Ledger]:
@@ -98,40 +90,16 @@ def register(ledger: Ledger, stream: Stream) -> None:
         stream.to_json(),
         batch_interval_ms=stream.batch_interval_ms,
         block_interval_ms=stream.block_interval_ms,
-        outputs=[output.id for output in stream.outputs],
-        max_concurrent_batches=stream.limits.max_concurrent_batches,
     )
 
 
-def connection_url(connection: Connection) -> str:
-    """The SQLAlchemy URL of an Airflow connection.
-
-    Only the fields named here are read, never the extra's at large: who edits connections is trusted less than who
-    writes DAGs.
-    """
-    from sqlalchemy.engine import URL
-
-    if not connection.schema:
-        raise LedgerConnectionError(
-            f"The connection {connection.conn_id!r} names no database.",
-            remedy="Fill in its schema: the database's name, or without a host the path of an SQLite file.",
-        )
-    if not connection.host:
-        path = connection.schema if connection.schema.startswith("/") else f"/{connection.schema}"
-        return f"sqlite:///{path}"
-    url = URL.create(
-        "postgresql+psycopg",
-        username=connection.login,
-        password=connection.password,
-        host=connection.host,
-        port=connection.port,
-        database=connection.schema,
-    )
-    return url.render_as_string(hide_password=False)
-
-
-def _open(url: str) -> Ledger:
+def _open(url: str, environ: Mapping[str, str] | None) -> Ledger:
     # SQLAlchemy's engine and the migrations have no place in a DAG file's parsing.
     from headrace.ledger import Ledger
 
-    return Ledger.open(url)
+    return Ledger.open(url, environ=environ)
+
+
+def _environ(connection: Connection) -> dict[str, str]:
+    """The connection as the core looks for it, for this one look-up: Airflow's processes keep it out of their own."""
+    return {variable_name(connection.conn_id): connection.as_json()}

@@ -25,7 +25,7 @@ def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: i
     first of these: the batch is allocated already, no receiver lives, every live one has stored all it cut up to
     the batch time, or ``grace_ms`` have passed since.
     """
-    if ledger.batches.get(stream, batch_time_ms) is not None:
+    if ledger.batches.find(stream, batch_time_ms) is not None:
         return Readiness(True, "the batch is allocated already")
     now_ms = ledger.now_ms()
     if now_ms < batch_time_ms:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from headrace.operators.batch import BatchStep, summary
+from headrace.operators.claims import claim
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from headrace.ledger.rows import UnclaimedTime
     from headrace.stream import Stream
 
 
@@ -20,15 +22,20 @@ class AllocateBlocksOperator(BatchStep, BaseOperator):
 
     A batch that is allocated already keeps its blocks, however often the task runs. Returns a small summary.
 
+    Earlier batch times that hold records and have no run get one: nothing is left lying because the schedule began
+    later than the receiver, or does not reach back far enough.
+
     :param stream: the stream.
+    :param claim_missed: whether to trigger those runs; otherwise the task's log names them.
     """
 
     template_fields: Sequence[str] = ()
     ui_color = "#e3f1d8"
 
-    def __init__(self, *, stream: Stream, **kwargs: Any) -> None:
+    def __init__(self, *, stream: Stream, claim_missed: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.stream = stream
+        self.claim_missed = claim_missed
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Allocate, and tell how many blocks and records the batch has."""
@@ -37,15 +44,21 @@ class AllocateBlocksOperator(BatchStep, BaseOperator):
         at_ms = self.batch_time_ms(context)
         with self.opened() as (ledger, storage):
             told = summary(allocate(self.stream, ledger, storage, at_ms))
-            waiting = [time for time in ledger.batches.unclaimed(self.stream.name) if time.batch_time_ms < at_ms]
+            missed = [time for time in ledger.blocks.unclaimed(self.stream.name) if time.batch_time_ms < at_ms]
         self.log.info("Batch %d: %s", at_ms, ", ".join(f"{name} {value}" for name, value in told.items()))
-        if waiting:
-            self.log.warning(
-                "%d earlier batch time(s) hold %d records that no run has claimed, from %d to %d (ms since the epoch). "
-                "Run them: a backfill of this DAG over these times, or `headrace batches claim`.",
-                len(waiting),
-                sum(time.records for time in waiting),
-                waiting[0].batch_time_ms,
-                waiting[-1].batch_time_ms,
-            )
+        if missed:
+            self._claim(context, missed)
         return told
+
+    def _claim(self, context: Context, missed: list[UnclaimedTime]) -> None:
+        records = sum(time.records for time in missed)
+        self.log.warning(
+            "%d earlier batch time(s) hold %d records and are not allocated yet, from %d to %d (ms since the epoch).",
+            len(missed), records, missed[0].batch_time_ms, missed[-1].batch_time_ms,
+        )  # fmt: skip
+        if not self.claim_missed:
+            self.log.warning("Run them: by a backfill of this DAG over these times.")
+            return
+        times = [time.batch_time_ms for time in missed]
+        claimed = claim(context, times, self.stream.batch_interval_ms)
+        self.log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))

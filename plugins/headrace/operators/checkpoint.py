@@ -36,7 +36,7 @@ class CheckpointOperator(BatchStep, BaseOperator):
 
         at_ms = self.batch_time_ms(context)
         with self.opened() as (ledger, storage):
-            if ledger.batches.get(self.stream.name, at_ms) is None:
+            if ledger.batches.find(self.stream.name, at_ms) is None:
                 self.log.info("Batch %d was not allocated, so there is nothing to checkpoint.", at_ms)
                 return
             written = write_checkpoint(self.stream, ledger, storage, at_ms)

@@ -43,11 +43,11 @@ class CleanupOperator(BatchStep, BaseOperator):
 
         at_ms = self.batch_time_ms(context)
         with self.opened() as (ledger, storage):
-            batch = ledger.batches.get(self.stream.name, at_ms)
+            batch = ledger.batches.find(self.stream.name, at_ms)
             if batch is None:
                 self.log.info("Batch %d was not allocated, so there is nothing to clean up after it.", at_ms)
                 return
-            self.log.info("Cleanup after batch %d: %s", at_ms, clean_up(self.stream, ledger, storage, at_ms))
+            self.log.info("Cleanup after batch %d: %s", at_ms, clean_up(self.stream, ledger, storage))
         due = at_ms % self.stream.checkpoint_interval_ms == 0
         if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
             raise BatchNotCheckpointedError(

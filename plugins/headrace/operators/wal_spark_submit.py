@@ -95,10 +95,14 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
 
     def _run(self, context: Context, *, waited: float) -> Any:
         from headrace.ledger.errors import AlreadyCompletedError, SlotBusyError
+        from headrace.ledger.states import BatchState
 
         at_ms = self.batch_time_ms(context)
         with self.opened() as (ledger, _):
             batch = self._batch(ledger, at_ms)
+            if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
+                self.log.info("Batch %d is %s, so there is nothing to run.", at_ms, batch.state.value)
+                return None
             way = self._way(ledger)
             try:
                 attempt = ledger.batches.begin_attempt(
@@ -123,7 +127,7 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
             return self._attempt(ledger, attempt, way, context)
 
     def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
-        batch = ledger.batches.get(self.stream.name, at_ms)
+        batch = ledger.batches.find(self.stream.name, at_ms)
         if batch is None:
             raise BatchFailedError(
                 f"Batch {at_ms} of stream {self.stream.name!r} has no blocks allocated.",
