@@ -1,0 +1,195 @@
+"""Stores a block: the log, then the ledger, then Kafka's commit, and never in another order (rule 1 of the design)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from headrace.blocks import BlockInfo, OffsetRange, TopicPartition
+from headrace.clock import Clock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import (
+    LeaseLostError,
+    LedgerUnavailableError,
+    PartitionNotAssignedError,
+    PositionConflictError,
+    SegmentRemovedError,
+)
+from headrace.ledger.rows import ReceiverLease
+from headrace.receiving.errors import StoreFailedError
+from headrace.receiving.record_batches import RecordChunk, combine, without
+from headrace.wal.errors import StorageError, WriteFailedError
+from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
+
+logger = logging.getLogger(__name__)
+
+# One try and three more, as Spark's ReliableKafkaReceiver; the log puts each on a segment of its own.
+STORE_TRIES = 4
+_FIRST_WAIT_SECONDS = 0.2
+# A failover of Postgres, or a busy SQLite: the frame is durable and its outcome must be known before the next one
+# (at most one frame of an epoch is undecided, rule 10), so this is waited out and not written again.
+LEDGER_PATIENCE_SECONDS = 60.0
+
+
+class BlockStore:
+    """The pushing thread's. ``wait`` pauses for seconds while heartbeats go on; it raises to give up."""
+
+    def __init__(
+        self,
+        lease: ReceiverLease,
+        ledger: Ledger,
+        writer: WriteAheadLogWriter,
+        *,
+        commit: Callable[[Sequence[OffsetRange]], None],
+        wait: Callable[[float], None],
+        clock: Clock,
+        next_offsets: dict[TopicPartition, int],
+        recreated: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]] = lambda _: (),
+    ) -> None:
+        """``next_offsets`` is kept up to date here: the ledger's positions, for the heads of new segments.
+
+        ``recreated`` says which partitions' records may be of another incarnation of their topic by now.
+        """
+        self._lease = lease
+        self._ledger = ledger
+        self._writer = writer
+        self._commit = commit
+        self._wait = wait
+        self._clock = clock
+        self._recreated = recreated
+        self._last_accepted: int | None = None
+        self.blocks = 0
+        self.records = 0
+        self.payload_bytes = 0
+        self.write_failures = 0
+        self.dropped_records = 0
+        self.next_offsets = next_offsets
+
+    def store(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> None:
+        """Store the chunks as one block, or only move positions where they hold no record.
+
+        Raises:
+            StoreFailedError: after all tries; the records are still Kafka's.
+            LeaseLostError: another has taken over, nothing was accepted.
+        """
+        batch, ranges = combine(chunks)
+        gone = self._recreated([each.partition for each in ranges])
+        if gone:
+            batch, ranges = self._without(batch, ranges, gone)
+        while ranges:
+            try:
+                if batch is None:
+                    self._advance(ranges)
+                else:
+                    self._store(batch, ranges, cut_time_ms)
+                break
+            except PartitionNotAssignedError as error:
+                # Taken from this receiver by force. The frame that may have been written stays an intent.
+                logger.warning("%s", error)
+                batch, ranges = self._without(batch, ranges, [error.partition])
+        self.next_offsets.update((each.partition, each.until_offset) for each in ranges)
+        self._commit(ranges)
+
+    def advance(self, partition: TopicPartition, from_offset: int, until_offset: int, gap: str | None) -> None:
+        """Move a position over offsets that hold no record, or that are lost (``gap`` says why)."""
+
+        def step() -> None:
+            try:
+                self._ledger.positions.advance(self._lease, partition, from_offset, until_offset, gap=gap)
+            except PositionConflictError as error:
+                # An earlier try got through although its answer did not.
+                if error.expected != until_offset:
+                    raise
+
+        self._patiently(step)
+        self.next_offsets[partition] = until_offset
+
+    def idle(self) -> None:
+        """Nothing to store for now: let the segment end when its time is out."""
+        self._closed(self._writer.roll_if_due(self._last_accepted))
+
+    def close(self) -> None:
+        """End the segment; the ledger hears of it when it can."""
+        self._closed(self._writer.close(self._last_accepted))
+
+    def _advance(self, ranges: Sequence[OffsetRange]) -> None:
+        for each in ranges:
+            self.advance(each.partition, each.from_offset, each.until_offset, None)
+
+    def _store(self, batch: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int) -> None:
+        last: Exception | None = None
+        for attempt in range(STORE_TRIES):
+            if attempt:
+                self._wait(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+            try:
+                frame = self._writer.write(
+                    batch, ranges, cut_time_ms=cut_time_ms, last_accepted_sequence=self._last_accepted
+                )
+                self._add(frame, batch, ranges, cut_time_ms)
+            except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
+                self.write_failures += 1
+                last = error
+                logger.warning("storing a block failed (%d of %d tries): %s", attempt + 1, STORE_TRIES, error)
+            else:
+                return
+        raise StoreFailedError(
+            f"A block of {batch.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
+            remedy="Its records are read from Kafka again; see to the log's disk or store.",
+        ) from last
+
+    def _add(
+        self, frame: WrittenFrame, batch: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int
+    ) -> None:
+        info = BlockInfo(
+            receiver=self._lease.receiver_id,
+            epoch=self._lease.epoch,
+            sequence=frame.sequence,
+            cut_time_ms=cut_time_ms,
+            handle=frame.handle,
+            ranges=ranges,
+            records=batch.num_rows,
+            payload_bytes=frame.payload_bytes,
+        )
+        self._patiently(lambda: self._ledger.blocks.add(self._lease, info))
+        self._last_accepted = frame.sequence
+        self.blocks += 1
+        self.records += batch.num_rows
+        self.payload_bytes += frame.payload_bytes
+        self._closed(frame.closed)
+
+    def _closed(self, segments: Sequence[str]) -> None:
+        for segment in segments:
+            try:
+                self._ledger.segments.closed(self._lease, segment)
+            except (LedgerUnavailableError, LeaseLostError) as error:
+                # The next epoch's registration closes it too; cleanup is only later for it.
+                logger.warning("segment %s could not be told to be closed: %s", segment, error)
+
+    def _patiently(self, step: Callable[[], object]) -> None:
+        """Adding twice does no harm (the ledger knows the sequence), so an unknown outcome is asked again."""
+        until = self._clock.monotonic() + LEDGER_PATIENCE_SECONDS
+        seconds = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                step()
+            except LedgerUnavailableError as error:
+                if self._clock.monotonic() >= until:
+                    raise StoreFailedError(
+                        f"The ledger did not answer for {LEDGER_PATIENCE_SECONDS:.0f} s: {error}.",
+                        remedy="The receiver starts again from the ledger's positions once it answers.",
+                    ) from error
+                logger.warning("the ledger does not answer, asked again: %s", error)
+                self._wait(seconds)
+                seconds = min(5.0, seconds * 2)
+            else:
+                return
+
+    def _without(
+        self, batch: pa.RecordBatch | None, ranges: tuple[OffsetRange, ...], dropped: Sequence[TopicPartition]
+    ) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
+        self.dropped_records += sum(each.records for each in ranges if each.partition in dropped)
+        if batch is None:
+            return None, tuple(each for each in ranges if each.partition not in dropped)
+        return without(batch, ranges, dropped)

@@ -1,0 +1,81 @@
+"""Commits to Kafka, for lag tools only: nothing of headrace's is read from them (rule 1 of the design).
+
+So a commit that fails is counted, shown and repeated with the next one, and never a reason to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from headrace.blocks import OffsetRange
+
+logger = logging.getLogger(__name__)
+
+
+class OffsetCommits:
+    """Commits asynchronously what is stored. ``commit`` is the storing thread's, ``on_commit`` the consuming one's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, int], int] = {}
+        self._failures = 0
+        self._last_error: str | None = None
+
+    @property
+    def failures(self) -> int:
+        with self._lock:
+            return self._failures
+
+    @property
+    def last_error(self) -> str | None:
+        with self._lock:
+            return self._last_error
+
+    @property
+    def open(self) -> int:
+        """Partitions whose last stored position is not yet committed as far as is known."""
+        with self._lock:
+            return len(self._open)
+
+    def commit(self, consumer: Any, ranges: Iterable[OffsetRange] = ()) -> None:
+        """Commit the ends of ``ranges`` and all that is not acknowledged yet. Never raises for Kafka's sake."""
+        with self._lock:
+            for each in ranges:
+                self._open[each.partition.topic, each.partition.partition] = each.until_offset
+            offsets = [KafkaPartition(topic, number, offset) for (topic, number), offset in self._open.items()]
+        if not offsets:
+            return
+        try:
+            consumer.commit(offsets=offsets, asynchronous=True)
+        except (KafkaException, RuntimeError) as error:
+            self._failed(str(error))
+
+    def forget(self, topic: str, partition: int) -> None:
+        """The partition is another receiver's now: a late repetition would set its committed offset back."""
+        with self._lock:
+            self._open.pop((topic, partition), None)
+
+    def on_commit(self, error: object, partitions: Iterable[Any]) -> None:
+        """librdkafka's callback: ``error`` for all, or one in each partition."""
+        for each in partitions:
+            failed = each.error or error
+            if failed is not None:
+                self._failed(str(failed))
+                continue
+            with self._lock:
+                if self._open.get((each.topic, each.partition)) == each.offset:
+                    del self._open[each.topic, each.partition]
+
+    def _failed(self, error: str) -> None:
+        with self._lock:
+            self._failures += 1
+            repeated = error == self._last_error
+            self._last_error = error
+        if not repeated:
+            logger.warning("a commit to Kafka failed and is repeated with the next block: %s", error)

@@ -1,0 +1,37 @@
+"""What goes wrong while receiving."""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError
+
+
+class ReceivingError(HeadraceError):
+    """Receiving cannot go on; the receiver stops and the tracker decides about its restart."""
+
+
+class ClientSettingError(ReceivingError):
+    """A setting of the Kafka client is unknown, reserved for headrace, or in the wrong place."""
+
+
+class GeneratorStateError(ReceivingError):
+    """The block generator was asked for something that its state does not allow."""
+
+
+class KafkaClientError(ReceivingError):
+    """The Kafka client is beyond repair; a new one is needed."""
+
+
+class TopicRecreatedError(ReceivingError):
+    """Records may come from another incarnation of a topic than the positions; none of them is stored."""
+
+
+class StoreFailedError(ReceivingError):
+    """A block could not be stored after all tries."""
+
+
+class StartingOffsetsError(ReceivingError):
+    """A starting position names a partition that is not there, or cannot be resolved."""
+
+
+class TopicsNotFoundError(ReceivingError):
+    """A named topic does not exist, or may not be described."""

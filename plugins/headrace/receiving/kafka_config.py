@@ -1,0 +1,162 @@
+"""The settings that librdkafka gets: headrace's own, then the connection's, then the input's ``client``.
+
+Three kinds of settings are kept apart. What decides about offsets, assignment and delivery is headrace's own
+(rules 1 to 3 of the design). What is secret or about security comes from the connection only. Everything else
+that may be tuned is on the allow-list of ``headrace.stream.inputs``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.connections import Connection, resolve
+from headrace.receiving.errors import ClientSettingError
+from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
+from headrace.stream.limits import Limits
+
+logger = logging.getLogger(__name__)
+
+ClientConfig = dict[str, Any]
+
+# Only a connection may bring these. Settings that name files to be loaded as code (plugin.library.paths,
+# ssl.engine.location, ssl.providers) are on no list: a connection is data.
+SECURITY_SETTINGS = frozenset(
+    {
+        "bootstrap.servers",
+        "security.protocol",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+        "sasl.kerberos.keytab",
+        "sasl.kerberos.principal",
+        "sasl.kerberos.service.name",
+        "sasl.oauthbearer.client.id",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.extensions",
+        "sasl.oauthbearer.method",
+        "sasl.oauthbearer.scope",
+        "sasl.oauthbearer.token.endpoint.url",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.cipher.suites",
+        "ssl.crl.location",
+        "ssl.curves.list",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.location",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.sigalgs.list",
+        "enable.ssl.certificate.verification",
+        "broker.address.family",
+    }
+)
+
+# Connections made for other consumers hold these. headrace has its own, so they are left aside, with a word.
+_LEFT_ASIDE = frozenset(
+    {"group.id", "auto.offset.reset", "group.instance.id", "session.timeout.ms", "max.poll.interval.ms"}
+)
+
+# 2,000,000: far above librdkafka's 100,000, so that bytes bound the prefetch and not a count (212,000 records/s
+# with the default, over 400,000 so). The fetch sizes let one answer carry many partitions' backlog.
+_PREFETCH: Mapping[str, Any] = {
+    "queued.min.messages": 2_000_000,
+    "fetch.max.bytes": 64 * 1024 * 1024,
+    "max.partition.fetch.bytes": 16 * 1024 * 1024,
+    "fetch.wait.max.ms": 100,
+    # With a full queue librdkafka looks again after this long; its default of a second starves a fast receiver.
+    "fetch.queue.backoff.ms": 20,
+    "check.crcs": True,
+    "isolation.level": "read_committed",
+    "topic.metadata.refresh.interval.ms": 30_000,
+    "reconnect.backoff.max.ms": 5_000,
+    "statistics.interval.ms": 5_000,
+}
+
+_FORCED: Mapping[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # A position is the ledger's: never let the client make one up (rule 2).
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "allow.auto.create.topics": False,
+}
+
+
+def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> ClientConfig:
+    """What a receiver's consumer gets. Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
+    config: ClientConfig = {**_PREFETCH, **_connection_config(source), **_checked(source)}
+    # A fetch answer must be smaller than what one receive may hold, and at least one message fits either way.
+    config.setdefault("receive.message.max.bytes", int(config["fetch.max.bytes"]) + 64 * 1024 * 1024)
+    config["queued.max.messages.kbytes"] = max(1, limits.prefetch_bytes // 1024)
+    config["group.id"] = group
+    config.setdefault("client.id", f"headrace-{group}")
+    config.update(_FORCED)
+    return config
+
+
+def admin_config(source: KafkaInput) -> ClientConfig:
+    """What the tracker's admin client gets."""
+    config = _connection_config(source)
+    config.setdefault("client.id", "headrace-tracker")
+    config["allow.auto.create.topics"] = False
+    return {name: value for name, value in config.items() if name not in _PREFETCH}
+
+
+def _connection_config(source: KafkaInput) -> ClientConfig:
+    if source.connection is None:
+        return {"bootstrap.servers": source.bootstrap_servers}
+    return connection_config(resolve(source.connection))
+
+
+def connection_config(connection: Connection) -> ClientConfig:
+    """The client settings in a connection of type ``kafka``: librdkafka's names in ``extra``, as Airflow's provider
+    has them; host, port, login and password fill in what ``extra`` does not say."""
+    extra = {name: value for name, value in connection.extra.items() if value is not None}
+    if str(extra.pop("enable.auto.commit", False)).lower() in ("true", "1"):
+        logger.warning(
+            "headrace requires enable.auto.commit=false in the %r connection; got True: it is forced off, "
+            "since offsets are committed after their block is stored and not before",
+            connection.id,
+        )
+    aside = sorted(set(extra) & _LEFT_ASIDE)
+    if aside:
+        logger.info("%s of connection %r are headrace's own and left aside", ", ".join(aside), connection.id)
+    config = {name: value for name, value in extra.items() if name not in _LEFT_ASIDE}
+    refused = sorted(set(config) - SECURITY_SETTINGS - CLIENT_SETTINGS)
+    if refused:
+        raise ClientSettingError(
+            f"The {connection.id!r} connection sets {', '.join(refused)}, which headrace does not pass to its Kafka "
+            "client.",
+            remedy=f"Remove them; security settings and {', '.join(sorted(CLIENT_SETTINGS))} are taken.",
+        )
+    if "bootstrap.servers" not in config:
+        if connection.host is None:
+            raise ClientSettingError(
+                f"The {connection.id!r} connection says neither bootstrap.servers nor a host.",
+                remedy='Add {"bootstrap.servers": "host:port"} to its extra.',
+            )
+        port = f":{connection.port}" if connection.port and ":" not in connection.host else ""
+        config["bootstrap.servers"] = f"{connection.host}{port}"
+    if connection.login is not None and "sasl.username" not in config:
+        config["sasl.username"] = connection.login
+        if connection.password is not None:
+            config.setdefault("sasl.password", connection.password)
+    return config
+
+
+def _checked(source: KafkaInput) -> ClientConfig:
+    refused = sorted(set(source.client) - CLIENT_SETTINGS)
+    if refused:
+        where = "the connection" if set(refused) & SECURITY_SETTINGS else "nowhere: headrace decides about it"
+        raise ClientSettingError(
+            f"client of input {source.id!r} sets {', '.join(refused)}, which belongs into {where}.",
+            remedy=f"Allowed are {', '.join(sorted(CLIENT_SETTINGS))}.",
+        )
+    return dict(source.client)

@@ -1,0 +1,379 @@
+"""Reads the partitions that it is given from Kafka, by position, with ``assign()`` and no consumer group.
+
+It never decides where to begin (the ledger does), never commits before something is stored, and never lets one
+partition's trouble stop another: an offset out of range, a damaged message or a topic that is gone stay that
+partition's state, visible in ``status()``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from headrace.blocks import OffsetRange, TopicPartition
+from headrace.clock import Clock, SystemClock
+from headrace.receiving.commits import OffsetCommits
+from headrace.receiving.errors import KafkaClientError
+from headrace.receiving.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
+from headrace.receiving.record_batches import Cursor, RecordChunk, chunks_of, convert
+
+logger = logging.getLogger(__name__)
+
+ConsumerFactory = Callable[[dict[str, Any]], Any]
+
+# As many messages as one consume() may bring: beyond 20,000 nothing is gained, and each brings its Python objects.
+_MOST_RECORDS = 20_000
+# Before the size of a message is known: 500 of 1 MB is what a small process still bears.
+_FIRST_RECORDS = 500
+# Kafka's answer to one question, while the other partitions wait.
+_QUERY_SECONDS = 5.0
+_FIRST_BACKOFF_SECONDS = 1.0
+_LONGEST_BACKOFF_SECONDS = 60.0
+# 1 + 2 + 4 + ... + 60: about two minutes. What is still unreadable then is lasting damage and not a passing one.
+_DAMAGE_ATTEMPTS = 7
+
+_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+_DAMAGED = frozenset(
+    {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG, KafkaError.MSG_SIZE_TOO_LARGE}
+)
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What one consume() brought besides records. ``held`` partitions stay at their position for now."""
+
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    held: set[tuple[str, int]] = field(default_factory=set)
+    lost: list[tuple[str, int]] = field(default_factory=list)
+    skipped: list[Gap] = field(default_factory=list)
+
+
+class KafkaReceiver:
+    """One consumer. ``fetch``, ``assign``, ``unassign`` and ``close`` belong to the consuming thread; ``commit``,
+    ``status`` and the counters may be used from any."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        on_lost_offsets: Literal["fail", "reset"] = "fail",
+        max_chunk_bytes: int = 16 * 1024 * 1024,
+        clock: Clock | None = None,
+        consumer_factory: ConsumerFactory = Consumer,
+    ) -> None:
+        """``config`` as of ``kafka_config.consumer_config``. Chunks are of at most about ``max_chunk_bytes``."""
+        self._on_lost_offsets = on_lost_offsets
+        self._max_chunk_bytes = max_chunk_bytes
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._owned: dict[tuple[str, int], OwnedPartition] = {}
+        self._records_at_once = _FIRST_RECORDS
+        self._commits = OffsetCommits()
+        self._fatal: str | None = None
+        self._closed = False
+        self.client_error: str | None = None
+        """The client's last error that concerns no partition, None since it went well again."""
+        self.connected: bool | None = None
+        """Whether any broker is reachable, None while unknown."""
+        self.below_position = 0
+        self.not_owned = 0
+        self.errors = 0
+        self._consumer = consumer_factory(
+            {
+                **config,
+                "on_commit": self._commits.on_commit,
+                "error_cb": self._on_error,
+                "stats_cb": self._on_statistics,
+            }
+        )
+
+    # -- assignment ------------------------------------------------------------------------------------------------
+
+    def assign(self, partition: TopicPartition, next_offset: int) -> None:
+        """Begin to read ``partition`` at ``next_offset``; what is assigned already goes on undisturbed."""
+        key = (partition.topic, partition.partition)
+        with self._lock:
+            known = self._owned.get(key)
+            self._owned[key] = OwnedPartition(partition, next_offset)
+        if known is not None:
+            self._consumer_unassign(key)
+        self._consumer_assign(key, next_offset)
+
+    def unassign(self, partition: TopicPartition) -> None:
+        """Stop reading it; what was handed out stays handed out."""
+        key = (partition.topic, partition.partition)
+        with self._lock:
+            owned = self._owned.get(key)
+            if owned is None or owned.partition != partition:
+                return
+            del self._owned[key]
+        self._consumer_unassign(key)
+
+    @property
+    def partitions(self) -> dict[TopicPartition, int]:
+        """The partitions owned now, with their next offsets."""
+        with self._lock:
+            return {owned.partition: owned.next_offset for owned in self._owned.values()}
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def fetch(self, timeout: float, max_records: int | None = None) -> list[RecordChunk | Gap]:
+        """What has arrived, in order: chunks of records and gaps. Waits up to ``timeout`` seconds for something.
+
+        Raises KafkaClientError when the client cannot go on.
+        """
+        self._resume_due()
+        most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
+        try:
+            messages = self._consumer.consume(most, timeout)
+        except KafkaException as error:
+            raise KafkaClientError(f"Kafka's client failed: {error}.") from error
+        if self._fatal is not None:
+            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
+        if not messages:
+            return []
+        found = _Findings()
+        if any([message.error() is not None for message in messages]):
+            messages = self._sort_out(messages, found)
+        return [*found.skipped, *self._convert(messages, found), *self._lost_gaps(found)]
+
+    def _convert(self, messages: Sequence[Any], found: _Findings) -> list[RecordChunk]:
+        with self._lock:
+            cursors = {key: Cursor(owned.partition, owned.next_offset) for key, owned in self._owned.items()}
+        converted = convert(messages, cursors)
+        self.below_position += converted.below_position
+        self.not_owned += converted.not_owned
+        if converted.batch is not None:
+            average = max(1, converted.batch.nbytes // converted.batch.num_rows)
+            # A quarter of a chunk at a time, so that one consume() cannot bring much more than a block.
+            self._records_at_once = max(1, min(_MOST_RECORDS, self._max_chunk_bytes // 4 // average))
+        positions = self._positions(converted.positions, cursors, found)
+        standing = {cursor.partition: cursor.next_offset for cursor in cursors.values()}
+        chunks = chunks_of(converted, standing, positions, self._max_chunk_bytes)
+        with self._lock:
+            for partition, position in positions.items():
+                owned = self._owned[partition.topic, partition.partition]
+                if (partition.topic, partition.partition) in found.held:
+                    owned.next_offset = position
+                else:
+                    owned.progressed(position)
+            for key, end in found.ends.items():
+                at_end = self._owned.get(key)
+                if at_end is not None and key not in found.held and at_end.next_offset >= end:
+                    at_end.state, at_end.error = FetchState.AT_END, None
+        return chunks
+
+    def _positions(
+        self,
+        last: Mapping[TopicPartition, int],
+        cursors: Mapping[tuple[str, int], Cursor],
+        found: _Findings,
+    ) -> dict[TopicPartition, int]:
+        """The position of each partition that something arrived for: past control records and compacted ones."""
+        positions = dict(last)
+        touched = [
+            key
+            for key, cursor in cursors.items()
+            if (cursor.partition in last or key in found.ends) and key not in found.held
+        ]
+        for told in self._consumer.position([KafkaPartition(*key) for key in touched]) if touched else ():
+            key = (told.topic, told.partition)
+            cursor = cursors[key]
+            candidates = (positions.get(cursor.partition, cursor.next_offset), found.ends.get(key, 0), told.offset)
+            positions[cursor.partition] = max(candidates)
+        return {partition: position for partition, position in positions.items() if position >= 0}
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def _sort_out(self, messages: Sequence[Any], found: _Findings) -> list[Any]:
+        """The records among ``messages``; the rest goes into ``found``."""
+        good = []
+        for message in messages:
+            key = (message.topic(), message.partition())
+            error = message.error()
+            if error is None:
+                if key not in found.held:
+                    self._end_skip(key, message.offset(), found)
+                    good.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                if key in self._owned and key not in found.held:
+                    self._end_skip(key, message.offset(), found)
+                    found.ends[key] = message.offset()
+            elif key[0] is None or key not in self._owned:
+                self._on_error(error)
+            else:
+                self._on_partition_error(key, error, found)
+        return good
+
+    def _on_partition_error(self, key: tuple[str, int], error: Any, found: _Findings) -> None:
+        self.errors += 1
+        owned = self._owned[key]
+        if error.code() in _OUT_OF_RANGE:
+            found.held.add(key)
+            found.lost.append(key)
+            self._consumer_unassign(key)
+        elif error.code() in _DAMAGED:
+            if not owned.skips_damage:
+                found.held.add(key)
+                self._on_damage(owned, error)
+        else:
+            owned.error = f"{error.name()}: {error.str()}"
+            logger.warning("%s: %s", _name(owned.partition), owned.error)
+
+    def _lost_gaps(self, found: _Findings) -> list[Gap]:
+        """After the records that came before: what became of partitions whose offset Kafka does not have."""
+        gaps = [self._on_lost(self._owned[key]) for key in found.lost if key in self._owned]
+        return [gap for gap in gaps if gap is not None]
+
+    def _on_lost(self, owned: OwnedPartition) -> Gap | None:
+        """Kafka does not have the position: find out what it has, then fail or go on at its earliest."""
+        key = (owned.partition.topic, owned.partition.partition)
+        position = owned.next_offset
+        try:
+            low, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), timeout=_QUERY_SECONDS, cached=False)
+        except KafkaException as error:
+            self._back_off(owned, f"offset {position} is out of range, and Kafka's range is unknown: {error}")
+            return None
+        if low <= position <= high:
+            self._back_off(owned, f"offset {position} was out of range for a moment, Kafka has [{low}, {high})")
+        elif position > high:
+            self._fail(
+                owned,
+                f"Kafka's log ends at {high}, before the position {position}: the topic was re-created or its log "
+                "truncated. A re-created topic is read from its beginning once the tracker has seen its new id.",
+            )
+        elif self._on_lost_offsets == "fail":
+            self._fail(
+                owned,
+                f"offsets [{position}, {low}) are gone from Kafka (retention). "
+                'Set on_lost_offsets="reset" to go on at the earliest and record the gap.',
+            )
+        else:
+            logger.error("%s: offsets [%d, %d) are gone from Kafka", _name(owned.partition), position, low)
+            with self._lock:
+                owned.progressed(low)
+            self._consumer_assign(key, low)
+            return Gap(owned.partition, position, low, "retention: Kafka no longer has these offsets")
+        return None
+
+    def _on_damage(self, owned: OwnedPartition, error: Any) -> None:
+        """Often transient, so fetched again; librdkafka itself would pass over it in silence."""
+        self._consumer_unassign((owned.partition.topic, owned.partition.partition))
+        text = f"{error.name()}: {error.str()}"
+        if owned.attempts < _DAMAGE_ATTEMPTS:
+            self._back_off(owned, text)
+        elif self._on_lost_offsets == "fail":
+            self._fail(owned, f'{text}. Set on_lost_offsets="reset" to pass over it and record the gap.')
+        else:
+            owned.skips_damage = True
+            self._back_off(owned, text)
+
+    def _end_skip(self, key: tuple[str, int], offset: int, found: _Findings) -> None:
+        owned = self._owned.get(key)
+        if owned is None or not owned.skips_damage:
+            return
+        owned.skips_damage = False
+        if offset > owned.next_offset:
+            logger.error("%s: passing over [%d, %d)", _name(owned.partition), owned.next_offset, offset)
+            found.skipped.append(Gap(owned.partition, owned.next_offset, offset, f"damaged: {owned.error}"))
+            with self._lock:
+                owned.next_offset = offset
+
+    def _back_off(self, owned: OwnedPartition, error: str) -> None:
+        seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2**owned.attempts)
+        logger.warning("%s: %s; fetched again in %.0f s", _name(owned.partition), error, seconds)
+        with self._lock:
+            owned.attempts += 1
+            owned.state, owned.error = FetchState.BACKING_OFF, error
+            owned.retry_at = self._clock.monotonic() + seconds
+
+    def _fail(self, owned: OwnedPartition, error: str) -> None:
+        logger.error("%s is not read any more: %s", _name(owned.partition), error)
+        with self._lock:
+            owned.state, owned.error = FetchState.FAILED, error
+
+    def _resume_due(self) -> None:
+        now = self._clock.monotonic()
+        for key, owned in list(self._owned.items()):
+            if owned.state is FetchState.BACKING_OFF and owned.retry_at <= now:
+                with self._lock:
+                    owned.state = FetchState.FETCHING
+                self._consumer_assign(key, owned.next_offset)
+
+    def _on_error(self, error: Any) -> None:
+        """The client's own errors; most pass, since librdkafka reconnects by itself."""
+        self.client_error = f"{error.name()}: {error.str()}"
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            self._fatal = self.client_error
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.connected = False
+
+    def _on_statistics(self, text: str) -> None:
+        brokers = json.loads(text).get("brokers", {}).values()
+        self.connected = any(broker.get("state") == "UP" for broker in brokers)
+        if self.connected:
+            self.client_error = None
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def commit(self, ranges: Iterable[OffsetRange] = ()) -> None:
+        """Commit what is stored, asynchronously; failures are counted and repeated."""
+        if not self._closed:
+            self._commits.commit(self._consumer, ranges)
+
+    @property
+    def commits(self) -> OffsetCommits:
+        return self._commits
+
+    def status(self) -> list[PartitionStatus]:
+        """Each partition's state and lag, without asking Kafka."""
+        with self._lock:
+            owned = [
+                (key, each.partition, each.next_offset, each.state, each.error) for key, each in self._owned.items()
+            ]
+        return [
+            PartitionStatus(partition, next_offset, state, self._lag(key, next_offset), error)
+            for key, partition, next_offset, state, error in owned
+        ]
+
+    def _lag(self, key: tuple[str, int], next_offset: int) -> int | None:
+        try:
+            _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), cached=True)
+        except (KafkaException, RuntimeError, TypeError):
+            return None
+        return max(0, high - next_offset) if high >= 0 else None
+
+    def close(self, commit_seconds: float = 2.0) -> None:
+        """Wait a little for open commits to be acknowledged, then leave."""
+        if self._closed:
+            return
+        until = self._clock.monotonic() + commit_seconds
+        for partition in self.partitions:
+            self._consumer_unassign((partition.topic, partition.partition))
+        while self._commits.open and self._clock.monotonic() < until and self.connected is not False:
+            self._consumer.consume(1, 0.05)
+        self._closed = True
+        self._consumer.close()
+
+    def _consumer_assign(self, key: tuple[str, int], offset: int) -> None:
+        # incremental: the other partitions keep what is prefetched for them. There is no subscription and no group
+        # member; this only adds to what assign() would set.
+        self._consumer.incremental_assign([KafkaPartition(*key, offset)])
+
+    def _consumer_unassign(self, key: tuple[str, int]) -> None:
+        try:
+            self._consumer.incremental_unassign([KafkaPartition(*key)])
+        except KafkaException as error:
+            # Not assigned any more: it was backing off or failed.
+            logger.debug("%s/%d was not assigned: %s", *key, error)
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}/{partition.partition}"

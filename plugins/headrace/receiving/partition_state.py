@@ -1,0 +1,61 @@
+"""What a receiver knows about one partition that it owns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headrace.blocks import TopicPartition
+
+
+class FetchState(StrEnum):
+    """How a partition fares in its receiver. (The ledger's PartitionState is what the stream makes of it.)"""
+
+    FETCHING = "fetching"
+    AT_END = "at_end"
+    """Everything that Kafka has was read."""
+    BACKING_OFF = "backing_off"
+    """An error; fetched again from the same offset after a while."""
+    FAILED = "failed"
+    """Not fetched any more until a person, or a new assignment, decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets ``[from_offset, until_offset)`` that Kafka can no longer give, and why."""
+
+    partition: TopicPartition
+    from_offset: int
+    until_offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """``lag`` is in records (offsets), None while Kafka's end is not known."""
+
+    partition: TopicPartition
+    next_offset: int
+    state: FetchState
+    lag: int | None
+    error: str | None
+
+
+@dataclass(slots=True)
+class OwnedPartition:
+    """Mutable, the consuming thread's. Everything below ``next_offset`` has been handed out."""
+
+    partition: TopicPartition
+    next_offset: int
+    state: FetchState = FetchState.FETCHING
+    error: str | None = None
+    retry_at: float = 0.0
+    attempts: int = 0
+    skips_damage: bool = False
+    """The last try: what cannot be read is passed over, as a gap."""
+
+    def progressed(self, until_offset: int) -> None:
+        self.next_offset = until_offset
+        self.state = FetchState.FETCHING
+        self.error = None
+        self.attempts = 0

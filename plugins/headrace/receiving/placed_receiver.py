@@ -1,0 +1,75 @@
+"""One receiver as its tracker sees it: started, ended, waiting for its restart."""
+
+from __future__ import annotations
+
+import logging
+
+from headrace.receiving.launchers import ReceiverHandle, ReceiverLauncher
+from headrace.receiving.receiver_task import ReceiverTask
+
+logger = logging.getLogger(__name__)
+
+# Spark's receivers restart after 2 s. Doubling keeps one that cannot work from a new job every other second.
+RESTART_SECONDS = 2.0
+LONGEST_RESTART_SECONDS = 60.0
+# A receiver that ran for this long was well: its next end is a new trouble.
+_WELL_SECONDS = 60.0
+
+
+class PlacedReceiver:
+    """Keeps one receiver going until told not to. Times are seconds of the tracker's monotonic clock."""
+
+    def __init__(
+        self, task: ReceiverTask, launcher: ReceiverLauncher, restart_seconds: float = RESTART_SECONDS
+    ) -> None:
+        self.task = task
+        self.starts = 0
+        self.last_error: str | None = None
+        self._launcher = launcher
+        self._restart_seconds = restart_seconds
+        self._handle: ReceiverHandle | None = None
+        self._started_at = 0.0
+        self._start_at = 0.0
+        self._ends_in_a_row = 0
+
+    @property
+    def running(self) -> bool:
+        return self._handle is not None
+
+    def keep_going(self, now: float) -> str | None:
+        """Start it when its time has come; note its end. Returns a sentence when it has just ended, else None."""
+        if self._handle is None:
+            return self._start(now) if now >= self._start_at else None
+        if not self._handle.done():
+            return None
+        return self._ended(now, self._handle.error())
+
+    def reap(self) -> bool:
+        """While stopping: whether it has ended. It is not started again."""
+        if self._handle is not None and self._handle.done():
+            self.last_error = self._handle.error()
+            self._handle = None
+        return self._handle is None
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _start(self, now: float) -> str | None:
+        self._started_at = now
+        self.starts += 1
+        try:
+            self._handle = self._launcher.start(self.task)
+        except Exception as error:
+            logger.exception("receiver %s could not be started", self.task.receiver_id)
+            return self._ended(now, f"{type(error).__name__}: {error}")
+        return None
+
+    def _ended(self, now: float, error: str | None) -> str:
+        self._handle = None
+        self._ends_in_a_row = 1 if now - self._started_at >= _WELL_SECONDS else self._ends_in_a_row + 1
+        seconds = min(LONGEST_RESTART_SECONDS, self._restart_seconds * 2 ** (self._ends_in_a_row - 1))
+        self._start_at = now + seconds
+        self.last_error = error
+        how = "ended" if error is None else f"ended: {error}"
+        return f"Receiver {self.task.receiver_id} {how}; it starts again in {seconds:.0f} s."

@@ -1,0 +1,59 @@
+"""The numbers that a receiver's heartbeat carries; they end up on the page and in the metrics."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from headrace.receiving.block_store import BlockStore
+from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.partition_state import FetchState
+
+# A rate over this long: steady enough to read, short enough to see a stall.
+_RATE_SECONDS = 10.0
+# Beyond this many partitions only those with something to say are listed one by one.
+_MOST_LISTED = 500
+
+
+class ReceiverStats:
+    """Puts a receiver's numbers together; the pushing thread's."""
+
+    def __init__(self) -> None:
+        self._stored: deque[tuple[float, int]] = deque()
+
+    def collect(self, now: float, kafka: KafkaReceiver, store: BlockStore, queued: tuple[int, int]) -> dict[str, Any]:
+        """JSON values. ``rate`` is in records/s over the last seconds, ``lag`` in records per "topic-partition"."""
+        self._stored.append((now, store.records))
+        while len(self._stored) > 2 and now - self._stored[0][0] > _RATE_SECONDS:
+            self._stored.popleft()
+        seconds = now - self._stored[0][0]
+        status = kafka.status()
+        troubled = {
+            f"{each.partition.topic}-{each.partition.partition}": {"state": each.state.value, "error": each.error}
+            for each in status
+            if each.error is not None
+        }
+        lags = {f"{each.partition.topic}-{each.partition.partition}": each.lag for each in status}
+        return {
+            "records": store.records,
+            "blocks": store.blocks,
+            "bytes": store.payload_bytes,
+            "rate": round((store.records - self._stored[0][1]) / seconds, 1) if seconds > 0 else 0.0,
+            "queued_blocks": queued[0],
+            "queued_bytes": queued[1],
+            "partitions": len(status),
+            "at_end": sum(each.state is FetchState.AT_END for each in status),
+            "failed": sum(each.state is FetchState.FAILED for each in status),
+            "lag": dict(sorted(lags.items(), key=lambda item: -(item[1] or 0))[:_MOST_LISTED]),
+            "total_lag": sum(each.lag or 0 for each in status),
+            "troubled": troubled,
+            "commit_failures": kafka.commits.failures,
+            "commit_error": kafka.commits.last_error,
+            "store_failures": store.write_failures,
+            "below_position": kafka.below_position,
+            "not_owned": kafka.not_owned,
+            "dropped": store.dropped_records,
+            "partition_errors": kafka.errors,
+            "connected": kafka.connected,
+            "client_error": kafka.client_error,
+        }

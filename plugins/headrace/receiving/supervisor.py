@@ -1,0 +1,362 @@
+"""One receiver's life: its lease, its three threads, its orders and its end.
+
+The caller's thread consumes, the cutter's cuts, and the pushing thread stores *and* carries the heartbeat: a receiver
+that cannot store is not alive, whatever else of it still runs (rule 8 of the design).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from confluent_kafka.admin import AdminClient
+
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.clock import Clock, SystemClock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerUnavailableError
+from headrace.ledger.rows import JobLease, ReceiverLease, ReceiverOrders
+from headrace.ledger.states import EventKind, PartitionState, ReceiverState
+from headrace.receiving.block_generator import BlockGenerator, GeneratedBlock
+from headrace.receiving.block_store import BlockStore
+from headrace.receiving.errors import GeneratorStateError, ReceivingError
+from headrace.receiving.garbage import OccasionalCollection
+from headrace.receiving.kafka_config import admin_config, consumer_config
+from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.ledger_clock import LedgerClock
+from headrace.receiving.partition_state import FetchState, Gap
+from headrace.receiving.rate_limiter import RateLimiter
+from headrace.receiving.receiver_stats import ReceiverStats
+from headrace.receiving.record_batches import RecordChunk
+from headrace.receiving.topic_ids import AdminTopicIds, IncarnationGuard, TopicIds
+from headrace.stream import Stream
+from headrace.wal.storage import LogStorage
+from headrace.wal.writer import WriteAheadLogWriter
+
+logger = logging.getLogger(__name__)
+
+# Ten heartbeats: a garbage collection, a slow disk or a short loss of the ledger do not cost the lease.
+LEASE_MS = 10_000
+HEARTBEAT_SECONDS = 1.0
+# While stopping, for how long Kafka may fail to confirm the topic ids of what is still to be stored.
+_DRAIN_PATIENCE_SECONDS = 15.0
+_POLL_SECONDS = 0.05
+_COMMIT_REPEAT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverReport:
+    """How a receiver ended: ``stopped`` when asked to, ``lost`` when another took over, ``failed`` with ``error``."""
+
+    receiver: ReceiverId
+    state: ReceiverState
+    records: int = 0
+    blocks: int = 0
+    error: str | None = None
+
+
+class ReceiverSupervisor:
+    """Runs one receiver from registration to release. Use once."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        receiver_id: ReceiverId,
+        ledger: Ledger,
+        storage: LogStorage,
+        job_lease: JobLease,
+        *,
+        clock: Clock | None = None,
+        host: str | None = None,
+        lease_ms: int = LEASE_MS,
+        kafka_factory: Callable[[], KafkaReceiver] | None = None,
+        topic_ids: TopicIds | None = None,
+    ) -> None:
+        """``storage`` is the stream's own folder (``Stream.folder_url``). The two last are for tests."""
+        self._stream = stream
+        self._source = stream.input(receiver_id.input_id)
+        self._receiver_id = receiver_id
+        self._ledger = ledger
+        self._storage = storage
+        self._job_lease = job_lease
+        self._clock = clock or SystemClock()
+        self._host = host or socket.gethostname()
+        self._lease_ms = lease_ms
+        self._kafka_factory = kafka_factory or self._real_kafka
+        self._topic_ids = topic_ids
+        self._limiter = RateLimiter(stream.limits.max_rate, self._clock)
+        self._ledger_clock = LedgerClock(ledger.now_ms, self._clock)
+        self._stats = ReceiverStats()
+        self._collect_garbage = OccasionalCollection()
+        self._state = ReceiverState.STARTING
+        self._orders_lock = threading.Lock()
+        self._orders: ReceiverOrders | None = None
+        self._next_beat = 0.0
+        self._next_commit = 0.0
+        self._give_up_at = float("inf")
+        self._releasing: set[TopicPartition] = set()
+        self._told_failed: set[TopicPartition] = set()
+        self._seen_failed: set[TopicPartition] = set()
+        self._told_commit_error: str | None = None
+        self._next_offsets: dict[TopicPartition, int] = {}
+        self._lease: ReceiverLease
+        self._kafka: KafkaReceiver
+        self._store: BlockStore
+        self._generator: BlockGenerator[RecordChunk]
+
+    def run(self, stop: threading.Event | None = None) -> ReceiverReport:
+        """Receive until ``stop`` is set or the ledger orders it; drains what was read before it returns.
+
+        Returns in every case, also when the lease is lost (nothing more is stored then) or something fails.
+        """
+        try:
+            self._lease = self._ledger.receivers.register(
+                self._job_lease, self._receiver_id, host=self._host, lease_ms=self._lease_ms
+            )
+        except (LeaseLostError, JobStoppingError) as refused:
+            return ReceiverReport(self._receiver_id, ReceiverState.LOST, error=str(refused))
+        error: BaseException | None = None
+        try:
+            self._set_up()
+        except Exception as failure:
+            logger.exception("receiver %s could not start", self._receiver_id)
+            return self._end(failure, store=None)
+        try:
+            self._generator.start()
+            self._receive(stop or threading.Event())
+        except Exception as failure:
+            error = failure
+        error = self._drain(error)
+        return self._end(error, store=self._store)
+
+    # -- the consuming thread --------------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        for _ in range(3):
+            self._ledger_clock.sample()
+        limits = self._stream.limits
+        self._kafka = self._kafka_factory()
+        guard = IncarnationGuard(self._topic_ids or self._real_topic_ids(), self._wait)
+        writer = WriteAheadLogWriter(
+            self._storage,
+            "log",
+            self._receiver_id,
+            self._lease.epoch,
+            segment_bytes=limits.segment_bytes,
+            segment_seconds=limits.segment_interval.total_seconds(),
+            clock=self._clock,
+            positions=lambda: self._next_offsets,
+        )
+        self._store = BlockStore(
+            self._lease,
+            self._ledger,
+            writer,
+            commit=self._kafka.commit,
+            wait=self._wait,
+            clock=self._clock,
+            next_offsets=self._next_offsets,
+            recreated=guard.recreated,
+        )
+        self._generator = BlockGenerator(
+            self._receiver_id,
+            self,
+            block_interval_ms=self._stream.block_interval_ms,
+            max_block_bytes=limits.max_block_bytes,
+            max_queued_blocks=limits.max_queued_blocks,
+            clock=self._clock,
+            now_ms=self._ledger_clock.now_ms,
+        )
+
+    def _receive(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            orders = self._take_orders()
+            if orders is not None:
+                if orders.stop:
+                    logger.info("receiver %s was asked to stop", self._receiver_id)
+                    return
+                self._follow(orders)
+            if self._generator.failure is not None:
+                return
+            if not self._generator.wait_for_room(_POLL_SECONDS):
+                continue
+            granted = self._limiter.grant(1_000_000)
+            if granted == 0:
+                self._clock.wait(stop, min(_POLL_SECONDS, self._limiter.delay()))
+                continue
+            self._take_in(self._kafka.fetch(_POLL_SECONDS, granted))
+
+    def _take_in(self, events: Sequence[RecordChunk | Gap]) -> None:
+        for event in events:
+            if isinstance(event, RecordChunk):
+                self._limiter.spend(event.records)
+                self._generator.add_data(event, event.nbytes)
+            else:
+                self._generator.after_push(partial(self._store_gap, event))
+
+    def _follow(self, orders: ReceiverOrders) -> None:
+        self._limiter.update(orders.max_rate)
+        mine = self._kafka.partitions
+        for partition, assigned in orders.assigned.items():
+            if partition in self._releasing:
+                continue
+            if assigned.state is not PartitionState.ACTIVE:
+                self._seen_failed.add(partition)
+            elif partition in self._seen_failed or partition not in mine:
+                # New, or set going again by a person or the tracker.
+                self._seen_failed.discard(partition)
+                self._told_failed.discard(partition)
+                self._next_offsets[partition] = assigned.next_offset
+                self._kafka.assign(partition, mine.get(partition, assigned.next_offset))
+                logger.info("receiver %s reads %s from %d", self._receiver_id, partition, assigned.next_offset)
+        for partition in set(mine) - set(orders.assigned):
+            self._kafka.unassign(partition)
+        revoked = sorted(orders.revoked - self._releasing)
+        if revoked:
+            self._releasing.update(revoked)
+            self._generator.after_push(partial(self._release, revoked))
+
+    def _take_orders(self) -> ReceiverOrders | None:
+        with self._orders_lock:
+            orders, self._orders = self._orders, None
+            return orders
+
+    # -- the pushing thread ----------------------------------------------------------------------------------------
+
+    def on_push_block(self, block: GeneratedBlock[RecordChunk]) -> None:
+        self._store.store(block.items, block.cut_time_ms)
+
+    def on_tick(self) -> None:
+        self._beat_if_due()
+
+    def on_error(self, message: str, error: BaseException) -> None:
+        logger.error("receiver %s: %s: %s", self._receiver_id, message, error)
+
+    def on_add_data(self, item: RecordChunk, metadata: object) -> None:
+        """Nothing: a chunk carries its own ranges."""
+
+    def on_generate_block(self, block: GeneratedBlock[RecordChunk]) -> None:
+        """Nothing: a block's ranges are its chunks'."""
+
+    def _store_gap(self, gap: Gap) -> None:
+        self._store.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
+
+    def _release(self, partitions: Sequence[TopicPartition]) -> None:
+        """Everything read of them is stored by now."""
+        self._ledger.positions.release(self._lease, partitions)
+        with self._orders_lock:
+            # They are older than the release and would have it done again.
+            self._orders = None
+        for partition in partitions:
+            self._kafka.commits.forget(partition.topic, partition.partition)
+            self._next_offsets.pop(partition, None)
+            self._releasing.discard(partition)
+            logger.info("receiver %s has released %s", self._receiver_id, partition)
+
+    def _beat_if_due(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + HEARTBEAT_SECONDS
+        try:
+            orders = self._beat(now)
+        except LedgerUnavailableError as error:
+            logger.warning("receiver %s: no heartbeat, the ledger does not answer: %s", self._receiver_id, error)
+            return
+        with self._orders_lock:
+            self._orders = orders
+        self._state = ReceiverState.RUNNING if self._state is ReceiverState.STARTING else self._state
+        if self._kafka.commits.open and now >= self._next_commit:
+            self._next_commit = now + _COMMIT_REPEAT_SECONDS
+            self._kafka.commit(())
+        self._store.idle()
+        self._collect_garbage()
+
+    def _beat(self, now: float) -> ReceiverOrders:
+        stats = self._stats.collect(now, self._kafka, self._store, self._generator.queued)
+        sealed = self._generator.sealed_through_ms()
+        asked_at = self._clock.monotonic()
+        orders = self._ledger.receivers.heartbeat(
+            self._lease, sealed_through_ms=sealed, stats=stats, state=self._state, error=self._kafka.client_error
+        )
+        self._ledger_clock.observe(asked_at, orders.now_ms)
+        self._tell_failures()
+        return orders
+
+    def _tell_failures(self) -> None:
+        commit_error = self._kafka.commits.last_error
+        if commit_error != self._told_commit_error:
+            self._told_commit_error = commit_error
+            payload = {"receiver": str(self._receiver_id), "error": commit_error}
+            self._ledger.events.append(self._stream.name, EventKind.COMMIT_FAILED, payload)
+        for status in self._kafka.status():
+            if status.state is FetchState.FAILED and status.partition not in self._told_failed:
+                self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")
+                self._told_failed.add(status.partition)
+
+    def _wait(self, seconds: float) -> None:
+        """Pause the pushing thread while heartbeats go on. Raises when there is no use in waiting longer."""
+        until = self._clock.monotonic() + seconds
+        while True:
+            self._beat_if_due()
+            if self._clock.monotonic() > self._give_up_at:
+                raise ReceivingError("The receiver stops, and what it still held could not be stored in time.")
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                return
+            self._clock.wait(threading.Event(), min(0.1, left))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _drain(self, error: BaseException | None) -> BaseException | None:
+        """Store what was read, unless the lease or the store is gone."""
+        self._state = ReceiverState.STOPPING
+        self._give_up_at = self._clock.monotonic() + _DRAIN_PATIENCE_SECONDS
+        self._generator.stop()
+        failure = self._generator.failure
+        if failure is not None and (error is None or isinstance(error, GeneratorStateError)):
+            return failure
+        return error
+
+    def _end(self, error: BaseException | None, store: BlockStore | None) -> ReceiverReport:
+        lost = isinstance(error, LeaseLostError)
+        state = ReceiverState.STOPPED if error is None else ReceiverState.LOST if lost else ReceiverState.FAILED
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        if error is not None:
+            logger.error("receiver %s ends: %s", self._receiver_id, text, exc_info=error if not lost else None)
+        for step in self._last_steps(store, state, text):
+            try:
+                step()
+            except Exception:
+                logger.exception("receiver %s: a step of its end failed", self._receiver_id)
+        records, blocks = (store.records, store.blocks) if store is not None else (0, 0)
+        return ReceiverReport(self._receiver_id, state, records, blocks, text)
+
+    def _last_steps(
+        self, store: BlockStore | None, state: ReceiverState, text: str | None
+    ) -> list[Callable[[], object]]:
+        steps: list[Callable[[], object]] = []
+        if store is not None and state is not ReceiverState.LOST:
+            steps.append(store.close)
+        kafka = getattr(self, "_kafka", None)
+        if kafka is not None:
+            steps.append(kafka.close)
+        if state is not ReceiverState.LOST:
+            steps.append(lambda: self._ledger.receivers.release(self._lease, state, text))
+        return steps
+
+    def _real_kafka(self) -> KafkaReceiver:
+        group = self._stream.group_of(self._source)
+        config = consumer_config(self._source, group=group, limits=self._stream.limits)
+        return KafkaReceiver(
+            config,
+            on_lost_offsets=self._source.on_lost_offsets,
+            max_chunk_bytes=self._stream.limits.max_block_bytes,
+            clock=self._clock,
+        )
+
+    def _real_topic_ids(self) -> TopicIds:
+        return AdminTopicIds(AdminClient(admin_config(self._source)))

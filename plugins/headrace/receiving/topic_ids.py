@@ -1,0 +1,93 @@
+"""Tells a topic from one of the same name that was made after it was deleted.
+
+librdkafka goes on reading by name: where the new topic has already reached the old position, its records would be
+taken for the old one's. So before a block is stored, its topics' ids are asked for (about a millisecond, one question
+a block), after its last record was read: if they are still the positions' ids, every record is of that topic.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+from headrace.blocks import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_QUESTION_SECONDS = 10.0
+
+
+class TopicIds(Protocol):
+    """Asks Kafka for topic ids."""
+
+    def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:
+        """Ask without waiting. The answer waits up to the seconds given: each topic's id, None for a topic that is
+        gone; or None as a whole when there is no answer yet. Raises KafkaException when the question failed."""
+        ...
+
+
+class AdminTopicIds:
+    """``TopicIds`` by an AdminClient."""
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+
+    def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:
+        futures = self._admin.describe_topics(
+            TopicCollection(topic_names=list(topics)), request_timeout=_QUESTION_SECONDS
+        )
+
+        def answer(seconds: float) -> Mapping[str, str | None] | None:
+            concurrent.futures.wait(futures.values(), timeout=seconds)
+            if not all(future.done() for future in futures.values()):
+                return None
+            return {topic: _id_of(future) for topic, future in futures.items()}
+
+        return answer
+
+
+def _id_of(future: concurrent.futures.Future[Any]) -> str | None:
+    try:
+        return str(future.result().topic_id)
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+            return None
+        raise
+
+
+class IncarnationGuard:
+    """Says which partitions' records must not be stored. ``wait`` lets heartbeats pass while Kafka is silent."""
+
+    def __init__(self, ids: TopicIds, wait: Callable[[float], None]) -> None:
+        self._ids = ids
+        self._wait = wait
+
+    def recreated(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Those of ``partitions`` whose topic has another id by now. A topic that is gone has not: what was read of
+        it is its own. Waits as long as Kafka is silent; ``wait`` raises to give up."""
+        topics = {partition.topic for partition in partitions}
+        if not topics:
+            return []
+        current = self._current(topics)
+        gone = [each for each in partitions if current[each.topic] not in (None, each.topic_id)]
+        for each in gone:
+            logger.error("%s-%d was created again; what was read under its name is dropped", each.topic, each.partition)
+        return gone
+
+    def _current(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        while True:
+            answer = self._ids.ask(topics)
+            try:
+                current = answer(0.2)
+                while current is None:
+                    self._wait(0.0)
+                    current = answer(0.2)
+            except KafkaException as error:
+                logger.warning("Kafka does not tell the topics' ids, asked again: %s", error)
+                self._wait(1.0)
+            else:
+                return current

@@ -1,0 +1,96 @@
+"""Looks which topics an input reads, how many partitions each has, and by which id Kafka knows it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+from headrace.receiving.errors import TopicsNotFoundError
+from headrace.stream.inputs import KafkaInput
+
+_ANSWER_SECONDS = 10.0
+_GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SeenTopic:
+    """A topic as Kafka describes it now. ``partitions`` counts them: they are numbered from 0."""
+
+    topic: str
+    topic_id: str
+    partitions: int
+
+
+class TopicWatch:
+    """Asks Kafka; every question may take seconds, so this is no part of a loop that renews a lease."""
+
+    def __init__(self, admin: Any, source: KafkaInput) -> None:
+        self._admin = admin
+        self._source = source
+
+    def look(self) -> tuple[list[SeenTopic], list[str]]:
+        """The input's topics in order of their names, and the named ones that are not there.
+
+        Raises:
+            KafkaException: Kafka does not answer.
+            TopicsNotFoundError: a topic may not be described.
+        """
+        names = self._names()
+        if not names:
+            return [], []
+        futures = self._admin.describe_topics(
+            TopicCollection(topic_names=names), include_authorized_operations=False, request_timeout=_ANSWER_SECONDS
+        )
+        concurrent.futures.wait(futures.values(), timeout=_ANSWER_SECONDS + 5)
+        seen, missing = [], []
+        for topic in names:
+            described = _described(topic, futures[topic])
+            if described is None:
+                missing.append(topic)
+            # Kafka knows its own internal topics better than a name pattern does.
+            elif not described.is_internal:
+                seen.append(SeenTopic(topic, str(described.topic_id), len(described.partitions)))
+        return seen, missing
+
+    def _names(self) -> list[str]:
+        if self._source.topic_pattern is None:
+            return sorted(set(self._source.topics))
+        metadata = self._admin.list_topics(timeout=_ANSWER_SECONDS)
+        return sorted(topic for topic in metadata.topics if self._source.matches(topic))
+
+
+def _described(topic: str, future: concurrent.futures.Future[Any]) -> Any:
+    """The topic's description, None when there is no such topic."""
+    try:
+        return future.result(timeout=0)
+    except concurrent.futures.TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"describing {topic}")) from None
+    except KafkaException as error:
+        kafka_error = error.args[0]
+        if kafka_error.code() in _GONE:
+            return None
+        if kafka_error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise TopicsNotFoundError(
+                f"Topic {topic} may not be described: {kafka_error.str()}.",
+                remedy="Let the connection's user DESCRIBE and READ it.",
+            ) from error
+        raise
+
+
+def changes(before: Iterable[SeenTopic], now: Sequence[SeenTopic]) -> dict[str, list[SeenTopic]]:
+    """What is different: ``new`` topics, ``grown`` ones, ``recreated`` ones (another id under a known name)."""
+    known = {seen.topic: seen for seen in before}
+    found: dict[str, list[SeenTopic]] = {"new": [], "grown": [], "recreated": []}
+    for seen in now:
+        earlier = known.get(seen.topic)
+        if earlier is None:
+            found["new"].append(seen)
+        elif earlier.topic_id != seen.topic_id:
+            found["recreated"].append(seen)
+        elif earlier.partitions < seen.partitions:
+            found["grown"].append(seen)
+    return found

@@ -1,0 +1,251 @@
+"""The receivers' keeper, in the receiver job's driver: starts them, watches them, gives them their partitions.
+
+One loop does everything that counts, the renewal of the job's lease among it, so a tracker that hangs is replaced.
+Only questions to Kafka run beside it, for they may take long. Everything decided is in the ledger: a new tracker goes
+on where the last one was.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from headrace.blocks import ReceiverId
+from headrace.clock import Clock, SystemClock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
+from headrace.ledger.rows import JobLease, JobStatus, ReceiverRow
+from headrace.ledger.states import EventKind
+from headrace.receiving.discovery import Discoverer, Discovery, KafkaDiscoverer
+from headrace.receiving.launchers import ReceiverLauncher
+from headrace.receiving.partitioning import Partitioning
+from headrace.receiving.placed_receiver import RESTART_SECONDS, PlacedReceiver
+from headrace.receiving.receiver_task import ReceiverTask
+from headrace.receiving.supervisor import LEASE_MS
+from headrace.stream import Stream
+from headrace.stream.inputs import KafkaInput
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+METADATA_SECONDS = 10.0
+# A graceful stop waits so long for receivers to drain; past it they are ended, which is safe and only re-reads.
+STOP_SECONDS = 60.0
+
+
+class TrackerEnd(StrEnum):
+    """How a tracker ended."""
+
+    STOPPED = "stopped"
+    """Asked to; every receiver has drained and ended."""
+    FORCED = "forced"
+    """Asked to; some receivers did not end in time and were cancelled."""
+    LOST = "lost"
+    """Another job has taken the stream over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerReport:
+    """``reason`` says who asked, or what was lost."""
+
+    end: TrackerEnd
+    reason: str | None = None
+
+
+class ReceiverTracker:
+    """Works under a JobLease that its caller acquired, and releases when this has returned."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        ledger: Ledger,
+        launcher: ReceiverLauncher,
+        job_lease: JobLease,
+        *,
+        clock: Clock | None = None,
+        discoverer: Callable[[KafkaInput], Discoverer] | None = None,
+        receiver_lease_ms: int = LEASE_MS,
+        restart_seconds: float = RESTART_SECONDS,
+        metadata_seconds: float = METADATA_SECONDS,
+        stop_seconds: float = STOP_SECONDS,
+    ) -> None:
+        self._stream = stream
+        self._ledger = ledger
+        self._lease = job_lease
+        self._clock = clock or SystemClock()
+        self._metadata_seconds = metadata_seconds
+        self._stop_seconds = stop_seconds
+        make = discoverer or (lambda source: KafkaDiscoverer(source, stream.group_of(source)))
+        self._discoverers = {source.id: make(source) for source in stream.inputs}
+        self._partitioning = {
+            source.id: Partitioning(stream.name, source, ledger, job_lease, grace_ms=receiver_lease_ms)
+            for source in stream.inputs
+        }
+        text = stream.model_dump_json()
+        self._receivers = [
+            PlacedReceiver(
+                ReceiverTask(text, ReceiverId(stream.name, source.id, index), job_lease, receiver_lease_ms),
+                launcher,
+                restart_seconds,
+            )
+            for source in stream.inputs
+            for index in range(source.receivers)
+        ]
+        self._questions: dict[str, Future[Discovery]] = {}
+        self._next_question: dict[str, float] = {}
+        self._told: dict[str, str] = {}
+        self._pool = ThreadPoolExecutor(max_workers=len(stream.inputs), thread_name_prefix="headrace-discovery")
+
+    def run(self, stop: threading.Event | None = None) -> TrackerReport:
+        """Keep the receivers going until the job is asked to stop (in the ledger, or by ``stop``) or loses its lease.
+
+        Raises what is not foreseen, after cancelling the receivers; the caller releases the lease as failed.
+        """
+        stop = stop or threading.Event()
+        try:
+            while True:
+                status = self._renew()
+                if stop.is_set() or (status is not None and status.stop_requested):
+                    return self._stop(status)
+                if status is not None:
+                    self._keep_going()
+                    self._hand_out(status)
+                self._clock.wait(stop, TICK_SECONDS)
+        except LeaseLostError as error:
+            logger.error("the receiver job of %s ends: %s", self._stream.name, error)
+            return TrackerReport(TrackerEnd.LOST, str(error))
+        finally:
+            for receiver in self._receivers:
+                receiver.cancel()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- the loop's steps ------------------------------------------------------------------------------------------
+
+    def _renew(self) -> JobStatus | None:
+        """None while the ledger does not answer: the lease stays ours until someone else acquires it."""
+        try:
+            return self._ledger.jobs.renew(self._lease, attributes={"receivers": self._summary()})
+        except LedgerUnavailableError as error:
+            logger.warning("the job's lease was not renewed, the ledger does not answer: %s", error)
+            return None
+
+    def _summary(self) -> dict[str, dict[str, object]]:
+        return {
+            str(receiver.task.receiver_id): {
+                "running": receiver.running,
+                "starts": receiver.starts,
+                "error": receiver.last_error,
+            }
+            for receiver in self._receivers
+        }
+
+    def _keep_going(self) -> None:
+        for receiver in self._receivers:
+            ended = receiver.keep_going(self._clock.monotonic())
+            if ended is not None:
+                logger.warning("%s", ended)
+                payload = {"receiver": str(receiver.task.receiver_id), "error": ended, "starts": receiver.starts}
+                self._tolerantly(partial(self._event, payload))
+
+    def _hand_out(self, status: JobStatus) -> None:
+        """Partitions to live receivers, and news of topics to the ledger."""
+        rows: list[ReceiverRow] = []
+        self._tolerantly(lambda: rows.extend(self._ledger.receivers.list(self._stream.name)))
+        for source in self._stream.inputs:
+            live = self._live(rows, source.id, status.now_ms)
+            self._tolerantly(partial(self._follow_topics, source))
+            self._tolerantly(partial(self._partitioning[source.id].rebalance, live, status.now_ms))
+
+    def _live(self, rows: Collection[ReceiverRow], input_id: str, now_ms: int) -> set[int]:
+        return {
+            row.receiver_id.index
+            for row in rows
+            if row.receiver_id.input_id == input_id and row.job_epoch == self._lease.epoch and row.alive(now_ms)
+        }
+
+    def _follow_topics(self, source: KafkaInput) -> None:
+        now = self._clock.monotonic()
+        question = self._questions.get(source.id)
+        if question is None:
+            if now >= self._next_question.get(source.id, 0.0):
+                known = self._partitioning[source.id].known()
+                self._questions[source.id] = self._pool.submit(
+                    self._discoverers[source.id].discover, known, is_first=not known
+                )
+            return
+        if not question.done():
+            return
+        del self._questions[source.id]
+        self._next_question[source.id] = now + self._metadata_seconds
+        failure = question.exception()
+        if failure is not None:
+            self._tell(source.id, "kafka", f"Kafka was not to be asked about input {source.id}: {failure}")
+            return
+        discovery = question.result()
+        self._tell_findings(source, discovery)
+        self._partitioning[source.id].apply(discovery)
+
+    def _tell_findings(self, source: KafkaInput, discovery: Discovery) -> None:
+        self._tell(source.id, "kafka", None)
+        missing = ", ".join(discovery.missing)
+        self._tell(source.id, "missing", f"Topics of input {source.id} do not exist: {missing}" if missing else None)
+        self._tell(source.id, "problems", "; ".join(discovery.problems) or None)
+        if discovery.foreign is None:
+            return
+        members = ", ".join(discovery.foreign)
+        group = self._stream.group_of(source)
+        self._tell(
+            source.id,
+            "foreign",
+            f"Consumer group {group} has members that are not headrace's: {members}. They make its commits fail and "
+            "lag tools wrong; give them, or the input, another group. Nothing that headrace stores depends on it."
+            if members
+            else None,
+        )
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, input_id: str, about: str, trouble: str | None) -> None:
+        """An event when a trouble begins or changes, and silence while it lasts."""
+        key = f"{input_id}/{about}"
+        if trouble is None:
+            if self._told.pop(key, None) is not None:
+                logger.info("over: %s", key)
+            return
+        if self._told.get(key) != trouble:
+            self._told[key] = trouble
+            logger.error("%s", trouble)
+            self._event({"input": input_id, "error": trouble})
+
+    def _event(self, payload: Mapping[str, object]) -> None:
+        self._ledger.events.append(self._stream.name, EventKind.RECEIVER_ERROR, payload)
+
+    def _tolerantly(self, step: Callable[[], object]) -> None:
+        """The ledger may be away for a while; the next round does it again."""
+        try:
+            step()
+        except LedgerUnavailableError as error:
+            logger.warning("put off, the ledger does not answer: %s", error)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _stop(self, status: JobStatus | None) -> TrackerReport:
+        """Receivers hear of the stop in their next heartbeat, drain and end."""
+        reason = status.stop_reason if status is not None and status.stop_requested else "the job's process stops"
+        if status is None or not status.stop_requested:
+            self._tolerantly(lambda: self._ledger.jobs.request_stop(self._stream.name, reason or ""))
+        logger.info("the receiver job of %s stops: %s", self._stream.name, reason)
+        until = self._clock.monotonic() + self._stop_seconds
+        while not all([receiver.reap() for receiver in self._receivers]):
+            if self._clock.monotonic() >= until:
+                for receiver in self._receivers:
+                    receiver.cancel()
+                return TrackerReport(TrackerEnd.FORCED, reason)
+            self._renew()
+            self._clock.wait(threading.Event(), TICK_SECONDS)
+        return TrackerReport(TrackerEnd.STOPPED, reason)
