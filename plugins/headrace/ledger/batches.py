@@ -1,0 +1,90 @@
+"""The batches: reading them, and by their bases allocating, running and ending them."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable
+
+from sqlalchemy import select
+
+from headrace.blocks import TopicPartition
+from headrace.ledger.allocations import BatchAllocations
+from headrace.ledger.attempts import BatchAttempts
+from headrace.ledger.batch_rows import batch_input_row, batch_row, find_batch
+from headrace.ledger.codec import partition_key
+from headrace.ledger.endings import BatchEndings
+from headrace.ledger.errors import BatchNotFoundError
+from headrace.ledger.rows import BatchInputRow, BatchRow
+from headrace.ledger.states import BatchState
+from headrace.ledger.tables import batch_inputs, batches, unclaimed_times
+
+
+class Batches(BatchAllocations, BatchAttempts, BatchEndings):
+    """Everything about batches: `seal`, `allocate`, `begin_attempt`, `complete_attempt`, … and these look-ups."""
+
+    def get(self, stream: str, batch_time_ms: int) -> BatchRow:
+        """The batch's row.
+
+        Raises:
+            BatchNotFoundError: nobody allocated it.
+        """
+        batch = self.find(stream, batch_time_ms)
+        if batch is None:
+            raise BatchNotFoundError(stream, batch_time_ms)
+        return batch
+
+    def find(self, stream: str, batch_time_ms: int) -> BatchRow | None:
+        """The batch's row, or None if nobody allocated it."""
+        with self._database.read() as connection:
+            return find_batch(connection, stream, batch_time_ms)
+
+    def list(
+        self,
+        stream: str,
+        limit: int = 100,
+        states: Iterable[BatchState | str] | None = None,
+        *,
+        before_ms: int | None = None,
+        oldest_first: bool = False,
+    ) -> builtins.list[BatchRow]:
+        """Up to ``limit`` batches, newest first or oldest first, of times below ``before_ms``."""
+        order = batches.c.batch_time_ms.asc() if oldest_first else batches.c.batch_time_ms.desc()
+        query = select(batches).where(batches.c.stream == stream)
+        if before_ms is not None:
+            query = query.where(batches.c.batch_time_ms < before_ms)
+        # Each state by its index: sorting all of several states would read them all.
+        parts = [query] if states is None else [query.where(batches.c.state == BatchState(state)) for state in states]
+        rows: builtins.list[BatchRow] = []
+        with self._database.read() as connection:
+            for part in parts:
+                rows += [batch_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
+        return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
+
+    def inputs(self, stream: str, batch_time_ms: int) -> builtins.list[BatchInputRow]:
+        """The batch's offset range of every partition. They stay when its blocks go."""
+        query = select(batch_inputs).where(
+            batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
+        )
+        order = (batch_inputs.c.input_id, batch_inputs.c.topic, batch_inputs.c.incarnation, batch_inputs.c.partition)
+        with self._database.read() as connection:
+            return [batch_input_row(row) for row in connection.execute(query.order_by(*order))]
+
+    def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> BatchInputRow | None:
+        """The batch input whose range holds the offset, or None."""
+        query = select(batch_inputs).where(
+            batch_inputs.c.stream == stream,
+            batch_inputs.c.input_id == input_id,
+            *(batch_inputs.c[name] == value for name, value in partition_key(partition).items()),
+            batch_inputs.c.until_offset > offset,
+        )
+        with self._database.read() as connection:
+            row = connection.execute(query.order_by(batch_inputs.c.until_offset).limit(1)).one_or_none()
+        return batch_input_row(row) if row is not None and row.from_offset <= offset else None
+
+    def next_unclaimed(self, stream: str, *, after_ms: int = 0) -> int | None:
+        """The earliest batch time after ``after_ms`` that has blocks and no batch."""
+        query = select(unclaimed_times.c.batch_time_ms).where(
+            unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms > after_ms
+        )
+        with self._database.read() as connection:
+            return connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalar_one_or_none()

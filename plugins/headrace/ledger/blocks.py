@@ -1,0 +1,311 @@
+"""Adding blocks: the one transaction that makes a block part of the stream."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId
+from headrace.ledger.codec import dump_ranges, load_ranges
+from headrace.ledger.database import Database, LockedStream, Role, new_id
+from headrace.ledger.errors import (
+    BlockConflictError,
+    LeaseLostError,
+    PartitionNotAssignedError,
+    PositionConflictError,
+    PositionNotFoundError,
+)
+from headrace.ledger.events import record_block
+from headrace.ledger.receivers import require_receiver
+from headrace.ledger.rows import AddedBlock, ReceiverLease, StoredBlock, UnclaimedTime
+from headrace.ledger.segments import segment_for
+from headrace.ledger.tables import blocks, positions, receivers, segments, unclaimed_times
+
+# The statements of `add` are built once: they run several times a second for every receiver.
+_insert_block = insert(blocks)
+_this_receiver = (
+    receivers.c.stream == bindparam("key_stream"),
+    receivers.c.input_id == bindparam("key_input_id"),
+    receivers.c.receiver_index == bindparam("key_receiver_index"),
+)
+_accept = (
+    update(receivers)
+    .where(*_this_receiver)
+    .values(last_accepted_sequence=bindparam("accepted"), segment_id=bindparam("new_segment_id"))
+)
+# By the owner's index: one short range of it, whatever the number of partitions in the block.
+_owned_positions = select(
+    positions.c.topic,
+    positions.c.topic_id,
+    positions.c.partition,
+    positions.c.next_offset,
+    positions.c.last_batch_time_ms,
+).where(
+    positions.c.stream == bindparam("stream"),
+    positions.c.input_id == bindparam("input_id"),
+    positions.c.receiver_index == bindparam("receiver_index"),
+)
+_this_position = (
+    positions.c.stream == bindparam("key_stream"),
+    positions.c.input_id == bindparam("key_input_id"),
+    positions.c.topic == bindparam("key_topic"),
+    positions.c.topic_id == bindparam("key_topic_id"),
+    positions.c.partition == bindparam("key_partition"),
+)
+_move_position = (
+    update(positions)
+    .where(
+        *_this_position,
+        positions.c.receiver_index == bindparam("key_receiver_index"),
+        positions.c.next_offset == bindparam("from_offset"),
+    )
+    .values(
+        next_offset=bindparam("until_offset"),
+        last_batch_time_ms=bindparam("batch_time_ms"),
+        updated_at_ms=bindparam("now_ms"),
+    )
+)
+
+
+class Blocks(Role):
+    """Adds blocks and finds them by batch time."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        dialect = sqlite.insert if database.is_sqlite else postgresql.insert
+        claim = dialect(unclaimed_times)
+        self._count_unclaimed = claim.on_conflict_do_update(
+            index_elements=["stream", "batch_time_ms"],
+            set_={
+                name: unclaimed_times.c[name] + claim.excluded[name] for name in ("blocks", "records", "payload_bytes")
+            },
+        )
+
+    def add(self, lease: ReceiverLease, block: BlockInfo) -> AddedBlock:
+        """Take a durable block into the stream, in one transaction: positions, block, event.
+
+        Its batch time is the first interval end after its cut (which is not believed to lie in the future) that is not
+        sealed, and none before that of its partitions' earlier blocks, so that a batch's ranges of a partition are
+        contiguous. The same block again is answered as the first time, with ``duplicate`` set.
+
+        Raises:
+            LeaseLostError: the receiver's or its job's epoch is stale, or the block was written in another epoch.
+            PartitionNotAssignedError: a partition is not this receiver's.
+            PositionConflictError: a range does not begin at its partition's position.
+            BlockConflictError: the sequence was used for another block, or lies before an accepted one.
+            SegmentRemovedError: the block's segment is being removed.
+        """
+        receiver_id = lease.receiver_id
+        if block.receiver != receiver_id or block.epoch != lease.epoch:
+            raise LeaseLostError(
+                f"A block of {block.receiver} in epoch {block.epoch} cannot be added by {receiver_id} "
+                f"in epoch {lease.epoch}.",
+                remedy="Read its offsets again in the current epoch.",
+            )
+        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+            receiver = require_receiver(connection, locked, lease)
+            if block.sequence <= receiver.last_accepted_sequence:
+                return _added_before(connection, block)
+            # A range without offsets moves nothing and would have no place of its own among the ranges.
+            ranges = [r for r in block.ranges if r.until_offset > r.from_offset]
+            latest_ms = _check_positions(connection, receiver_id, ranges)
+            cut_ms = min(block.cut_time_ms, locked.now_ms)
+            open_ms = locked.row.batch_time_after(max(cut_ms, locked.row.sealed_until_ms))
+            batch_time_ms = max(open_ms, latest_ms)
+            segment_id = segment_for(connection, locked, lease, receiver, block.handle.segment)
+            _move_positions(connection, receiver_id, ranges, batch_time_ms, locked.now_ms)
+            connection.execute(
+                _accept,
+                {
+                    **_receiver_key(receiver_id),
+                    "accepted": block.sequence,
+                    "new_segment_id": max(segment_id, receiver.segment_id or 0),
+                },
+            )
+            block_id = _insert(connection, locked, block, ranges, batch_time_ms=batch_time_ms, segment_id=segment_id)
+            size = {"blocks": 1, "records": block.records, "payload_bytes": block.payload_bytes}
+            connection.execute(
+                self._count_unclaimed, {"stream": receiver_id.stream, "batch_time_ms": batch_time_ms, **size}
+            )
+            payload = {"receiver": str(receiver_id), "batch_time_ms": batch_time_ms, "records": block.records}
+            record_block(connection, receiver_id.stream, locked.now_ms, block_id, payload)
+            return AddedBlock(block_id, batch_time_ms)
+
+    def unclaimed(self, stream: str, limit: int = 1000) -> builtins.list[UnclaimedTime]:
+        """The oldest ``limit`` batch times that have blocks and no batch."""
+        query = select(unclaimed_times).where(unclaimed_times.c.stream == stream)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
+            return [UnclaimedTime(row.batch_time_ms, row.blocks, row.records, row.payload_bytes) for row in rows]
+
+    def of_batch(self, stream: str, batch_time_ms: int) -> builtins.list[StoredBlock]:
+        """The blocks of one batch time in the order they were added. Their rows go when the log is cleaned."""
+        with self._database.read() as connection:
+            return stored_blocks(connection, stream, [batch_time_ms])
+
+
+def stored_blocks(
+    connection: Connection, stream: str, batch_times_ms: builtins.list[int]
+) -> builtins.list[StoredBlock]:
+    """The blocks of some batch times by time, then in the order they were added."""
+    query = (
+        select(blocks, segments.c.path)
+        .join(segments, segments.c.segment_id == blocks.c.segment_id)
+        .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(batch_times_ms))
+        .order_by(blocks.c.batch_time_ms, blocks.c.block_id)
+    )
+    return [_stored_block(row) for row in connection.execute(query)]
+
+
+def _stored_block(row: Row[Any]) -> StoredBlock:
+    info = BlockInfo(
+        receiver=ReceiverId(row.stream, row.input_id, row.receiver_index),
+        epoch=row.epoch,
+        sequence=row.sequence,
+        cut_time_ms=row.cut_time_ms,
+        handle=BlockHandle(row.path, row.frame_offset, row.frame_length),
+        ranges=load_ranges(row.ranges),
+        records=row.records,
+        payload_bytes=row.payload_bytes,
+    )
+    return StoredBlock(row.block_id, row.batch_time_ms, row.added_at_ms, info)
+
+
+def _check_positions(connection: Connection, receiver_id: ReceiverId, ranges: builtins.list[OffsetRange]) -> int:
+    """Check that every range begins at its partition's position; the partitions' latest batch time."""
+    owned = {
+        (row.topic, row.topic_id, row.partition): row
+        for row in connection.execute(
+            _owned_positions,
+            {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index},
+        )
+    }
+    latest_ms = 0
+    expected: dict[tuple[str, str, int], int] = {}
+    for r in ranges:
+        key = (r.partition.topic, r.partition.topic_id, r.partition.partition)
+        row = owned.get(key)
+        if row is None:
+            raise _not_owned(connection, receiver_id, r)
+        if key in expected:
+            raise BlockConflictError(f"A block names {r.partition} twice.", remedy="One range per partition and block.")
+        expected[key] = row.next_offset
+        if row.next_offset != r.from_offset:
+            raise PositionConflictError(r.partition, expected=row.next_offset, got=r.from_offset)
+        latest_ms = max(latest_ms, row.last_batch_time_ms)
+    return latest_ms
+
+
+def _not_owned(
+    connection: Connection, receiver_id: ReceiverId, r: OffsetRange
+) -> PartitionNotAssignedError | PositionNotFoundError:
+    row = connection.execute(
+        select(positions.c.receiver_index).where(*_this_position),
+        {
+            "key_stream": receiver_id.stream,
+            "key_input_id": receiver_id.input_id,
+            "key_topic": r.partition.topic,
+            "key_topic_id": r.partition.topic_id,
+            "key_partition": r.partition.partition,
+        },
+    ).one_or_none()
+    if row is None:
+        return PositionNotFoundError(receiver_id.stream, receiver_id.input_id, r.partition)
+    return PartitionNotAssignedError(receiver_id, r.partition, row.receiver_index)
+
+
+def _move_positions(
+    connection: Connection,
+    receiver_id: ReceiverId,
+    ranges: builtins.list[OffsetRange],
+    batch_time_ms: int,
+    now_ms: int,
+) -> None:
+    if not ranges:
+        return
+    moved = connection.execute(
+        _move_position,
+        [
+            {
+                **_receiver_key(receiver_id),
+                "key_topic": r.partition.topic,
+                "key_topic_id": r.partition.topic_id,
+                "key_partition": r.partition.partition,
+                "from_offset": r.from_offset,
+                "until_offset": r.until_offset,
+                "batch_time_ms": batch_time_ms,
+                "now_ms": now_ms,
+            }
+            for r in ranges
+        ],
+    ).rowcount
+    if moved != len(ranges):
+        # Checked a moment ago under the lock: somebody wrote past it.
+        raise BlockConflictError(f"{len(ranges)} positions were to move, {moved} did.", remedy="Read them again.")
+
+
+def _insert(
+    connection: Connection,
+    locked: LockedStream,
+    block: BlockInfo,
+    ranges: builtins.list[OffsetRange],
+    *,
+    batch_time_ms: int,
+    segment_id: int,
+) -> int:
+    return new_id(
+        connection.execute(
+            _insert_block,
+            {
+                "stream": block.receiver.stream,
+                "batch_time_ms": batch_time_ms,
+                "input_id": block.receiver.input_id,
+                "receiver_index": block.receiver.index,
+                "epoch": block.epoch,
+                "sequence": block.sequence,
+                "cut_time_ms": block.cut_time_ms,
+                "added_at_ms": locked.now_ms,
+                "segment_id": segment_id,
+                "frame_offset": block.handle.offset,
+                "frame_length": block.handle.length,
+                "ranges": dump_ranges(ranges),
+                "records": block.records,
+                "payload_bytes": block.payload_bytes,
+            },
+        )
+    )
+
+
+def _added_before(connection: Connection, block: BlockInfo) -> AddedBlock:
+    """Answer for a sequence that is not new: the block it was added as, if it is that one."""
+    row = connection.execute(
+        select(blocks, segments.c.path)
+        .join(segments, segments.c.segment_id == blocks.c.segment_id)
+        .where(
+            blocks.c.stream == block.receiver.stream,
+            blocks.c.input_id == block.receiver.input_id,
+            blocks.c.receiver_index == block.receiver.index,
+            blocks.c.epoch == block.epoch,
+            blocks.c.sequence == block.sequence,
+        )
+    ).one_or_none()
+    if row is not None:
+        stored = _stored_block(row)
+        if (stored.info.handle, stored.info.records) == (block.handle, block.records):
+            return AddedBlock(stored.block_id, stored.batch_time_ms, duplicate=True)
+    raise BlockConflictError(
+        f"Block {block.sequence} of {block.receiver} in epoch {block.epoch} comes after a later one, "
+        "or is not the block that was added under this sequence.",
+        remedy="Never use a sequence twice: register again and read from the ledger's positions.",
+    )
+
+
+def _receiver_key(receiver_id: ReceiverId) -> dict[str, Any]:
+    return {
+        "key_stream": receiver_id.stream,
+        "key_input_id": receiver_id.input_id,
+        "key_receiver_index": receiver_id.index,
+    }

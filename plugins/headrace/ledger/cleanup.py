@@ -1,0 +1,158 @@
+"""Cleanup by reference: a segment goes when every block in it is done with, never because of its age.
+
+Three steps, each of which can be repeated after a crash: claim (from then on no block is added to the segment and no
+batch that needs it can be run again), delete the file, fold (the rows go, the batches' offset ranges stay).
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, update
+
+from headrace.ledger.batch_rows import batch_row
+from headrace.ledger.database import Role
+from headrace.ledger.errors import BatchStateError
+from headrace.ledger.events import record
+from headrace.ledger.rows import BatchRow, SegmentRow
+from headrace.ledger.segments import segment_row
+from headrace.ledger.states import BatchState, EventKind
+from headrace.ledger.tables import batches, blocks, events, receivers, segments
+
+# Rows deleted in one transaction, so that receivers wait milliseconds for the lock.
+FOLD_CHUNK = 2_000
+
+
+class Cleanup(Role):
+    """Finds what is done with, and forgets it."""
+
+    def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> builtins.list[SegmentRow]:
+        """The oldest closed segments whose every block is done with. Those whose removal was cut short come too.
+
+        Done with: in a batch of a time below ``before_ms`` that has completed and is checkpointed, or was abandoned.
+        """
+        query = (
+            select(segments)
+            .where(segments.c.stream == stream, *_removable(before_ms))
+            .order_by(segments.c.segment_id)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return [segment_row(row) for row in connection.execute(query)]
+
+    def claim_removal(self, stream: str, paths: Iterable[str], before_ms: int) -> builtins.list[SegmentRow]:
+        """Begin to remove those of the segments that are removable still; only their files may be deleted."""
+        wanted = builtins.list(paths)
+        query = select(segments).where(segments.c.stream == stream, segments.c.path.in_(wanted), *_removable(before_ms))
+        with self._database.write_stream(stream) as (connection, locked):
+            claimed = [segment_row(row) for row in connection.execute(query.order_by(segments.c.segment_id))]
+            connection.execute(
+                update(segments)
+                .where(
+                    segments.c.segment_id.in_([segment.segment_id for segment in claimed]),
+                    segments.c.removing_at_ms.is_(None),
+                )
+                .values(removing_at_ms=locked.now_ms)
+            )
+            return claimed
+
+    def fold_blocks(self, stream: str, path: str) -> int:
+        """Forget the blocks of a segment whose file is deleted, and their events; how many blocks went.
+
+        Raises:
+            BatchStateError: the removal was not claimed.
+        """
+        folded = 0
+        while True:
+            with self._database.write_stream(stream) as (connection, locked):
+                segment = _claimed(connection, stream, path)
+                if segment is None:
+                    return folded
+                ids = builtins.list(
+                    connection.execute(
+                        select(blocks.c.block_id).where(blocks.c.segment_id == segment.segment_id).limit(FOLD_CHUNK)
+                    ).scalars()
+                )
+                connection.execute(delete(events).where(events.c.block_id.in_(ids)))
+                connection.execute(delete(blocks).where(blocks.c.block_id.in_(ids)))
+                folded += len(ids)
+                if len(ids) < FOLD_CHUNK:
+                    _forget(connection, segment, locked.now_ms)
+                    record(connection, stream, locked.now_ms, EventKind.SEGMENT_REMOVED, {"path": path})
+                    return folded
+
+    def cleanable_batches(self, stream: str, before_ms: int, limit: int = 100) -> builtins.list[BatchRow]:
+        """The oldest batches below ``before_ms`` that are done with and have nothing left in the log.
+
+        Their manifests may go, then `mark_cleaned` says so.
+        """
+        absorbed = batches.alias("absorbed")
+        own = exists().where(blocks.c.stream == batches.c.stream, blocks.c.batch_time_ms == batches.c.batch_time_ms)
+        taken_over = exists().where(
+            absorbed.c.stream == batches.c.stream,
+            absorbed.c.state == BatchState.ABSORBED,
+            absorbed.c.absorbed_by_ms == batches.c.batch_time_ms,
+            exists().where(blocks.c.stream == absorbed.c.stream, blocks.c.batch_time_ms == absorbed.c.batch_time_ms),
+        )
+        query = (
+            select(batches)
+            .where(
+                batches.c.stream == stream,
+                batches.c.cleaned_at_ms.is_(None),
+                batches.c.batch_time_ms < before_ms,
+                _done(batches),
+                ~own,
+                ~taken_over,
+            )
+            .order_by(batches.c.batch_time_ms)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return [batch_row(row) for row in connection.execute(query)]
+
+
+def _done(table: Any) -> ColumnElement[bool]:
+    completed = and_(table.c.state == BatchState.COMPLETED, table.c.checkpointed_at_ms.is_not(None))
+    return or_(completed, table.c.state == BatchState.ABANDONED)
+
+
+def _removable(before_ms: int) -> tuple[ColumnElement[bool], ...]:
+    """The conditions on ``segments``; the first block that is not done with ends the look at a segment."""
+    allocated, owner = batches.alias("allocated"), batches.alias("owner")
+    # The batch that owns a block is that of its time, or the one that absorbed it.
+    done = exists().where(
+        allocated.c.stream == blocks.c.stream,
+        allocated.c.batch_time_ms == blocks.c.batch_time_ms,
+        owner.c.stream == allocated.c.stream,
+        owner.c.batch_time_ms == func.coalesce(allocated.c.absorbed_by_ms, allocated.c.batch_time_ms),
+        owner.c.batch_time_ms < before_ms,
+        _done(owner),
+    )
+    needed = exists().where(blocks.c.segment_id == segments.c.segment_id, ~done)
+    return (
+        segments.c.removed_at_ms.is_(None),
+        segments.c.closed_at_ms.is_not(None),
+        or_(segments.c.removing_at_ms.is_not(None), ~needed),
+    )
+
+
+def _claimed(connection: Connection, stream: str, path: str) -> SegmentRow | None:
+    """The segment, or None if it has been folded already."""
+    row = connection.execute(select(segments).where(segments.c.stream == stream, segments.c.path == path)).one_or_none()
+    if row is None or row.removing_at_ms is None:
+        raise BatchStateError(
+            f"The removal of segment {path!r} of stream {stream!r} was never claimed.",
+            remedy="Call cleanup.claim_removal, delete the file, then fold.",
+        )
+    return None if row.removed_at_ms is not None else segment_row(row)
+
+
+def _forget(connection: Connection, segment: SegmentRow, now_ms: int) -> None:
+    connection.execute(
+        update(receivers)
+        .where(receivers.c.stream == segment.stream, receivers.c.segment_id == segment.segment_id)
+        .values(segment_id=None)
+    )
+    connection.execute(update(segments).where(segments.c.segment_id == segment.segment_id).values(removed_at_ms=now_ms))

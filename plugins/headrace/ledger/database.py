@@ -1,0 +1,303 @@
+"""One engine, and the two kinds of transaction: reads, and writes that begin by taking their locks.
+
+SQLite begins every write with BEGIN IMMEDIATE and syncs the disk at each commit: a deferred BEGIN fails at once with
+"database is locked" when it turns into a write, and lets two writers read the same state first. Postgres locks the
+stream's row, then reads in new statements: a statement that waited for the lock would still see the tables as they were
+before it waited.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    CursorResult,
+    Engine,
+    QueuePool,
+    Row,
+    Select,
+    bindparam,
+    cast,
+    create_engine,
+    event,
+    func,
+    literal,
+    select,
+    text,
+)
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from headrace.clock import Clock, SystemClock
+from headrace.ledger.codec import dump_json
+from headrace.ledger.errors import (
+    LedgerConflictError,
+    LedgerError,
+    LedgerUnavailableError,
+    LedgerUrlError,
+    StreamNotFoundError,
+)
+from headrace.ledger.rows import StreamRow
+from headrace.ledger.tables import streams
+
+# How long a writer waits for another before it gives up. Writes take milliseconds, so this is far beyond contention;
+# a receiver's lease has to be longer.
+LOCK_TIMEOUT_MS = 30_000
+# Threads of one process that can be in a transaction at once; further ones wait for a connection as long as for a lock.
+POOL_SIZE = 5
+POOL_OVERFLOW = 20
+
+_READS = "headrace_reads"
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _forget_connections() -> None:
+    # A forked child shares its parent's sockets and file locks: it must not use them, nor close them.
+    for engine in list(_engines):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections)
+
+
+@dataclass(frozen=True, slots=True)
+class LockedStream:
+    """A stream's row under its lock, and the ledger's time once the lock was held."""
+
+    row: StreamRow
+    now_ms: int
+
+
+class Database:
+    """The ledger's database. Safe across threads; a forked child gets connections of its own.
+
+    ``clock`` replaces the database's clock, for tests.
+    """
+
+    def __init__(self, engine: Engine, *, clock: Clock | None = None) -> None:
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        # SQLite is one machine, whose clock is the database's.
+        self.clock = clock or (SystemClock() if self.is_sqlite else None)
+        self._reader = engine.execution_options(**{_READS: True})
+        self._lock_stream = self._lock_statement()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads; it never waits for writers."""
+        with _translated(), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that writes: durable when the block is left, undone when it raises."""
+        with _translated(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write_stream(self, stream: str) -> Iterator[tuple[Connection, LockedStream]]:
+        """A write transaction that holds the stream's lock from its start.
+
+        Whatever adds an event runs in one, so that event ids ascend in the order of commits.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self.write() as connection:
+            yield connection, self.lock_stream(connection, stream)
+
+    def lock_stream(self, connection: Connection, stream: str) -> LockedStream:
+        """Take the stream's lock until the transaction ends."""
+        row = connection.execute(self._lock_stream, {"stream": stream}).one_or_none()
+        if row is None:
+            raise StreamNotFoundError(stream)
+        fields = dict(row._mapping)
+        now_ms = fields.pop("now_ms")
+        return LockedStream(_stream_row(fields), self.clock.now_ms() if self.clock else now_ms)
+
+    def now_ms(self, connection: Connection | None = None) -> int:
+        """The ledger's time, in milliseconds since the Unix epoch."""
+        if self.clock:
+            return self.clock.now_ms()
+        if connection is not None:
+            return int(connection.execute(select(_database_now())).scalar_one())
+        with self.read() as own:
+            return int(own.execute(select(_database_now())).scalar_one())
+
+    def dispose(self) -> None:
+        """Close the pooled connections."""
+        self.engine.dispose()
+
+    def _lock_statement(self) -> Select[Any]:
+        named = select(streams).where(streams.c.name == bindparam("stream"))
+        if self.is_sqlite:
+            return named.add_columns(literal(0).label("now_ms"))
+        # In the outer select the clock is read when the row has been locked, not before the wait. The lock leaves
+        # foreign keys to the stream alone.
+        locked = named.with_for_update(key_share=True).cte("locked")
+        return select(locked, _database_now().label("now_ms"))
+
+
+class Role:
+    """One part of the ledger's API, over the shared database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
+def stream_row(row: Row[Any]) -> StreamRow:
+    """A row of ``streams``."""
+    return _stream_row(dict(row._mapping))
+
+
+def _stream_row(fields: dict[str, Any]) -> StreamRow:
+    fields["outputs"] = tuple(fields["outputs"])
+    return StreamRow(**fields)
+
+
+def new_id(result: CursorResult[Any]) -> int:
+    """The number that the database gave the row just inserted."""
+    key = result.inserted_primary_key
+    if key is None:
+        raise LedgerConflictError("The database gave a new row no id.")
+    return int(key[0])
+
+
+def _database_now() -> Any:
+    return cast(func.floor(func.extract("epoch", func.clock_timestamp()) * 1000), BigInteger)
+
+
+def open_engine(url: URL, *, create: bool) -> Engine:
+    """An engine with the settings the ledger relies on. ``create`` allows to make a SQLite file and its folder."""
+    engine = _sqlite_engine(url, create=create) if url.get_backend_name() == "sqlite" else _postgres_engine(url)
+    _engines.add(engine)
+    return engine
+
+
+def _sqlite_engine(url: URL, *, create: bool) -> Engine:
+    path = Path(url.database or "")
+    if create:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LedgerUrlError(f"The ledger's folder cannot be made: {error}.") from error
+    elif not path.exists():
+        raise LedgerUnavailableError(f"There is no ledger at {path}.", remedy="Start the stream, which creates it.")
+    engine = create_engine(
+        url,
+        # Opening a file costs more than a query, and the last one to close it checkpoints the whole WAL.
+        poolclass=QueuePool,
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_OVERFLOW,
+        pool_timeout=LOCK_TIMEOUT_MS / 1000,
+        connect_args={"timeout": LOCK_TIMEOUT_MS / 1000, "check_same_thread": False},
+        hide_parameters=True,
+        json_serializer=dump_json,
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: sqlite3.Connection, _record: Any) -> None:
+        # The driver is to leave BEGIN to us.
+        connection.isolation_level = None
+        _use_wal(connection, path)
+        # In WAL mode anything less than FULL loses commits at a power cut.
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        reads = connection.get_execution_options().get(_READS, False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
+    """Switch the file to WAL once; SQLite's busy timeout does not cover two that switch at the same time."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_MS / 1000
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+            continue
+        if mode != "wal":
+            raise LedgerUrlError(
+                f"SQLite cannot keep {path} in WAL mode (it says {mode!r}), as on a network file system.",
+                remedy="Put the ledger on a local disk, or use Postgres.",
+            )
+        return
+
+
+def _postgres_engine(url: URL) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_OVERFLOW,
+        pool_timeout=LOCK_TIMEOUT_MS / 1000,
+        pool_pre_ping=True,
+        hide_parameters=True,
+        json_serializer=dump_json,
+        connect_args={"connect_timeout": 10, "application_name": "headrace"},
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        # "Durable in the ledger" is a promise: a server or role that acknowledges before it syncs is overruled.
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT set_config('synchronous_commit', 'on', false) "
+                "WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+            cursor.execute(f"SET idle_in_transaction_session_timeout = {2 * LOCK_TIMEOUT_MS}")
+        connection.commit()
+
+    return engine
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Give the driver's errors the ledger's types. Parameters are hidden by the engine, and none holds a password."""
+    try:
+        yield
+    except IntegrityError as error:
+        raise LedgerConflictError(f"The ledger refused a row: {_first_line(error)}.") from error
+    except (OperationalError, InterfaceError, PoolTimeoutError, sqlite3.OperationalError) as error:
+        raise LedgerUnavailableError(
+            f"The ledger's database failed: {_first_line(error)}.",
+            remedy="Check that it runs and that no other program holds it locked; the step can be repeated.",
+        ) from error
+    except (DBAPIError, sqlite3.Error) as error:
+        raise LedgerError(f"The ledger's database refused a statement: {_first_line(error)}.") from error
+
+
+def _first_line(error: Exception) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    lines = str(cause).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(cause).__name__
+
+
+def read_version(connection: Connection) -> str | None:
+    """The schema's revision, or None in an empty database."""
+    if connection.dialect.name == "sqlite":
+        exists = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").scalar()
+    else:
+        exists = connection.exec_driver_sql("SELECT to_regclass('alembic_version')").scalar()
+    if exists is None:
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()

@@ -1,0 +1,125 @@
+"""What becomes of a batch after its attempts: checkpointed and cleaned, or given up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, exists, select, update
+
+from headrace.ledger.attempts import end_attempts
+from headrace.ledger.batch_rows import batch_input_row, require_batch
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.errors import BatchStateError
+from headrace.ledger.events import record
+from headrace.ledger.gaps import add_gap
+from headrace.ledger.rows import BatchRow
+from headrace.ledger.states import BatchState, EventKind
+from headrace.ledger.tables import batch_inputs, batches, blocks
+
+
+class BatchEndings(Role):
+    """Ends batches."""
+
+    def mark_checkpointed(self, stream: str, batch_time_ms: int, uri: str) -> BatchRow:
+        """Note the checkpoint that holds the batch; from then on its log may go. A second one replaces the first.
+
+        Raises:
+            BatchStateError: the batch has not completed.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            if batch.state is not BatchState.COMPLETED:
+                raise BatchStateError(
+                    f"Batch {batch_time_ms} is {batch.state.value}: only a completed one is checkpointed."
+                )
+            if batch.checkpoint_uri == uri:
+                return batch
+            connection.execute(
+                _this(stream, batch_time_ms).values(checkpointed_at_ms=locked.now_ms, checkpoint_uri=uri)
+            )
+            _event(connection, locked, EventKind.BATCH_CHECKPOINTED, batch_time_ms, {"uri": uri})
+            return require_batch(connection, stream, batch_time_ms)
+
+    def mark_cleaned(self, stream: str, batch_time_ms: int, details: Mapping[str, Any] | None = None) -> BatchRow:
+        """Note that nothing of the batch is left in the log. Doing it twice is harmless.
+
+        Raises:
+            BatchStateError: the batch is not done with, or blocks of it are left.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            if batch.cleaned_at_ms is not None:
+                return batch
+            _check_cleanable(connection, batch)
+            connection.execute(
+                _this(stream, batch_time_ms).values(cleaned_at_ms=locked.now_ms, cleanup=dict(details or {}))
+            )
+            connection.execute(
+                update(batches)
+                .where(batches.c.stream == stream, batches.c.batch_time_ms.in_(batch.absorbed))
+                .values(cleaned_at_ms=locked.now_ms)
+            )
+            _event(connection, locked, EventKind.BATCH_CLEANED, batch_time_ms, details or {})
+            return require_batch(connection, stream, batch_time_ms)
+
+    def abandon(self, stream: str, batch_time_ms: int, reason: str) -> BatchRow:
+        """Give a batch up, which is final: its ranges become gaps, and its log may go. Twice is harmless.
+
+        Raises:
+            BatchNotFoundError: nobody allocated it.
+            BatchStateError: it has completed, or was absorbed.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            if batch.state is BatchState.ABANDONED:
+                return batch
+            if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED):
+                raise BatchStateError(f"Batch {batch_time_ms} is {batch.state.value} and cannot be abandoned.")
+            end_attempts(connection, batch, locked.now_ms)
+            connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason))
+            for row in connection.execute(
+                select(batch_inputs).where(
+                    batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
+                )
+            ).all():
+                taken = batch_input_row(row)
+                add_gap(
+                    connection,
+                    locked,
+                    taken.input_id,
+                    taken.partition,
+                    from_offset=taken.from_offset,
+                    until_offset=taken.until_offset,
+                    reason=f"batch abandoned: {reason}",
+                    batch_time_ms=batch_time_ms,
+                )
+            payload = {"reason": reason, "records": batch.records}
+            _event(connection, locked, EventKind.BATCH_ABANDONED, batch_time_ms, payload)
+            return require_batch(connection, stream, batch_time_ms)
+
+
+def _check_cleanable(connection: Connection, batch: BatchRow) -> None:
+    done = batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is not None
+    if not done and batch.state is not BatchState.ABANDONED:
+        raise BatchStateError(
+            f"Batch {batch.batch_time_ms} is {batch.state.value}, or not checkpointed: not done with."
+        )
+    left = exists().where(
+        blocks.c.stream == batch.stream, blocks.c.batch_time_ms.in_([batch.batch_time_ms, *batch.absorbed])
+    )
+    if connection.execute(select(left)).scalar_one():
+        raise BatchStateError(
+            f"Blocks of batch {batch.batch_time_ms} are still in the log.",
+            remedy="Remove their segments first (cleanup.removable_segments).",
+        )
+
+
+def _this(stream: str, batch_time_ms: int) -> Any:
+    return update(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
+
+
+def _event(
+    connection: Connection, locked: LockedStream, kind: EventKind, batch_time_ms: int, payload: Mapping[str, Any]
+) -> None:
+    record(connection, locked.row.name, locked.now_ms, kind, payload, batch_time_ms=batch_time_ms)

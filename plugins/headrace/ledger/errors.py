@@ -1,0 +1,191 @@
+"""What the ledger refuses, and why.
+
+Every error pickles (they cross process borders in Spark and Airflow) and none carries a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from headrace.blocks import TopicPartition
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.ledger.rows import BatchRow
+
+
+def _rebuild(kind: type[LedgerError], message: str, facts: dict[str, Any]) -> LedgerError:
+    error = kind.__new__(kind)
+    error.args = (message,)
+    error.__dict__.update(facts)
+    return error
+
+
+class LedgerError(HeadraceError):
+    """The root of the ledger's errors."""
+
+    def __reduce__(self) -> Any:
+        # The subclasses take facts, not messages, so the default (class, args) would not build them again.
+        return _rebuild, (type(self), str(self), self.__dict__)
+
+
+class LedgerUrlError(LedgerError):
+    """The ledger's URL is none that can be opened."""
+
+
+class LedgerUnavailableError(LedgerError):
+    """The database did not answer, or another writer held it beyond the busy timeout. Trying again may help."""
+
+
+class LedgerConflictError(LedgerError):
+    """A constraint of the database refused a row: the last line, behind the checks that name their reason."""
+
+
+class SchemaError(LedgerError):
+    """The database's schema is not the one this version of headrace knows."""
+
+
+class StreamNotFoundError(LedgerError):
+    """No stream of that name was registered."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(f"The ledger knows no stream {stream!r}.", remedy="Register it first (`headrace start`).")
+        self.stream = stream
+
+
+class StreamChangedError(LedgerError):
+    """A registered stream's definition changed in a way that its blocks and batches do not allow."""
+
+
+class LeaseHeldError(LedgerError):
+    """Someone else holds the lease, and it is live by the ledger's clock (times in epoch milliseconds)."""
+
+    def __init__(self, what: str, *, holder: str, since_ms: int, until_ms: int, remedy: str) -> None:
+        super().__init__(what, remedy=remedy)
+        self.holder = holder
+        self.since_ms = since_ms
+        self.until_ms = until_ms
+
+
+class LeaseLostError(LedgerError):
+    """The caller's epoch is stale, or its job or receiver has ended: stop, nothing it writes is accepted."""
+
+
+class JobStoppingError(LedgerError):
+    """The receiver job was asked to stop; it takes no new receivers."""
+
+
+class PartitionNotAssignedError(LedgerError):
+    """The partition is not this receiver's (any more): drop what was read of it."""
+
+    def __init__(self, receiver: object, partition: TopicPartition, owner: int | None) -> None:
+        belongs = "to no receiver" if owner is None else f"to receiver {owner}"
+        super().__init__(
+            f"{partition.topic}-{partition.partition} (topic id {partition.topic_id}) belongs {belongs}, "
+            f"not to {receiver}.",
+            remedy="Drop its records and start from the positions of the next heartbeat.",
+        )
+        self.partition = partition
+        self.owner = owner
+
+
+class PositionNotFoundError(LedgerError):
+    """The ledger has no position of the partition."""
+
+    def __init__(self, stream: str, input_id: str, partition: TopicPartition) -> None:
+        super().__init__(
+            f"Stream {stream!r}, input {input_id!r}: no position of {partition.topic}-{partition.partition} "
+            f"(topic id {partition.topic_id}).",
+            remedy="Call positions.ensure first.",
+        )
+        self.partition = partition
+
+
+class PositionConflictError(LedgerError):
+    """A range does not begin at its partition's position: the ledger ``expected`` one offset and ``got`` another.
+
+    ``got < expected`` is an overlap, ``got > expected`` a hole.
+    """
+
+    def __init__(self, partition: TopicPartition, *, expected: int, got: int) -> None:
+        self.partition = partition
+        self.topic = partition.topic
+        self.expected = expected
+        self.got = got
+        self.kind = "overlap" if got < expected else "hole"
+        super().__init__(
+            f"{partition.topic}-{partition.partition} (topic id {partition.topic_id}): expected offset {expected}, "
+            f"got {got}, which is {'an overlap' if got < expected else 'a hole'} of {abs(got - expected)} offsets.",
+            remedy="Read again from the ledger's position.",
+        )
+
+
+class BlockConflictError(LedgerError):
+    """A sequence number was used for two different blocks, or came after a later one."""
+
+
+class SegmentRemovedError(LedgerError):
+    """The block's segment is being removed: write the block again into a new one."""
+
+
+class BatchTimeError(LedgerError):
+    """The time is no interval end of the stream, or has not come yet."""
+
+
+class BatchNotFoundError(LedgerError):
+    """The batch time has no row: nobody allocated it."""
+
+    def __init__(self, stream: str, batch_time_ms: int) -> None:
+        super().__init__(f"Stream {stream!r} has no batch {batch_time_ms}.", remedy="Allocate it first.")
+        self.batch_time_ms = batch_time_ms
+
+
+class AllocationConflictError(LedgerError):
+    """The manifest does not hold exactly the blocks that the ledger has for the batch time."""
+
+
+class BatchStateError(LedgerError):
+    """The batch's state does not allow the step."""
+
+
+class AlreadyCompletedError(BatchStateError):
+    """The batch has completed; ``batch`` is its row. Beginning it again needs ``force``."""
+
+    def __init__(self, batch: BatchRow) -> None:
+        super().__init__(
+            f"Batch {batch.batch_time_ms} of stream {batch.stream!r} completed with attempt {batch.attempt}.",
+            remedy="Begin it with force to run it again; outputs are idempotent.",
+        )
+        self.batch = batch
+
+
+class BatchCleanedError(BatchStateError):
+    """The batch's blocks are gone from the log; its offset ranges are kept in its inputs."""
+
+
+class SlotBusyError(LedgerError):
+    """Other batches of the stream hold all its slots; ``busy`` are their batch times. Wait and try again."""
+
+    def __init__(self, what: str, *, busy: Collection[int], remedy: str) -> None:
+        super().__init__(what, remedy=remedy)
+        self.busy = tuple(busy)
+
+
+class NotItsTurnError(SlotBusyError):
+    """The stream runs its batches in order, and earlier ones (``busy``) have not completed."""
+
+
+class AttemptFencedError(LedgerError):
+    """A newer attempt took the batch, or this one has ended: nothing it reports counts."""
+
+
+class OutputsMissingError(LedgerError):
+    """The attempt cannot complete: ``missing`` outputs have recorded no result."""
+
+    def __init__(self, batch_time_ms: int, missing: Collection[str]) -> None:
+        super().__init__(
+            f"Batch {batch_time_ms} cannot complete: no result recorded for {', '.join(sorted(missing))}.",
+            remedy="Call record_output for every output of the stream, also for one that wrote nothing.",
+        )
+        self.missing = frozenset(missing)

@@ -1,0 +1,139 @@
+"""What happened, in order: the listeners' and the page's source."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Collection, Mapping
+from itertools import takewhile
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, insert, select
+
+from headrace.ledger.database import Role
+from headrace.ledger.rows import EventRow
+from headrace.ledger.states import EventKind
+from headrace.ledger.tables import events
+
+_insert_event = insert(events)
+
+
+def record(
+    connection: Connection,
+    stream: str,
+    now_ms: int,
+    kind: EventKind,
+    payload: Mapping[str, Any],
+    *,
+    batch_time_ms: int | None = None,
+) -> None:
+    """Add an event within the caller's transaction, which holds the stream's lock."""
+    record_all(connection, stream, now_ms, kind, [payload], batch_time_ms=batch_time_ms)
+
+
+def record_all(
+    connection: Connection,
+    stream: str,
+    now_ms: int,
+    kind: EventKind,
+    payloads: Collection[Mapping[str, Any]],
+    *,
+    batch_time_ms: int | None = None,
+) -> None:
+    """Add events of one kind within the caller's transaction, which holds the stream's lock."""
+    if payloads:
+        connection.execute(
+            _insert_event,
+            [
+                {
+                    "stream": stream,
+                    "at_ms": now_ms,
+                    "kind": kind.value,
+                    "batch_time_ms": batch_time_ms,
+                    "block_id": None,
+                    "payload": dict(payload),
+                }
+                for payload in payloads
+            ],
+        )
+
+
+def record_block(connection: Connection, stream: str, now_ms: int, block_id: int, payload: Mapping[str, Any]) -> None:
+    """Add a block's event; it goes when the block's row goes, and is kept out of the batches' timelines."""
+    connection.execute(
+        _insert_event,
+        {
+            "stream": stream,
+            "at_ms": now_ms,
+            "kind": EventKind.BLOCK_ADDED.value,
+            "batch_time_ms": None,
+            "block_id": block_id,
+            "payload": dict(payload),
+        },
+    )
+
+
+class Events(Role):
+    """The append-only events of the streams."""
+
+    def append(
+        self,
+        stream: str,
+        kind: EventKind,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        batch_time_ms: int | None = None,
+    ) -> None:
+        """Add an event of the caller's own; the payload goes into JSON.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            record(connection, stream, locked.now_ms, kind, payload or {}, batch_time_ms=batch_time_ms)
+
+    def list(
+        self, stream: str, after_id: int = 0, kinds: Collection[EventKind] | None = None, limit: int = 1000
+    ) -> builtins.list[EventRow]:
+        """Up to ``limit`` events with ids above ``after_id``, oldest first."""
+        query = _selected().where(events.c.stream == stream, events.c.event_id > after_id)
+        if kinds is not None:
+            query = query.where(events.c.kind.in_(sorted(kind.value for kind in kinds)))
+        with self._database.read() as connection:
+            return [_event_row(row) for row in connection.execute(query.order_by(events.c.event_id).limit(limit))]
+
+    def latest(
+        self, stream: str, kinds: Collection[EventKind] | None = None, limit: int = 100
+    ) -> builtins.list[EventRow]:
+        """The newest ``limit`` events, newest first."""
+        query = _selected().where(events.c.stream == stream)
+        if kinds is not None:
+            query = query.where(events.c.kind.in_(sorted(kind.value for kind in kinds)))
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(events.c.event_id.desc()).limit(limit))
+            return [_event_row(row) for row in rows]
+
+    def of_batch(self, stream: str, batch_time_ms: int) -> builtins.list[EventRow]:
+        """The events of one batch, oldest first."""
+        query = _selected().where(events.c.stream == stream, events.c.batch_time_ms == batch_time_ms)
+        with self._database.read() as connection:
+            return [_event_row(row) for row in connection.execute(query.order_by(events.c.event_id))]
+
+    def prune(self, stream: str, before_ms: int, limit: int = 5000) -> int:
+        """Delete up to ``limit`` of the oldest events, those from before ``before_ms``; how many went."""
+        oldest = select(events.c.event_id, events.c.at_ms).where(events.c.stream == stream)
+        with self._database.write_stream(stream) as (connection, _):
+            rows = connection.execute(oldest.order_by(events.c.event_id).limit(limit)).all()
+            old = [row.event_id for row in takewhile(lambda row: row.at_ms < before_ms, rows)]
+            if old:
+                connection.execute(delete(events).where(events.c.stream == stream, events.c.event_id <= old[-1]))
+            return len(old)
+
+
+def _selected() -> Any:
+    return select(
+        events.c.event_id, events.c.stream, events.c.at_ms, events.c.kind, events.c.batch_time_ms, events.c.payload
+    )
+
+
+def _event_row(row: Row[Any]) -> EventRow:
+    return EventRow(**row._mapping)

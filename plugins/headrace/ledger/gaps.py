@@ -1,0 +1,66 @@
+"""Offsets that were given up: lost by Kafka, or abandoned by a person. Never in silence."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+
+from headrace.blocks import TopicPartition
+from headrace.ledger.codec import partition_key, partition_of
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.events import record
+from headrace.ledger.rows import GapRow
+from headrace.ledger.states import EventKind
+from headrace.ledger.tables import gaps
+
+
+def add_gap(
+    connection: Connection,
+    locked: LockedStream,
+    input_id: str,
+    partition: TopicPartition,
+    *,
+    from_offset: int,
+    until_offset: int,
+    reason: str,
+    batch_time_ms: int | None = None,
+) -> None:
+    """Write a gap and its event, within the caller's transaction."""
+    fields = {
+        "input_id": input_id,
+        **partition_key(partition),
+        "incarnation": partition.incarnation,
+        "from_offset": from_offset,
+        "until_offset": until_offset,
+        "reason": reason,
+    }
+    connection.execute(
+        insert(gaps).values(stream=locked.row.name, **fields, batch_time_ms=batch_time_ms, at_ms=locked.now_ms)
+    )
+    record(connection, locked.row.name, locked.now_ms, EventKind.GAP, fields, batch_time_ms=batch_time_ms)
+
+
+class Gaps(Role):
+    """The gaps of the streams."""
+
+    def list(self, stream: str, limit: int = 1000) -> builtins.list[GapRow]:
+        """The newest ``limit`` gaps, newest first."""
+        query = select(gaps).where(gaps.c.stream == stream).order_by(gaps.c.gap_id.desc()).limit(limit)
+        with self._database.read() as connection:
+            return [_gap_row(row) for row in connection.execute(query)]
+
+
+def _gap_row(row: Row[Any]) -> GapRow:
+    return GapRow(
+        gap_id=row.gap_id,
+        stream=row.stream,
+        input_id=row.input_id,
+        partition=partition_of(row),
+        from_offset=row.from_offset,
+        until_offset=row.until_offset,
+        reason=row.reason,
+        batch_time_ms=row.batch_time_ms,
+        at_ms=row.at_ms,
+    )

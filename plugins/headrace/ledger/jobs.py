@@ -1,0 +1,243 @@
+"""The receiver job's lease: one job per stream, each with an epoch of its own."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
+from headrace.ledger.events import record
+from headrace.ledger.rows import JobLease, JobRow, JobStatus
+from headrace.ledger.states import EventKind, JobState, ReceiverState
+from headrace.ledger.tables import receiver_jobs, receivers, segments, streams
+
+LIVE_RECEIVERS = (ReceiverState.STARTING, ReceiverState.RUNNING, ReceiverState.STOPPING)
+
+
+class Jobs(Role):
+    """Gives out, renews and ends the receiver job's lease.
+
+    A lease that ran out stays its holder's until someone else acquires: it is the epoch that fences, not the time.
+    """
+
+    def acquire(
+        self,
+        stream: str,
+        *,
+        holder: str,
+        lease_ms: int,
+        versions: Mapping[str, str] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> JobLease:
+        """Begin the stream's next receiver job; whatever the one before still writes is refused from now on.
+
+        Args:
+            holder: names the process, and no other one.
+            attributes: JSON values such as pid, host, ui_url; never a secret.
+
+        Raises:
+            LeaseHeldError: a job that has not ended holds a live lease.
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            now_ms, epoch = locked.now_ms, locked.row.job_epoch + 1
+            previous = _job(connection, stream, locked.row.job_epoch)
+            if previous is not None and previous.alive(now_ms):
+                raise _held(previous)
+            _end_previous(connection, previous, now_ms, holder)
+            lease = JobLease(stream, epoch, holder, lease_ms, now_ms + lease_ms)
+            connection.execute(
+                insert(receiver_jobs).values(
+                    stream=stream,
+                    epoch=epoch,
+                    holder=holder,
+                    state=JobState.STARTING,
+                    acquired_at_ms=now_ms,
+                    lease_ms=lease_ms,
+                    lease_until_ms=lease.lease_until_ms,
+                    heartbeat_ms=now_ms,
+                    versions=dict(versions or {}),
+                    attributes=dict(attributes or {}),
+                )
+            )
+            connection.execute(update(streams).where(streams.c.name == stream).values(job_epoch=epoch))
+            record(connection, stream, now_ms, EventKind.JOB_STARTED, {"epoch": epoch, "holder": holder})
+            return lease
+
+    def renew(self, lease: JobLease, *, attributes: Mapping[str, Any] | None = None) -> JobStatus:
+        """Extend the lease, add to the attributes, and hear whether the job is to stop.
+
+        Raises:
+            LeaseLostError: another job has begun, or this one has ended.
+        """
+        with self._database.write() as connection:
+            return self._touch(connection, lease, {}, attributes)
+
+    def update(
+        self,
+        lease: JobLease,
+        *,
+        state: JobState | str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        error: str | None = None,
+    ) -> JobStatus:
+        """Set what is given, add to the attributes, and extend the lease. To end the job call `release`.
+
+        Raises:
+            LeaseLostError: another job has begun, or this one has ended.
+        """
+        wanted = JobState(state) if state is not None else None
+        if wanted is not None and wanted.ended:
+            raise LedgerError(f"A job ends by release, not by an update to {wanted}.")
+        values: dict[str, Any] = {} if error is None else {"error": error}
+        with self._database.write_stream(lease.stream) as (connection, locked):
+            if wanted is not None:
+                values["state"] = wanted
+                record(
+                    connection,
+                    lease.stream,
+                    locked.now_ms,
+                    EventKind.JOB_STATE_CHANGED,
+                    {"epoch": lease.epoch, "state": wanted.value},
+                )
+            return self._touch(connection, lease, values, attributes)
+
+    def request_stop(self, stream: str, reason: str) -> JobRow | None:
+        """Ask the current job to stop gracefully; None if it has ended already. A second request changes nothing."""
+        with self._database.write_stream(stream) as (connection, locked):
+            job = _job(connection, stream, locked.row.job_epoch)
+            if job is None or job.state.ended:
+                return None
+            if job.stop_requested_at_ms is None:
+                connection.execute(
+                    _this(stream, job.epoch).values(stop_requested_at_ms=locked.now_ms, stop_reason=reason)
+                )
+                payload = {"epoch": job.epoch, "reason": reason}
+                record(connection, stream, locked.now_ms, EventKind.JOB_STOP_REQUESTED, payload)
+            return _job(connection, stream, job.epoch)
+
+    def release(self, lease: JobLease, state: JobState | str = JobState.STOPPED, error: str | None = None) -> None:
+        """End the job, and with it its receivers' epochs. Doing it twice is harmless.
+
+        Raises:
+            LeaseLostError: another job has begun.
+        """
+        ended = JobState(state)
+        if not ended.ended:
+            raise LedgerError(f"A job ends as stopped or failed, not as {ended}.")
+        with self._database.write_stream(lease.stream) as (connection, locked):
+            job = _job(connection, lease.stream, lease.epoch)
+            if job is None or job.holder != lease.holder or locked.row.job_epoch != lease.epoch:
+                raise _lost(lease)
+            if not job.state.ended:
+                _end(connection, lease.stream, lease.epoch, now_ms=locked.now_ms, state=ended, error=error)
+
+    def current(self, stream: str) -> JobRow | None:
+        """The newest job, whatever its state; None before the first."""
+        jobs = self.list(stream, limit=1)
+        return jobs[0] if jobs else None
+
+    def list(self, stream: str, limit: int = 20) -> builtins.list[JobRow]:
+        """The stream's jobs, newest first."""
+        query = select(receiver_jobs).where(receiver_jobs.c.stream == stream)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(receiver_jobs.c.epoch.desc()).limit(limit))
+            return [_job_row(row) for row in rows]
+
+    def _touch(
+        self, connection: Connection, lease: JobLease, values: dict[str, Any], attributes: Mapping[str, Any] | None
+    ) -> JobStatus:
+        row = connection.execute(
+            select(receiver_jobs, streams.c.job_epoch, streams.c.desired_state)
+            .join(streams, streams.c.name == receiver_jobs.c.stream)
+            .where(receiver_jobs.c.stream == lease.stream, receiver_jobs.c.epoch == lease.epoch)
+            .with_for_update(of=receiver_jobs)
+        ).one_or_none()
+        if row is None or row.holder != lease.holder or row.job_epoch != lease.epoch or row.state.ended:
+            raise _lost(lease)
+        now_ms = self._database.now_ms(connection)
+        if attributes:
+            values["attributes"] = {**row.attributes, **attributes}
+        lease_until_ms = now_ms + lease.lease_ms
+        connection.execute(
+            _this(lease.stream, lease.epoch).values(heartbeat_ms=now_ms, lease_until_ms=lease_until_ms, **values)
+        )
+        stopping = row.stop_requested_at_ms is not None
+        return JobStatus(stopping, row.stop_reason, row.desired_state, lease_until_ms, now_ms)
+
+
+def require_job(connection: Connection, locked: LockedStream, lease: JobLease) -> None:
+    """Check, under the stream's lock, that the job's epoch is current and the job has not ended."""
+    job = _job(connection, lease.stream, lease.epoch)
+    if job is None or job.holder != lease.holder or locked.row.job_epoch != lease.epoch or job.state.ended:
+        raise _lost(lease)
+
+
+def job_of(connection: Connection, locked: LockedStream) -> JobRow | None:
+    """The stream's newest job, under the stream's lock."""
+    return _job(connection, locked.row.name, locked.row.job_epoch)
+
+
+def _job(connection: Connection, stream: str, epoch: int) -> JobRow | None:
+    row = connection.execute(
+        select(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
+    ).one_or_none()
+    return None if row is None else _job_row(row)
+
+
+def _job_row(row: Row[Any]) -> JobRow:
+    return JobRow(**row._mapping)
+
+
+def _this(stream: str, epoch: int) -> Any:
+    return update(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
+
+
+def _end_previous(connection: Connection, previous: JobRow | None, now_ms: int, holder: str) -> None:
+    if previous is not None and not previous.state.ended:
+        silent_ms = now_ms - previous.heartbeat_ms
+        error = f"not heard of for {silent_ms} ms; {holder} took over"
+        _end(connection, previous.stream, previous.epoch, now_ms=now_ms, state=JobState.FAILED, error=error)
+
+
+def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state: JobState, error: str | None) -> None:
+    """End a job: its receivers can write no more, so their segments are complete."""
+    values: dict[str, Any] = {"state": state, "ended_at_ms": now_ms}
+    if error is not None:
+        values["error"] = error
+    connection.execute(_this(stream, epoch).values(**values))
+    connection.execute(
+        update(receivers)
+        .where(receivers.c.stream == stream, receivers.c.state.in_(LIVE_RECEIVERS))
+        .values(state=ReceiverState.LOST, last_error=f"its job (epoch {epoch}) {state.value}")
+    )
+    connection.execute(
+        update(segments)
+        .where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.closed_at_ms.is_(None))
+        .values(closed_at_ms=now_ms)
+    )
+    kind = EventKind.JOB_FAILED if state is JobState.FAILED else EventKind.JOB_STOPPED
+    record(connection, stream, now_ms, kind, {"epoch": epoch, "error": error})
+
+
+def _held(job: JobRow) -> LeaseHeldError:
+    return LeaseHeldError(
+        f"The receiver job of stream {job.stream!r} is held by {job.holder} (epoch {job.epoch}) "
+        f"since {job.acquired_at_ms} until {job.lease_until_ms} (epoch ms).",
+        holder=job.holder,
+        since_ms=job.acquired_at_ms,
+        until_ms=job.lease_until_ms,
+        remedy="Stop it (`headrace stop`), or wait for its lease to run out if its process is dead; "
+        "the next acquire then takes over.",
+    )
+
+
+def _lost(lease: JobLease) -> LeaseLostError:
+    return LeaseLostError(
+        f"Job {lease.holder} (epoch {lease.epoch}) no longer holds stream {lease.stream!r}.",
+        remedy="Stop it: another job has begun, or this one was ended.",
+    )

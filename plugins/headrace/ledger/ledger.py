@@ -1,0 +1,102 @@
+"""The ledger: the transactional truth about streams, blocks, batches and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from headrace.clock import Clock
+from headrace.ledger.batches import Batches
+from headrace.ledger.blocks import Blocks
+from headrace.ledger.cleanup import Cleanup
+from headrace.ledger.database import Database, open_engine
+from headrace.ledger.events import Events
+from headrace.ledger.gaps import Gaps
+from headrace.ledger.jobs import Jobs
+from headrace.ledger.positions import Positions
+from headrace.ledger.receivers import Receivers
+from headrace.ledger.schema import ensure_schema
+from headrace.ledger.segments import Segments
+from headrace.ledger.streams import Streams
+from headrace.ledger.topics import Topics
+from headrace.ledger.urls import engine_url
+
+
+class Ledger:
+    """The ledger's parts over one pool of connections. Safe across threads and after a fork; pickles as its URL.
+
+    Every call is one transaction, which has either happened, durably, or not. Calls block: from asyncio use
+    ``asyncio.to_thread``.
+    """
+
+    def __init__(self, url: str, database: Database) -> None:
+        self.url = url
+        self._database = database
+        self.streams = Streams(database)
+        self.jobs = Jobs(database)
+        self.receivers = Receivers(database)
+        self.topics = Topics(database)
+        self.positions = Positions(database)
+        self.blocks = Blocks(database)
+        self.segments = Segments(database)
+        self.batches = Batches(database)
+        self.cleanup = Cleanup(database)
+        self.gaps = Gaps(database)
+        self.events = Events(database)
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        migrate: bool = True,
+        clock: Clock | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Ledger:
+        """Open the ledger, and create or migrate its schema if ``migrate``. Opening it again costs one query.
+
+        Args:
+            url: `sqlite:////absolute/path.db`, `postgresql+psycopg://user@host/db`, or `connection:<conn_id>`.
+            clock: replaces the database's clock, for tests.
+            environ: where a connection is looked up, by default this process's environment.
+
+        Raises:
+            LedgerUrlError: the URL is none of these, or holds a password.
+            LedgerUnavailableError: the database does not answer, or there is none and ``migrate`` is false.
+            SchemaError: the schema is older and ``migrate`` is false, or newer than this version.
+        """
+        engine = open_engine(engine_url(url, environ), create=migrate)
+        database = Database(engine, clock=clock)
+        try:
+            ensure_schema(database, migrate=migrate)
+        except BaseException:
+            database.dispose()
+            raise
+        return cls(url, database)
+
+    def now_ms(self) -> int:
+        """The ledger's clock, in milliseconds since the Unix epoch. Batch times and leases go by it."""
+        return self._database.now_ms()
+
+    def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
+        self._database.dispose()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        return _reopen, (self.url,)
+
+    def __repr__(self) -> str:
+        return f"Ledger({self.url!r})"
+
+
+def _reopen(url: str) -> Ledger:
+    return Ledger.open(url, migrate=False)

@@ -1,0 +1,314 @@
+"""The partitions' positions, and which receiver owns each.
+
+``wanted_receiver_index`` is the tracker's will, ``receiver_index`` the fact. A partition changes hands when its owner
+has released it, or is dead: never while it may still store records of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger.codec import partition_key, partition_of
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.errors import (
+    LeaseHeldError,
+    LedgerError,
+    PartitionNotAssignedError,
+    PositionConflictError,
+    PositionNotFoundError,
+)
+from headrace.ledger.events import record
+from headrace.ledger.gaps import add_gap
+from headrace.ledger.jobs import require_job
+from headrace.ledger.receivers import find_receiver, require_receiver
+from headrace.ledger.rows import JobLease, PositionRow, ReceiverLease
+from headrace.ledger.states import EventKind, PartitionState
+from headrace.ledger.tables import positions
+
+
+class Positions(Role):
+    """Keeps positions, and hands partitions out."""
+
+    def ensure(self, job: JobLease, input_id: str, partition: TopicPartition, starting_offset: int) -> None:
+        """Give a partition that has none its starting position; see `ensure_all`."""
+        self.ensure_all(job, input_id, {partition: starting_offset})
+
+    def ensure_all(self, job: JobLease, input_id: str, starting_offsets: Mapping[TopicPartition, int]) -> None:
+        """Give every partition that has no position its starting one, in one transaction. Existing ones stay.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+            LedgerConflictError: the topic was never observed.
+        """
+        with self._database.write_stream(job.stream) as (connection, locked):
+            require_job(connection, locked, job)
+            known = {partition_of(row) for row in connection.execute(_of_input(job.stream, input_id))}
+            rows = [
+                {
+                    "stream": job.stream,
+                    "input_id": input_id,
+                    **partition_key(partition),
+                    "incarnation": partition.incarnation,
+                    "next_offset": offset,
+                    "starting_offset": offset,
+                    "last_batch_time_ms": 0,
+                    "state": PartitionState.ACTIVE,
+                    "updated_at_ms": locked.now_ms,
+                }
+                for partition, offset in starting_offsets.items()
+                if partition not in known
+            ]
+            if rows:
+                connection.execute(insert(positions), rows)
+
+    def assign(self, job: JobLease, input_id: str, receivers: Mapping[TopicPartition, int]) -> None:
+        """Say which receiver index is to own each partition.
+
+        A free partition is its at once. One with another owner is revoked in that owner's next heartbeat, and goes over
+        when it is released.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+            PositionNotFoundError: a partition has no position yet.
+        """
+        with self._database.write_stream(job.stream) as (connection, locked):
+            require_job(connection, locked, job)
+            rows = _rows(connection, job.stream, input_id, receivers)
+            for row in rows:
+                wanted = receivers[row.partition]
+                owner = wanted if row.receiver_index is None else row.receiver_index
+                _own(connection, locked, row, owner=owner, wanted=wanted)
+
+    def request_release(self, job: JobLease, input_id: str, partitions: Iterable[TopicPartition]) -> None:
+        """Take partitions from their owners: revoked in their next heartbeat, free once released.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+            PositionNotFoundError: a partition has no position.
+        """
+        with self._database.write_stream(job.stream) as (connection, locked):
+            require_job(connection, locked, job)
+            for row in _rows(connection, job.stream, input_id, partitions):
+                _own(connection, locked, row, owner=row.receiver_index, wanted=None)
+
+    def force_release(self, job: JobLease, input_id: str, partitions: Iterable[TopicPartition]) -> None:
+        """Take partitions from a dead receiver; they go to whom they were wanted for, else they are free.
+
+        The dead one is fenced from them: should it wake, its blocks are refused.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+            LeaseHeldError: the owner is alive.
+            PositionNotFoundError: a partition has no position.
+        """
+        with self._database.write_stream(job.stream) as (connection, locked):
+            require_job(connection, locked, job)
+            for row in _rows(connection, job.stream, input_id, partitions):
+                if row.receiver_index is None:
+                    continue
+                _require_dead(connection, locked, ReceiverId(job.stream, input_id, row.receiver_index))
+                wanted = None if row.wanted_receiver_index == row.receiver_index else row.wanted_receiver_index
+                _own(connection, locked, row, owner=wanted, wanted=wanted)
+
+    def release(self, lease: ReceiverLease, partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Give partitions back, after everything read of them is stored; those of others are passed over.
+
+        A partition wanted for another receiver is that one's at once.
+
+        Raises:
+            LeaseLostError: the receiver's or its job's epoch is stale.
+            PositionNotFoundError: a partition has no position.
+        """
+        receiver_id = lease.receiver_id
+        given = [partitions] if isinstance(partitions, TopicPartition) else builtins.list(partitions)
+        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+            require_receiver(connection, locked, lease)
+            for row in _rows(connection, receiver_id.stream, receiver_id.input_id, given):
+                if row.receiver_index == receiver_id.index:
+                    wanted = None if row.wanted_receiver_index == receiver_id.index else row.wanted_receiver_index
+                    _own(connection, locked, row, owner=wanted, wanted=wanted)
+
+    def advance(
+        self,
+        lease: ReceiverLease,
+        partition: TopicPartition,
+        from_offset: int,
+        until_offset: int,
+        *,
+        gap: str | None = None,
+    ) -> None:
+        """Move a position where there is no record to store; with ``gap``, a reason, as a gap that is shown.
+
+        Raises:
+            LeaseLostError: the receiver's or its job's epoch is stale.
+            PartitionNotAssignedError: the partition is not this receiver's.
+            PositionConflictError: the position is not ``from_offset``.
+        """
+        if until_offset < from_offset:
+            raise LedgerError(f"A position does not go back, from {from_offset} to {until_offset} of {partition}.")
+        receiver_id = lease.receiver_id
+        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+            require_receiver(connection, locked, lease)
+            (row,) = _rows(connection, receiver_id.stream, receiver_id.input_id, [partition])
+            if row.receiver_index != receiver_id.index:
+                raise PartitionNotAssignedError(receiver_id, partition, row.receiver_index)
+            if row.next_offset != from_offset:
+                raise PositionConflictError(partition, expected=row.next_offset, got=from_offset)
+            connection.execute(
+                _this(receiver_id.stream, receiver_id.input_id, partition).values(
+                    next_offset=until_offset, updated_at_ms=locked.now_ms
+                )
+            )
+            if gap is not None and until_offset > from_offset:
+                add_gap(
+                    connection,
+                    locked,
+                    receiver_id.input_id,
+                    partition,
+                    from_offset=from_offset,
+                    until_offset=until_offset,
+                    reason=gap,
+                )
+
+    def fail(self, lease: ReceiverLease, partition: TopicPartition, error: str) -> None:
+        """Mark a partition as stopped by an error; it stays its receiver's until `set_state` or a release.
+
+        Raises:
+            LeaseLostError: the receiver's or its job's epoch is stale.
+            PartitionNotAssignedError: the partition is not this receiver's.
+        """
+        receiver_id = lease.receiver_id
+        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+            require_receiver(connection, locked, lease)
+            (row,) = _rows(connection, receiver_id.stream, receiver_id.input_id, [partition])
+            if row.receiver_index != receiver_id.index:
+                raise PartitionNotAssignedError(receiver_id, partition, row.receiver_index)
+            _set_state(connection, locked, row, PartitionState.FAILED, error)
+
+    def set_state(
+        self,
+        job: JobLease,
+        input_id: str,
+        partitions: Iterable[TopicPartition],
+        state: PartitionState | str,
+        error: str | None = None,
+    ) -> None:
+        """Set the state of partitions: resumed (active), failed, or ended with their topic.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+            PositionNotFoundError: a partition has no position.
+        """
+        with self._database.write_stream(job.stream) as (connection, locked):
+            require_job(connection, locked, job)
+            for row in _rows(connection, job.stream, input_id, partitions):
+                _set_state(connection, locked, row, PartitionState(state), error)
+
+    def list(self, stream: str, input_id: str | None = None) -> builtins.list[PositionRow]:
+        """The positions of a stream, or of one input, by topic, incarnation and partition."""
+        query = select(positions).where(positions.c.stream == stream)
+        if input_id is not None:
+            query = query.where(positions.c.input_id == input_id)
+        order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
+        with self._database.read() as connection:
+            return [_position_row(row) for row in connection.execute(query.order_by(*order))]
+
+
+def _own(
+    connection: Connection, locked: LockedStream, row: PositionRow, *, owner: int | None, wanted: int | None
+) -> None:
+    """Write who owns and who is to own a partition; where the owner changes, that is an event."""
+    if owner == row.receiver_index and wanted == row.wanted_receiver_index:
+        return
+    stream = locked.row.name
+    connection.execute(
+        _this(stream, row.input_id, row.partition).values(
+            receiver_index=owner, wanted_receiver_index=wanted, updated_at_ms=locked.now_ms
+        )
+    )
+    payload = {"input": row.input_id, **partition_key(row.partition), "next_offset": row.next_offset}
+    if row.receiver_index not in (None, owner):
+        event = payload | {"receiver": row.receiver_index}
+        record(connection, stream, locked.now_ms, EventKind.PARTITION_RELEASED, event)
+    if owner not in (None, row.receiver_index):
+        record(connection, stream, locked.now_ms, EventKind.PARTITION_ASSIGNED, payload | {"receiver": owner})
+
+
+def _set_state(
+    connection: Connection, locked: LockedStream, row: PositionRow, state: PartitionState, error: str | None
+) -> None:
+    if row.state is state and row.error == error:
+        return
+    stream = locked.row.name
+    connection.execute(
+        _this(stream, row.input_id, row.partition).values(state=state, error=error, updated_at_ms=locked.now_ms)
+    )
+    if state is PartitionState.FAILED:
+        payload = {"input": row.input_id, **partition_key(row.partition), "error": error}
+        record(connection, stream, locked.now_ms, EventKind.PARTITION_FAILED, payload)
+
+
+def _require_dead(connection: Connection, locked: LockedStream, receiver_id: ReceiverId) -> None:
+    receiver = find_receiver(connection, receiver_id)
+    if receiver is None or receiver.job_epoch != locked.row.job_epoch or not receiver.alive(locked.now_ms):
+        return
+    raise LeaseHeldError(
+        f"Receiver {receiver_id} on {receiver.host} is alive until {receiver.lease_until_ms} (epoch ms).",
+        holder=str(receiver_id),
+        since_ms=receiver.registered_at_ms,
+        until_ms=receiver.lease_until_ms,
+        remedy="Ask it to release its partitions (request_release), or wait until its lease has run out.",
+    )
+
+
+def _rows(
+    connection: Connection, stream: str, input_id: str, partitions: Iterable[TopicPartition]
+) -> builtins.list[PositionRow]:
+    """The rows of these partitions, in the order given."""
+    wanted = builtins.list(partitions)
+    query = _of_input(stream, input_id)
+    if len(wanted) == 1:
+        query = query.where(*(positions.c[name] == value for name, value in partition_key(wanted[0]).items()))
+    known = {_identity(row.partition): row for row in map(_position_row, connection.execute(query))}
+    for partition in wanted:
+        if _identity(partition) not in known:
+            raise PositionNotFoundError(stream, input_id, partition)
+    return [known[_identity(partition)] for partition in wanted]
+
+
+def _identity(partition: TopicPartition) -> tuple[str, str, int]:
+    return partition.topic, partition.topic_id, partition.partition
+
+
+def _of_input(stream: str, input_id: str) -> Any:
+    return select(positions).where(positions.c.stream == stream, positions.c.input_id == input_id)
+
+
+def _this(stream: str, input_id: str, partition: TopicPartition) -> Any:
+    return update(positions).where(
+        positions.c.stream == stream,
+        positions.c.input_id == input_id,
+        positions.c.topic == partition.topic,
+        positions.c.topic_id == partition.topic_id,
+        positions.c.partition == partition.partition,
+    )
+
+
+def _position_row(row: Row[Any]) -> PositionRow:
+    return PositionRow(
+        input_id=row.input_id,
+        partition=partition_of(row),
+        next_offset=row.next_offset,
+        starting_offset=row.starting_offset,
+        receiver_index=row.receiver_index,
+        wanted_receiver_index=row.wanted_receiver_index,
+        last_batch_time_ms=row.last_batch_time_ms,
+        state=row.state,
+        error=row.error,
+        updated_at_ms=row.updated_at_ms,
+    )

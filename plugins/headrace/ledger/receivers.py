@@ -1,0 +1,301 @@
+"""The receivers' leases: who may write blocks, and what each is to do."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
+
+from headrace.blocks import ReceiverId
+from headrace.ledger.codec import partition_of
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError
+from headrace.ledger.events import record
+from headrace.ledger.jobs import job_of, require_job
+from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders, ReceiverRow
+from headrace.ledger.states import EventKind, ReceiverState
+from headrace.ledger.tables import positions, receiver_jobs, receivers, segments, streams
+
+
+class Receivers(Role):
+    """Registers receivers, hears their heartbeats and gives them their orders."""
+
+    def register(self, job: JobLease, receiver_id: ReceiverId, *, host: str, lease_ms: int) -> ReceiverLease:
+        """Begin the receiver's next epoch; its earlier instances are fenced. It keeps the partitions it owned.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+            JobStoppingError: the job was asked to stop.
+        """
+        with self._database.write_stream(job.stream) as (connection, locked):
+            require_job(connection, locked, job)
+            current = job_of(connection, locked)
+            if current is not None and current.stop_requested_at_ms is not None:
+                raise JobStoppingError(
+                    f"Receiver {receiver_id} came too late: its job is stopping ({current.stop_reason}).",
+                    remedy="End it.",
+                )
+            row = find_receiver(connection, receiver_id)
+            epoch = 1 if row is None else row.epoch + 1
+            lease = ReceiverLease(receiver_id, epoch, job.epoch, lease_ms, locked.now_ms + lease_ms)
+            values: dict[str, Any] = {
+                "epoch": epoch,
+                "job_epoch": job.epoch,
+                "state": ReceiverState.STARTING,
+                "host": host,
+                "registered_at_ms": locked.now_ms,
+                "lease_ms": lease_ms,
+                "lease_until_ms": lease.lease_until_ms,
+                "heartbeat_ms": locked.now_ms,
+                "last_accepted_sequence": -1,
+                "segment_id": None,
+                "stats": {},
+                "restarts": row.restarts + 1 if row is not None and row.job_epoch == job.epoch else 0,
+                "stop_requested": False,
+            }
+            if row is None:
+                connection.execute(insert(receivers).values(**_key(receiver_id), sealed_through_ms=0, **values))
+            else:
+                connection.execute(_this(receiver_id).values(**values))
+                _close_segments(connection, receiver_id, epoch, locked.now_ms)
+            payload = {"receiver": str(receiver_id), "epoch": epoch, "host": host, "restarts": values["restarts"]}
+            record(connection, job.stream, locked.now_ms, EventKind.RECEIVER_STARTED, payload)
+            return lease
+
+    def heartbeat(
+        self,
+        lease: ReceiverLease,
+        *,
+        sealed_through_ms: int,
+        stats: Mapping[str, Any] | None = None,
+        state: ReceiverState | str = ReceiverState.RUNNING,
+        error: str | None = None,
+    ) -> ReceiverOrders:
+        """Extend the lease and hear the orders.
+
+        Args:
+            sealed_through_ms: everything cut up to this time of the ledger's clock is stored.
+            stats: replaces the row's stats, JSON values; None leaves them.
+            error: kept as the last error; None leaves the one there is.
+
+        Raises:
+            LeaseLostError: the receiver's or its job's epoch is stale, or either has ended.
+        """
+        reported = ReceiverState(state)
+        if reported.ended:
+            raise LedgerError(f"A receiver ends by release, not by a heartbeat as {reported}.")
+        with self._database.write() as connection:
+            row = _current(connection, lease, lock=True)
+            now_ms = self._database.now_ms(connection)
+            values: dict[str, Any] = {
+                "state": reported,
+                "heartbeat_ms": now_ms,
+                "lease_until_ms": now_ms + lease.lease_ms,
+                "sealed_through_ms": max(sealed_through_ms, row.sealed_through_ms),
+            }
+            if stats is not None:
+                values["stats"] = dict(stats)
+            if error is not None:
+                values["last_error"] = error
+            connection.execute(_this(lease.receiver_id).values(**values))
+            assigned, revoked = _owned(connection, lease.receiver_id)
+            stop = row.stop_requested or row.stop_requested_at_ms is not None
+            return ReceiverOrders(assigned, revoked, stop, row.max_rate, values["lease_until_ms"], now_ms)
+
+    def release(
+        self, lease: ReceiverLease, state: ReceiverState | str = ReceiverState.STOPPED, error: str | None = None
+    ) -> None:
+        """End this instance: it can add no more blocks. Its partitions stay its index's. Twice is harmless.
+
+        Raises:
+            LeaseLostError: a newer instance has registered.
+        """
+        ended = ReceiverState(state)
+        if not ended.ended:
+            raise LedgerError(f"A receiver ends as stopped, failed or lost, not as {ended}.")
+        receiver_id = lease.receiver_id
+        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+            row = find_receiver(connection, receiver_id)
+            if row is None or row.epoch != lease.epoch:
+                raise lost_receiver(lease)
+            if row.state.ended:
+                return
+            values: dict[str, Any] = {"state": ended, "lease_until_ms": locked.now_ms}
+            if error is not None:
+                values["last_error"] = error
+            connection.execute(_this(receiver_id).values(**values))
+            _close_segments(connection, receiver_id, lease.epoch + 1, locked.now_ms)
+            kind = EventKind.RECEIVER_STOPPED if ended is ReceiverState.STOPPED else EventKind.RECEIVER_FAILED
+            payload = {"receiver": str(receiver_id), "epoch": lease.epoch, "error": error}
+            record(connection, receiver_id.stream, locked.now_ms, kind, payload)
+
+    def report_error(self, lease: ReceiverLease, message: str, detail: str = "") -> None:
+        """Note an error that the receiver lives through; ``detail`` may be a stack trace.
+
+        Raises:
+            LeaseLostError: as for `heartbeat`.
+        """
+        receiver_id = lease.receiver_id
+        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+            require_receiver(connection, locked, lease)
+            connection.execute(_this(receiver_id).values(last_error=message))
+            payload = {"receiver": str(receiver_id), "epoch": lease.epoch, "error": message, "detail": detail}
+            record(connection, receiver_id.stream, locked.now_ms, EventKind.RECEIVER_ERROR, payload)
+
+    def request_stop(self, receiver_id: ReceiverId) -> None:
+        """Ask this instance of one receiver to stop; its tracker decides whether another one starts."""
+        with self._database.write() as connection:
+            connection.execute(_this(receiver_id).values(stop_requested=True))
+
+    def set_max_rate(
+        self, stream: str, max_rate: float | None, *, input_id: str | None = None, reason: str | None = None
+    ) -> None:
+        """Limit each receiver (of one input, or of all) to ``max_rate`` records per second; None lifts the limit."""
+        which = [receivers.c.stream == stream] + ([receivers.c.input_id == input_id] if input_id else [])
+        with self._database.write_stream(stream) as (connection, locked):
+            connection.execute(update(receivers).where(*which).values(max_rate=max_rate))
+            payload = {"input": input_id, "max_rate": max_rate, "reason": reason}
+            record(connection, stream, locked.now_ms, EventKind.RATE_CHANGED, payload)
+
+    def list(self, stream: str) -> builtins.list[ReceiverRow]:
+        """The stream's receivers by input and index, whether they live or not."""
+        order = (receivers.c.input_id, receivers.c.receiver_index)
+        with self._database.read() as connection:
+            rows = connection.execute(select(receivers).where(receivers.c.stream == stream).order_by(*order))
+            return [_receiver_row(row) for row in rows]
+
+    def unsealed(self, stream: str, batch_time_ms: int) -> builtins.list[ReceiverRow]:
+        """The live receivers that may yet add blocks cut before ``batch_time_ms``."""
+        with self._database.read() as connection:
+            now_ms = self._database.now_ms(connection)
+            rows = connection.execute(
+                select(receivers).where(
+                    receivers.c.stream == stream,
+                    receivers.c.lease_until_ms > now_ms,
+                    receivers.c.sealed_through_ms < batch_time_ms,
+                )
+            )
+            return [receiver for receiver in map(_receiver_row, rows) if receiver.alive(now_ms)]
+
+
+def require_receiver(connection: Connection, locked: LockedStream, lease: ReceiverLease) -> Row[Any]:
+    """Check, under the stream's lock, that the epochs of the receiver and its job are current; the receiver's row."""
+    if locked.row.job_epoch != lease.job_epoch:
+        raise lost_receiver(lease)
+    return _current(connection, lease, lock=False)
+
+
+def lost_receiver(lease: ReceiverLease) -> LeaseLostError:
+    return LeaseLostError(
+        f"Receiver {lease.receiver_id} (epoch {lease.epoch}, job epoch {lease.job_epoch}) lost its lease.",
+        remedy="Stop it: a newer instance has registered, or its job has ended.",
+    )
+
+
+def _current(connection: Connection, lease: ReceiverLease, *, lock: bool) -> Row[Any]:
+    query = _CURRENT_LOCKED if lock else _CURRENT
+    row = connection.execute(query, _key(lease.receiver_id)).one_or_none()
+    if (
+        row is None
+        or row.epoch != lease.epoch
+        or row.job_epoch != lease.job_epoch
+        or row.stream_job_epoch != lease.job_epoch
+        or row.state.ended
+        or row.job_state.ended
+    ):
+        raise lost_receiver(lease)
+    return row
+
+
+def _current_query(*, lock: bool) -> Any:
+    query = (
+        select(
+            receivers,
+            receiver_jobs.c.stop_requested_at_ms,
+            receiver_jobs.c.state.label("job_state"),
+            streams.c.job_epoch.label("stream_job_epoch"),
+            segments.c.path.label("segment_path"),
+            segments.c.removing_at_ms.label("segment_removing_at_ms"),
+        )
+        .join(
+            receiver_jobs,
+            and_(receiver_jobs.c.stream == receivers.c.stream, receiver_jobs.c.epoch == receivers.c.job_epoch),
+        )
+        .join(streams, streams.c.name == receivers.c.stream)
+        .outerjoin(segments, segments.c.segment_id == receivers.c.segment_id)
+        .where(
+            receivers.c.stream == bindparam("stream"),
+            receivers.c.input_id == bindparam("input_id"),
+            receivers.c.receiver_index == bindparam("receiver_index"),
+        )
+    )
+    return query.with_for_update(of=receivers) if lock else query
+
+
+_CURRENT = _current_query(lock=False)
+_CURRENT_LOCKED = _current_query(lock=True)
+
+
+def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, AssignedPartition], frozenset[Any]]:
+    assigned, revoked = {}, set()
+    for row in connection.execute(
+        select(positions).where(
+            positions.c.stream == receiver_id.stream,
+            positions.c.input_id == receiver_id.input_id,
+            positions.c.receiver_index == receiver_id.index,
+        )
+    ):
+        if row.wanted_receiver_index == receiver_id.index:
+            assigned[partition_of(row)] = AssignedPartition(row.next_offset, row.state, row.error)
+        else:
+            revoked.add(partition_of(row))
+    return assigned, frozenset(revoked)
+
+
+def _key(receiver_id: ReceiverId) -> dict[str, Any]:
+    return {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
+
+
+def _this(receiver_id: ReceiverId) -> Any:
+    return update(receivers).where(
+        receivers.c.stream == receiver_id.stream,
+        receivers.c.input_id == receiver_id.input_id,
+        receivers.c.receiver_index == receiver_id.index,
+    )
+
+
+def find_receiver(connection: Connection, receiver_id: ReceiverId) -> ReceiverRow | None:
+    row = connection.execute(
+        select(receivers).where(
+            receivers.c.stream == receiver_id.stream,
+            receivers.c.input_id == receiver_id.input_id,
+            receivers.c.receiver_index == receiver_id.index,
+        )
+    ).one_or_none()
+    return None if row is None else _receiver_row(row)
+
+
+def _receiver_row(row: Row[Any]) -> ReceiverRow:
+    fields = dict(row._mapping)
+    receiver_id = ReceiverId(fields.pop("stream"), fields.pop("input_id"), fields.pop("receiver_index"))
+    for own in ("lease_ms", "segment_id"):
+        fields.pop(own)
+    return ReceiverRow(receiver_id=receiver_id, **fields)
+
+
+def _close_segments(connection: Connection, receiver_id: ReceiverId, before_epoch: int, now_ms: int) -> None:
+    """Close the segments of the receiver's epochs below ``before_epoch``: their writers can add no more."""
+    connection.execute(
+        update(segments)
+        .where(
+            segments.c.stream == receiver_id.stream,
+            segments.c.removed_at_ms.is_(None),
+            segments.c.closed_at_ms.is_(None),
+            segments.c.input_id == receiver_id.input_id,
+            segments.c.receiver_index == receiver_id.index,
+            segments.c.epoch < before_epoch,
+        )
+        .values(closed_at_ms=now_ms)
+    )

@@ -1,0 +1,359 @@
+"""The ledger's rows as others see them. Times are epoch milliseconds (``_ms``) of the ledger's clock.
+
+Leases and attempts are tokens: whoever holds one passes it back, and it pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
+from headrace.ledger.states import (
+    AttemptState,
+    BatchState,
+    DesiredState,
+    JobState,
+    PartitionState,
+    ReceiverState,
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A registered stream. ``sealed_until_ms``: no block joins a batch time up to it any more.
+
+    ``ordered`` streams run one batch at a time, in batch-time order. ``job_epoch`` is the newest receiver job's, 0
+    before the first.
+    """
+
+    name: str
+    definition: str
+    revision: int
+    batch_interval_ms: int
+    block_interval_ms: int
+    outputs: tuple[str, ...]
+    max_concurrent_batches: int
+    ordered: bool
+    zero_time_ms: int
+    sealed_until_ms: int
+    desired_state: DesiredState
+    job_epoch: int
+    created_at_ms: int
+    updated_at_ms: int
+
+    def batch_time_after(self, time_ms: int) -> int:
+        """The first interval end strictly after ``time_ms``; interval ends are multiples of the batch interval."""
+        return (time_ms // self.batch_interval_ms + 1) * self.batch_interval_ms
+
+
+@dataclass(frozen=True, slots=True)
+class JobLease:
+    """The receiver job's claim on a stream. ``lease_until_ms`` is as of its creation."""
+
+    stream: str
+    epoch: int
+    holder: str
+    lease_ms: int
+    lease_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What a renewal tells the job."""
+
+    stop_requested: bool
+    stop_reason: str | None
+    desired_state: DesiredState
+    lease_until_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One receiver job, present or past."""
+
+    stream: str
+    epoch: int
+    holder: str
+    state: JobState
+    acquired_at_ms: int
+    lease_ms: int
+    lease_until_ms: int
+    heartbeat_ms: int
+    versions: Json
+    attributes: Json
+    stop_requested_at_ms: int | None
+    stop_reason: str | None
+    ended_at_ms: int | None
+    error: str | None
+
+    def alive(self, now_ms: int) -> bool:
+        """Whether its lease is live at ``now_ms`` and it has not ended."""
+        return not self.state.ended and self.lease_until_ms > now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverLease:
+    """A receiver's claim; ``last_accepted_sequence`` is -1 at the start of every epoch."""
+
+    receiver_id: ReceiverId
+    epoch: int
+    job_epoch: int
+    lease_ms: int
+    lease_until_ms: int
+    last_accepted_sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedPartition:
+    """A partition that the receiver is to read from ``next_offset`` on."""
+
+    next_offset: int
+    state: PartitionState
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverOrders:
+    """The answer to a heartbeat. ``revoked``: store what was read of them, then release them.
+
+    ``max_rate`` is in records per second, None for no limit.
+    """
+
+    assigned: Mapping[TopicPartition, AssignedPartition]
+    revoked: frozenset[TopicPartition]
+    stop: bool
+    max_rate: float | None
+    lease_until_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverRow:
+    """The newest instance of a receiver. It has stored everything up to ``sealed_through_ms``."""
+
+    receiver_id: ReceiverId
+    epoch: int
+    job_epoch: int
+    state: ReceiverState
+    host: str
+    registered_at_ms: int
+    lease_until_ms: int
+    heartbeat_ms: int
+    sealed_through_ms: int
+    last_accepted_sequence: int
+    stats: Json
+    last_error: str | None
+    restarts: int
+    stop_requested: bool
+    max_rate: float | None
+
+    def alive(self, now_ms: int) -> bool:
+        """Whether its lease is live at ``now_ms`` and it has not ended."""
+        return not self.state.ended and self.lease_until_ms > now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """One incarnation of a topic that an input has seen. ``current``: the one seen last under its name."""
+
+    stream: str
+    input_id: str
+    topic: str
+    topic_id: str
+    incarnation: int
+    partitions: int
+    current: bool
+    first_seen_ms: int
+    changed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRow:
+    """A partition's position. ``receiver_index`` owns it now, ``wanted_receiver_index`` is to own it."""
+
+    input_id: str
+    partition: TopicPartition
+    next_offset: int
+    starting_offset: int
+    receiver_index: int | None
+    wanted_receiver_index: int | None
+    last_batch_time_ms: int
+    state: PartitionState
+    error: str | None
+    updated_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddedBlock:
+    """Where a block went. ``duplicate``: it had been added before, nothing changed."""
+
+    block_id: int
+    batch_time_ms: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block of a batch time; ids ascend in the order of addition, so also along each partition."""
+
+    block_id: int
+    batch_time_ms: int
+    added_at_ms: int
+    info: BlockInfo
+
+
+@dataclass(frozen=True, slots=True)
+class UnclaimedTime:
+    """A batch time that has blocks and no batch."""
+
+    batch_time_ms: int
+    blocks: int
+    records: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """A file of the log. ``path`` is relative to the log's root."""
+
+    segment_id: int
+    stream: str
+    path: str
+    receiver_id: ReceiverId
+    epoch: int
+    opened_at_ms: int
+    closed_at_ms: int | None
+    bytes: int | None
+    removing_at_ms: int | None
+    removed_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A batch. ``attempt`` is the newest attempt's number, 0 before the first.
+
+    ``absorbed`` are the earlier batch times whose blocks it took over (coalescing), ``absorbed_by_ms`` the batch that
+    took this one's.
+    """
+
+    stream: str
+    batch_time_ms: int
+    interval_ms: int
+    state: BatchState
+    revision: int
+    manifest_uri: str
+    manifest_sha256: str
+    code_version: str | None
+    blocks: int
+    records: int
+    payload_bytes: int
+    absorbed: tuple[int, ...]
+    absorbed_by_ms: int | None
+    attempt: int
+    allocated_at_ms: int
+    started_at_ms: int | None
+    completed_at_ms: int | None
+    checkpointed_at_ms: int | None
+    checkpoint_uri: str | None
+    cleaned_at_ms: int | None
+    cleanup: Json | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The claim of one run of a batch; ``number`` is its epoch. ``outputs`` must be recorded before it can complete."""
+
+    stream: str
+    batch_time_ms: int
+    number: int
+    holder: str
+    way: str
+    outputs: tuple[str, ...]
+    lease_ms: int
+    lease_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One attempt at a batch, present or past."""
+
+    stream: str
+    batch_time_ms: int
+    number: int
+    holder: str
+    way: str
+    state: AttemptState
+    outputs: tuple[str, ...]
+    attributes: Json
+    started_at_ms: int
+    lease_ms: int
+    lease_until_ms: int
+    heartbeat_ms: int
+    ended_at_ms: int | None
+    error: str | None
+
+    def alive(self, now_ms: int) -> bool:
+        """Whether it runs and its lease is live at ``now_ms``."""
+        return self.state is AttemptState.RUNNING and self.lease_until_ms > now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputRow:
+    """What a batch takes of one partition: offsets ``[from_offset, until_offset)``, in ``blocks`` blocks."""
+
+    stream: str
+    batch_time_ms: int
+    input_id: str
+    partition: TopicPartition
+    from_offset: int
+    until_offset: int
+    records: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutputRow:
+    """What an attempt's output reported; ``counts`` are the output's own names and numbers."""
+
+    stream: str
+    batch_time_ms: int
+    attempt: int
+    output_id: str
+    counts: Json
+    recorded_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapRow:
+    """Offsets that were given up, and why. ``batch_time_ms`` is set when a batch was abandoned."""
+
+    gap_id: int
+    stream: str
+    input_id: str
+    partition: TopicPartition
+    from_offset: int
+    until_offset: int
+    reason: str
+    batch_time_ms: int | None
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """Something that happened. Ids ascend in commit order within a stream, so ``after_id`` never skips one.
+
+    ``kind`` is an `EventKind`, or text that a newer version wrote.
+    """
+
+    event_id: int
+    stream: str
+    at_ms: int
+    kind: str
+    batch_time_ms: int | None
+    payload: Json = field(default_factory=dict)

@@ -1,0 +1,128 @@
+"""The log's files as the ledger knows them. A block that is added opens its segment and closes the one before."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from headrace.blocks import ReceiverId
+from headrace.ledger.database import LockedStream, Role, new_id
+from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
+from headrace.ledger.receivers import require_receiver
+from headrace.ledger.rows import ReceiverLease, SegmentRow
+from headrace.ledger.tables import receivers, segments
+
+
+class Segments(Role):
+    """Opens and closes segments; `cleanup` removes them."""
+
+    def opened(self, lease: ReceiverLease, path: str) -> SegmentRow:
+        """Note a new segment of the receiver, which closes the one before it. Optional, and the same again is harmless.
+
+        Raises:
+            LeaseLostError: the receiver's or its job's epoch is stale.
+            BlockConflictError: the path is another writer's.
+            SegmentRemovedError: it has been removed.
+        """
+        with self._database.write_stream(lease.receiver_id.stream) as (connection, locked):
+            row = require_receiver(connection, locked, lease)
+            segment_id = segment_for(connection, locked, lease, row, path)
+            if segment_id != row.segment_id:
+                connection.execute(update(receivers).where(*_receiver(lease.receiver_id)).values(segment_id=segment_id))
+            found = connection.execute(select(segments).where(segments.c.segment_id == segment_id)).one()
+            return segment_row(found)
+
+    def closed(self, lease: ReceiverLease, path: str, size: int | None = None) -> None:
+        """Note that the writer has finished a segment of ``size`` bytes: no block will be added to it.
+
+        Raises:
+            LeaseLostError: the receiver's or its job's epoch is stale.
+        """
+        with self._database.write_stream(lease.receiver_id.stream) as (connection, locked):
+            require_receiver(connection, locked, lease)
+            connection.execute(
+                update(segments)
+                .where(
+                    segments.c.stream == lease.receiver_id.stream,
+                    segments.c.path == path,
+                    segments.c.closed_at_ms.is_(None),
+                )
+                .values(closed_at_ms=locked.now_ms, bytes=size)
+            )
+
+    def get(self, stream: str, path: str) -> SegmentRow | None:
+        """The segment of this path, or None if the ledger never heard of it."""
+        query = select(segments).where(segments.c.stream == stream, segments.c.path == path)
+        with self._database.read() as connection:
+            row = connection.execute(query).one_or_none()
+            return None if row is None else segment_row(row)
+
+    def list(self, stream: str, limit: int = 1000) -> builtins.list[SegmentRow]:
+        """The oldest ``limit`` segments that have not been removed."""
+        query = select(segments).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(segments.c.segment_id).limit(limit))
+            return [segment_row(row) for row in rows]
+
+
+def segment_for(
+    connection: Connection, locked: LockedStream, lease: ReceiverLease, receiver: Row[Any], path: str
+) -> int:
+    """The id of the segment that a block stands in, within the caller's transaction; a new one closes the one before.
+
+    ``receiver`` is the receiver's row with its current segment. The caller notes the id in that row.
+    """
+    if receiver.segment_path == path and receiver.segment_removing_at_ms is None:
+        return int(receiver.segment_id)
+    stream, receiver_id = locked.row.name, lease.receiver_id
+    row = connection.execute(select(segments).where(segments.c.stream == stream, segments.c.path == path)).one_or_none()
+    if row is not None:
+        _check_writer(segment_row(row), lease)
+        return int(row.segment_id)
+    if receiver.segment_id is not None:
+        connection.execute(
+            update(segments)
+            .where(segments.c.segment_id == receiver.segment_id, segments.c.closed_at_ms.is_(None))
+            .values(closed_at_ms=locked.now_ms)
+        )
+    inserted = connection.execute(
+        insert(segments).values(
+            stream=stream,
+            path=path,
+            input_id=receiver_id.input_id,
+            receiver_index=receiver_id.index,
+            epoch=lease.epoch,
+            opened_at_ms=locked.now_ms,
+        )
+    )
+    return new_id(inserted)
+
+
+def _check_writer(segment: SegmentRow, lease: ReceiverLease) -> None:
+    if (segment.receiver_id, segment.epoch) != (lease.receiver_id, lease.epoch):
+        raise BlockConflictError(
+            f"Segment {segment.path} was written by {segment.receiver_id} in epoch {segment.epoch}, "
+            f"not by {lease.receiver_id} in epoch {lease.epoch}.",
+            remedy="Name every segment by its receiver, epoch and open time.",
+        )
+    if segment.removing_at_ms is not None:
+        raise SegmentRemovedError(
+            f"Segment {segment.path} is being removed.", remedy="Read the block's offsets again, into a new segment."
+        )
+
+
+def _receiver(receiver_id: ReceiverId) -> tuple[Any, ...]:
+    return (
+        receivers.c.stream == receiver_id.stream,
+        receivers.c.input_id == receiver_id.input_id,
+        receivers.c.receiver_index == receiver_id.index,
+    )
+
+
+def segment_row(row: Row[Any]) -> SegmentRow:
+    """A row of ``segments``."""
+    fields = dict(row._mapping)
+    receiver_id = ReceiverId(fields["stream"], fields.pop("input_id"), fields.pop("receiver_index"))
+    return SegmentRow(receiver_id=receiver_id, **fields)

@@ -1,0 +1,107 @@
+"""The states that rows go through, in order, and the kinds of events."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class DesiredState(StrEnum):
+    """What a person wants of a stream."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+class JobState(StrEnum):
+    """A receiver job; the last two have ended and never come back, a new job has a new epoch."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.STOPPED, JobState.FAILED)
+
+
+class ReceiverState(StrEnum):
+    """A receiver; the last three have ended: by itself, with an error, or with its job's loss."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    LOST = "lost"
+
+    @property
+    def ended(self) -> bool:
+        return self in (ReceiverState.STOPPED, ReceiverState.FAILED, ReceiverState.LOST)
+
+
+class PartitionState(StrEnum):
+    """A partition: read, stopped by an error, or over (its topic was deleted or created again)."""
+
+    ACTIVE = "active"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+class BatchState(StrEnum):
+    """A batch; ``abandoned`` and ``absorbed`` (into a later batch, by coalescing) are final."""
+
+    ALLOCATED = "allocated"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+    ABSORBED = "absorbed"
+
+
+class AttemptState(StrEnum):
+    """One attempt at a batch; ``fenced`` means that a later attempt took the batch from it."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    FENCED = "fenced"
+
+
+class EventKind(StrEnum):
+    """What happened to a stream."""
+
+    STREAM_REGISTERED = "stream_registered"
+    STREAM_STATE_CHANGED = "stream_state_changed"
+    JOB_STARTED = "job_started"
+    JOB_STATE_CHANGED = "job_state_changed"
+    JOB_STOP_REQUESTED = "job_stop_requested"
+    JOB_STOPPED = "job_stopped"
+    JOB_FAILED = "job_failed"
+    RECEIVER_STARTED = "receiver_started"
+    RECEIVER_ERROR = "receiver_error"
+    RECEIVER_STOPPED = "receiver_stopped"
+    RECEIVER_FAILED = "receiver_failed"
+    TOPIC_SEEN = "topic_seen"
+    TOPIC_RECREATED = "topic_recreated"
+    PARTITIONS_GREW = "partitions_grew"
+    PARTITION_ASSIGNED = "partition_assigned"
+    PARTITION_RELEASED = "partition_released"
+    PARTITION_FAILED = "partition_failed"
+    BLOCK_ADDED = "block_added"
+    GAP = "gap"
+    COMMIT_FAILED = "commit_failed"
+    BATCH_ALLOCATED = "batch_allocated"
+    BATCH_STARTED = "batch_started"
+    OUTPUT_STARTED = "output_started"
+    OUTPUT_COMPLETED = "output_completed"
+    BATCH_COMPLETED = "batch_completed"
+    BATCH_FAILED = "batch_failed"
+    BATCH_CHECKPOINTED = "batch_checkpointed"
+    BATCH_CLEANED = "batch_cleaned"
+    BATCH_ABANDONED = "batch_abandoned"
+    SEGMENT_REMOVED = "segment_removed"
+    RATE_CHANGED = "rate_changed"
+    LOG_DAMAGED = "log_damaged"
+    LEDGER_REBUILT = "ledger_rebuilt"

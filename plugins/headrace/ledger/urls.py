@@ -1,0 +1,92 @@
+"""Which database a ledger's URL names. Passwords come from a connection or from libpq, never from the URL itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from headrace.connections import Connection, resolve
+from headrace.ledger.errors import LedgerUrlError
+
+CONNECTION_PREFIX = "connection:"
+_SECRET_OPTIONS = {"password", "sslpassword", "passwd", "pwd"}
+# What of a connection's extra goes to libpq; anything else there is Airflow's own.
+_LIBPQ_OPTIONS = ("sslmode", "sslcert", "sslkey", "sslrootcert", "target_session_attrs", "connect_timeout", "service")
+_POSTGRES_TYPES = {"postgres", "postgresql"}
+# The type that headrace gives Airflow, for installations without Postgres's provider: no host means a SQLite file.
+_OWN_TYPE = "headrace_ledger"
+
+
+def engine_url(url: str, environ: Mapping[str, str] | None = None) -> URL:
+    """The SQLAlchemy URL of a ledger: `sqlite:////…`, `postgresql+psycopg://user@host/db` or `connection:<id>`.
+
+    A connection is looked up in ``environ``, by default this process's environment.
+
+    Raises:
+        LedgerUrlError: not one of these, a relative path, or a password in it. The text never holds the URL.
+    """
+    if url.startswith(CONNECTION_PREFIX):
+        return _of_connection(resolve(url.removeprefix(CONNECTION_PREFIX), environ))
+    _refuse_secrets(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise LedgerUrlError(
+            "The ledger's URL cannot be read.",
+            remedy="Use sqlite:////absolute/path.db, postgresql+psycopg://user@host/db or connection:<conn_id>.",
+        ) from None
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return _sqlite(parsed.database)
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    raise LedgerUrlError(f"A ledger cannot be kept in {backend!r}.", remedy="Use SQLite or Postgres.")
+
+
+def _refuse_secrets(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        secret = parts.password is not None or bool(_SECRET_OPTIONS & {key.lower() for key in parse_qs(parts.query)})
+    except ValueError:
+        secret = "@" in url
+    if secret:
+        raise LedgerUrlError(
+            "The ledger's URL holds a password, and it would travel into task logs and process lists.",
+            remedy="Name an Airflow connection (connection:<conn_id>), or leave the password to PGPASSFILE.",
+        )
+
+
+def _sqlite(database: str | None) -> URL:
+    if not database or database == ":memory:" or not Path(database).is_absolute():
+        raise LedgerUrlError(
+            f"A SQLite ledger needs the absolute path of a file, got {database or ':memory:'!r}: "
+            "receivers, tasks and triggers open it from different folders.",
+            remedy="Use sqlite:////absolute/path.db (four slashes).",
+        )
+    return URL.create("sqlite", database=database)
+
+
+def _of_connection(connection: Connection) -> URL:
+    own_file = connection.conn_type == _OWN_TYPE and not connection.host
+    if connection.conn_type == "sqlite" or own_file:
+        return _sqlite(connection.host or connection.schema)
+    if connection.conn_type in (*_POSTGRES_TYPES, _OWN_TYPE):
+        options = {key: str(connection.extra[key]) for key in _LIBPQ_OPTIONS if key in connection.extra}
+        return URL.create(
+            "postgresql+psycopg",
+            username=connection.login or None,
+            password=connection.password or None,
+            host=connection.host or None,
+            port=connection.port,
+            database=connection.schema or None,
+            query=options,
+        )
+    raise LedgerUrlError(
+        f"Connection {connection.id!r} is of type {connection.conn_type!r}; "
+        f"a ledger needs {_OWN_TYPE}, postgres or sqlite.",
+        remedy="Name another connection in the stream's ledger.",
+    )
