@@ -1,0 +1,209 @@
+"""A batch from its allocation to its cleanup, with the log and the ledger that it has in earnest."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.batching.allocation import Allocation, allocate
+from headrace.batching.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
+from headrace.batching.checkpointing import write_checkpoint
+from headrace.batching.cleanup import clean_up
+from headrace.batching.manifest import Manifest
+from headrace.ledger.errors import BatchTimeError
+from headrace.wal.errors import StorageError
+from headrace.wal.reader import read_block
+from headrace.wal.storage import LogStorage, open_storage
+
+from .conftest import START_MS, Receiving
+
+T1 = START_MS + 10_000
+T2 = START_MS + 20_000
+
+
+def take(receiving: Receiving, batch_time_ms: int) -> Allocation:
+    return allocate(receiving.stream, receiving.ledger, receiving.storage, batch_time_ms)
+
+
+def offsets(receiving: Receiving, manifest: Manifest) -> list[int]:
+    log = open_storage(manifest.log_root)
+    return [
+        offset
+        for handle, _, _ in manifest.blocks("clicks")
+        for offset in read_block(log, handle)[1].column("offset").to_pylist()
+    ]
+
+
+def test_a_batch_takes_exactly_its_times_blocks_and_keeps_them(receiving: Receiving) -> None:
+    receiving.store(3)
+    receiving.clock.advance(9_999)
+    receiving.store(2)
+    receiving.clock.advance(1)
+    receiving.store(4)
+    first = take(receiving, T1)
+    assert (first.fresh, first.batch.records, first.batch.blocks) == (True, 5, 2)
+    assert [(i.from_offset, i.until_offset) for i in first.inputs] == [(0, 5)]
+    receiving.clock.advance(10_000)
+    receiving.store(1)
+    again = take(receiving, T1)
+    assert not again.fresh
+    assert again.batch == first.batch
+    manifest = Manifest.load(first.batch.manifest_uri)
+    assert offsets(receiving, manifest) == [0, 1, 2, 3, 4]
+    assert offsets(receiving, Manifest.load(take(receiving, T2).batch.manifest_uri)) == [5, 6, 7, 8]
+
+
+def test_a_late_block_goes_to_the_next_open_batch(receiving: Receiving) -> None:
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    late = receiving.store(1)
+    assert late.batch_time_ms == T2
+
+
+def test_allocation_does_not_depend_on_the_order_of_runs(receiving: Receiving) -> None:
+    receiving.store(2)
+    receiving.clock.advance(10_000)
+    receiving.store(3)
+    receiving.clock.advance(10_000)
+    assert take(receiving, T2).batch.records == 3
+    assert take(receiving, T1).batch.records == 2
+
+
+def test_an_empty_batch_is_an_allocation(receiving: Receiving) -> None:
+    receiving.clock.advance(10_000)
+    empty = take(receiving, T1)
+    assert (empty.batch.records, empty.inputs) == (0, ())
+    assert Manifest.load(empty.batch.manifest_uri).blocks("clicks") == []
+
+
+@pytest.mark.parametrize("time", [T1 + 1, START_MS + 60_000])
+def test_what_is_no_batch_time_or_has_not_come_is_refused(receiving: Receiving, time: int) -> None:
+    with pytest.raises(BatchTimeError):
+        take(receiving, time)
+
+
+def test_nothing_is_allocated_when_the_manifest_cannot_be_written(receiving: Receiving) -> None:
+    receiving.store(3)
+    receiving.clock.advance(10_000)
+    folder = receiving.storage.below("shop")
+    folder.write_atomically("manifests", b"a file where the folder should be")
+    with pytest.raises((StorageError, OSError)):
+        take(receiving, T1)
+    assert receiving.ledger.batches.find("shop", T1) is None
+    folder.delete("manifests")
+    receiving.store(1)
+    assert take(receiving, T1).batch.records == 3
+
+
+def test_a_crash_between_seal_and_allocation_loses_nothing(receiving: Receiving) -> None:
+    receiving.store(3)
+    receiving.clock.advance(10_000)
+    receiving.ledger.batches.seal("shop", T1)
+    receiving.store(1)
+    assert take(receiving, T1).batch.records == 3
+
+
+def test_the_log_goes_when_every_batch_in_the_segment_is_done_with(receiving: Receiving) -> None:
+    receiving.store(3)
+    receiving.clock.advance(10_000)
+    receiving.store(2)
+    receiving.new_segment()
+    receiving.clock.advance(10_000)
+    receiving.store(1)
+    take(receiving, T1)
+    take(receiving, T2)
+    receiving.clock.advance(60_000)
+
+    def clean() -> tuple[int, int, int]:
+        done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
+        return done.segments, done.blocks, done.batches
+
+    assert clean() == (0, 0, 0)
+    receiving.complete(T1)
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert clean() == (0, 0, 0), "the second batch needs the segment still"
+    receiving.complete(T2)
+    assert clean() == (0, 0, 0), "the second batch is not checkpointed"
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T2)
+    before = receiving.segments()
+    assert clean() == (1, 2, 2)
+    assert len(receiving.segments()) == len(before) - 1 == 1
+    assert receiving.ledger.batches.get("shop", T1).cleaned_at_ms is not None
+    assert clean() == (0, 0, 0)
+
+
+def test_a_batch_within_the_remember_window_keeps_its_log(receiving: Receiving) -> None:
+    receiving.store(3)
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    receiving.complete(T1)
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    receiving.new_segment()
+    receiving.clock.advance(10_000)
+    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 0
+    receiving.clock.advance(1)
+    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 1
+
+
+def test_a_failed_batch_is_not_checkpointed_and_the_others_are(receiving: Receiving) -> None:
+    receiving.store(3)
+    receiving.clock.advance(20_000)
+    take(receiving, T1)
+    take(receiving, T2)
+    attempt = receiving.ledger.batches.begin_attempt("shop", T1, holder="test", way="connect", lease_ms=60_000)
+    receiving.ledger.batches.fail_attempt(attempt, "Elasticsearch was away")
+    receiving.complete(T2)
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert receiving.ledger.batches.get("shop", T1).checkpointed_at_ms is None
+    assert receiving.ledger.batches.get("shop", T2).checkpointed_at_ms is not None
+
+
+def test_a_checkpoint_is_due_at_multiples_of_its_interval(receiving: Receiving) -> None:
+    stream = receiving.stream.model_copy(update={"checkpoint_interval": receiving.stream.batch_interval * 2})
+    receiving.clock.advance(30_000)
+    times = [START_MS + 10_000, START_MS + 20_000, START_MS + 30_000]
+    written = [write_checkpoint(stream, receiving.ledger, receiving.storage, time) for time in times]
+    assert [checkpoint is not None for checkpoint in written] == [time % 20_000 == 0 for time in times]
+
+
+def test_ten_checkpoints_stay_and_a_damaged_one_is_passed_over(receiving: Receiving) -> None:
+    folder = receiving.storage.below("shop")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        read_newest(folder)
+    receiving.store(3)
+    for step in range(1, KEEP + 4):
+        receiving.clock.advance(10_000)
+        write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, START_MS + step * 10_000)
+    paths = checkpoint_paths(folder)
+    assert len(paths) == KEEP
+    newest = read_newest(folder)
+    assert newest.path == paths[-1]
+    (position,) = newest.state["positions"]
+    assert position["next_offset"] == 3
+    whole = folder.read(paths[-1])
+    folder.write_atomically(paths[-1], whole[: len(whole) // 2])
+    assert read_newest(folder).path == paths[-2]
+
+
+def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
+    class Failing:
+        def __init__(self, storage: LogStorage, failures: int) -> None:
+            self._storage = storage
+            self.failures = failures
+
+        def below(self, path: str) -> Failing:
+            self._storage = self._storage.below(path)
+            return self
+
+        def write_atomically(self, path: str, data: bytes, *, exclusive: bool = False) -> None:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise StorageError("the store is away")
+            self._storage.write_atomically(path, data, exclusive=exclusive)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._storage, name)
+
+    receiving.clock.advance(10_000)
+    assert write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 2), T1)  # type: ignore[arg-type]
+    with pytest.raises(StorageError):
+        write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 3), T1)  # type: ignore[arg-type]
