@@ -45,6 +45,7 @@ class ReceiverApplication:
 
     spark: SparkSession
     application_id: str
+    master: str
     ui_url: str | None
     connect_url: str | None
     task_slots: int
@@ -54,6 +55,7 @@ class ReceiverApplication:
         """What the lease tells others about the application."""
         return {
             "application_id": self.application_id,
+            "master": self.master,
             "ui_url": self.ui_url,
             "connect_url": self.connect_url,
             "connect_host": socket.gethostname(),
@@ -70,12 +72,12 @@ def start_application(stream: Stream, *, token: str | None) -> ReceiverApplicati
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-    receivers = sum(source.receivers for source in stream.inputs)
+    receivers = stream.receivers
     declared = stream.spark.task_slots()
     if declared is not None and not under_spark_submit():
         check_task_slots(declared, receivers)
     given = SparkConf()
-    master = given.get("spark.master") or stream.spark.master
+    master = str(given.get("spark.master", stream.spark.master))
     prepare_environment(master)
     builder = SparkSession.builder
     for key, value in receiver_conf(stream, master, token, given=dict(given.getAll())).items():
@@ -98,7 +100,7 @@ def receiver_conf(
 ) -> dict[str, str]:
     """The settings of the receiver job's application.
 
-    ``given`` (spark-submit's) wins over the stream's ``conf``, and what a receiver job cannot do without wins over both.
+    ``given`` (spark-submit's) wins over the stream's ``conf``, and what a receiver job needs wins over both.
     """
     local = master.startswith("local")
     conf = {
@@ -147,12 +149,12 @@ def receiver_conf(
 
 
 def check_task_slots(slots: int, receivers: int) -> None:
-    """Refuse an application whose receivers would take every slot: the batches beside them would hang without an error."""
+    """Refuse an application whose receivers would take every slot: batches would hang beside them, without an error."""
     if slots < receivers + 1:
         raise TaskSlotsError(
-            f"The Spark application has {slots} task slot(s), and its {receivers} receiver(s) hold one each for as long "
-            "as they run: no batch would ever start.",
-            remedy=f"Give it at least {receivers + 1}, such as local[{receivers + 1}] or more cores, or fewer receivers.",
+            f"The Spark application has {slots} task slot(s), and its {receivers} receiver(s) hold one each for as "
+            "long as they run: no batch would ever start.",
+            remedy=f"Give it at least {receivers + 1} (such as local[{receivers + 1}], or more cores), or fewer receivers.",
         )
 
 
@@ -160,7 +162,7 @@ def _prepared(spark: SparkSession, receivers: int, *, connect: bool) -> Receiver
     context = spark.sparkContext
     if connect:
         _check_python(spark)
-    if not context.master.startswith("local"):
+    if not str(context.master).startswith("local"):
         context.addPyFile(str(package_zip()))
     _warm_up(spark)
     slots = _task_slots(spark)
@@ -168,6 +170,7 @@ def _prepared(spark: SparkSession, receivers: int, *, connect: bool) -> Receiver
     return ReceiverApplication(
         spark=spark,
         application_id=str(context.applicationId),
+        master=str(context.master),
         ui_url=context.uiWebUrl,
         connect_url=_connect_url(spark) if connect else None,
         task_slots=slots,
@@ -178,7 +181,7 @@ def _prepared(spark: SparkSession, receivers: int, *, connect: bool) -> Receiver
 def _warm_up(spark: SparkSession) -> None:
     """Run a small job on every executor, which also tells what they have installed; raises ExecutorVersionError."""
     context = spark.sparkContext
-    tasks = _WARM_UP_TASKS if not context.master.startswith("local") else 2 * context.defaultParallelism
+    tasks = _WARM_UP_TASKS if not str(context.master).startswith("local") else 2 * context.defaultParallelism
     ours = current_versions()
     for host, theirs, problem in context.parallelize(range(tasks), tasks).map(_executor_versions).distinct().collect():
         if problem or dict(theirs) != ours:
@@ -190,10 +193,10 @@ def _warm_up(spark: SparkSession) -> None:
 
 def _check_python(spark: SparkSession) -> None:
     """The Connect server asks its own environment, and nothing else, for its workers' Python."""
-    jvm: Any = spark._jvm  # type: ignore[attr-defined]
+    jvm: Any = spark._jvm
     if not jvm.System.getenv("PYSPARK_PYTHON"):
         raise PythonUnknownError(
-            "spark-submit was started without PYSPARK_PYTHON, so batches would run on whichever python3 is found first.",
+            "spark-submit was started without PYSPARK_PYTHON, so batches would run on the first python3 of the path.",
             remedy="Set PYSPARK_PYTHON in its environment to the Python that has headrace.",
         )
 
@@ -210,12 +213,12 @@ def _executor_versions(_: int) -> tuple[str, tuple[tuple[str, str], ...], str]:
 
 
 def _task_slots(spark: SparkSession) -> int:
-    context: Any = spark.sparkContext._jsc.sc()  # type: ignore[attr-defined]
+    context: Any = spark.sparkContext._jsc.sc()
     profile = context.resourceProfileManager().defaultResourceProfile()
     return int(context.maxNumConcurrentTasks(profile))
 
 
 def _connect_url(spark: SparkSession) -> str:
-    jvm: Any = spark._jvm  # type: ignore[attr-defined]
+    jvm: Any = spark._jvm
     service = getattr(getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$"), "MODULE$")
     return f"sc://localhost:{int(service.localPort())}"

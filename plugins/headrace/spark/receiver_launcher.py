@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-import traceback
-from collections.abc import Callable
+import time
 from typing import TYPE_CHECKING
 
-from headrace.blocks import ReceiverId
 from headrace.errors import HeadraceError
+from headrace.ledger.states import ReceiverState
+from headrace.receiving.receiver_task import ReceiverTask, run_receiver
+from headrace.receiving.supervisor import ReceiverReport
 from headrace.spark.coupling import ProcessWatch, parent_gone
+from headrace.spark.failures import first_cause
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -22,104 +25,78 @@ class TaskRetriedError(HeadraceError):
 
 
 class SparkReceiverHandle:
-    """A launched receiver. ``alive`` until its Spark job has ended; ``result`` is then None, or what went wrong."""
+    """A receiver's Spark job (``headrace.receiving.launchers.ReceiverHandle``)."""
 
-    def __init__(self, context: SparkContext, receiver_id: ReceiverId, group: str, task: Callable[[], None]) -> None:
-        from pyspark import InheritableThread
-
-        self.receiver_id = receiver_id
+    def __init__(self, context: SparkContext, task: ReceiverTask, group: str) -> None:
         self._context = context
-        self._group = group
         self._task = task
-        self._result: BaseException | None = None
-        # Pinned to a JVM thread of its own, so that group and pool are this receiver's alone.
-        self._thread = InheritableThread(target=self._run, name=f"receiver-{receiver_id}", daemon=True)
+        self._group = group
+        self._error: str | None = None
+        # pyspark pins a JVM thread to each of its own: group and pool are this receiver's alone.
+        self._thread = threading.Thread(target=self._run, name=f"headrace-{task.receiver_id}", daemon=True)
         self._thread.start()
 
-    @property
-    def alive(self) -> bool:
-        return bool(self._thread.is_alive())
+    def done(self) -> bool:
+        return not self._thread.is_alive()
 
-    @property
-    def result(self) -> BaseException | None:
-        return self._result
+    def error(self) -> str | None:
+        return self._error
 
     def cancel(self) -> None:
-        """End the receiver's task without draining it (safe: what it had not stored is read from Kafka again)."""
-        self._context.cancelJobGroup(self._group)
+        if not self.done():
+            self._context.cancelJobGroup(self._group)
 
     def join(self, seconds: float) -> bool:
         """Wait until the job has ended; whether it has."""
-        self._thread.join(seconds)
-        return not self.alive
+        self._thread.join(max(0.0, seconds))
+        return self.done()
 
     def _run(self) -> None:
         try:
-            self._context.setJobGroup(self._group, f"headrace receiver {self.receiver_id}", interruptOnCancel=True)
+            self._context.setJobGroup(self._group, f"receiver {self._task.receiver_id}", interruptOnCancel=True)
             self._context.setLocalProperty("spark.scheduler.pool", POOL)
-            self._context.parallelize([self._task], 1).foreach(_run_task)
-        except BaseException as error:  # noqa: BLE001 - the tracker decides what it means
-            self._result = error
+            (report,) = self._context.parallelize([self._task], 1).map(run_receiver_task).collect()
+        except Exception as error:
+            self._error = first_cause(error)
+        else:
+            self._error = None if report.state is ReceiverState.STOPPED else report.error
 
 
 class SparkReceiverLauncher:
-    """Starts receivers in a Spark application; ``task`` of a receiver is what runs on the executor, picklable."""
+    """Starts receivers in a Spark application (``headrace.receiving.launchers.ReceiverLauncher``)."""
 
-    def __init__(self, context: SparkContext, task: Callable[[ReceiverId], Callable[[], None]], *, epoch: int) -> None:
+    def __init__(self, context: SparkContext) -> None:
         self._context = context
-        self._task = task
-        self._epoch = epoch
         self._launched = 0
-        self._lock = threading.Lock()
         self._handles: list[SparkReceiverHandle] = []
 
-    def start(self, receiver_id: ReceiverId) -> SparkReceiverHandle:
-        with self._lock:
-            self._launched += 1
-            group = f"headrace/receiver/{receiver_id}/{self._epoch}/{self._launched}"
-            handle = SparkReceiverHandle(self._context, receiver_id, group, self._task(receiver_id))
-            self._handles = [known for known in self._handles if known.alive]
-            self._handles.append(handle)
-            return handle
+    def start(self, task: ReceiverTask) -> SparkReceiverHandle:
+        self._launched += 1
+        group = f"headrace/receiver/{task.receiver_id}/{task.job_lease.epoch}/{self._launched}"
+        handle = SparkReceiverHandle(self._context, task, group)
+        self._handles = [known for known in self._handles if not known.done()]
+        self._handles.append(handle)
+        return handle
 
     def cancel_all(self, seconds: float) -> bool:
-        """Cancel every receiver that still runs and wait for them together; whether all have ended."""
-        with self._lock:
-            handles = [handle for handle in self._handles if handle.alive]
-        for handle in handles:
+        """Cancel every receiver that still runs and wait for them, all together for ``seconds``; whether all ended."""
+        until = time.monotonic() + seconds
+        for handle in self._handles:
             handle.cancel()
-        return all([handle.join(seconds) for handle in handles])
+        return all([handle.join(until - time.monotonic()) for handle in self._handles])
 
 
-def _run_task(task: Callable[[], None]) -> None:
+def run_receiver_task(task: ReceiverTask) -> ReceiverReport:
+    """What the Spark task runs."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is not None and context.attemptNumber() > 0:
-        raise TaskRetriedError("This is Spark's own retry of a receiver's task.")
+        raise TaskRetriedError(f"Spark tried the task of receiver {task.receiver_id} again by itself.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # The task waits on Kafka, not on Spark: it would not notice that its daemon and JVM are gone.
     watch = ProcessWatch(parent_gone()).start()
     try:
-        task()
-    except Exception:
-        # Spark shows the driver a stack of its own; the executor's log shows the cause alone.
-        traceback.print_exc()
-        raise
+        return run_receiver(task)
     finally:
         watch.dismiss()
-
-
-def first_cause(error: BaseException) -> str:
-    """One line that says why a receiver's job failed: the Python error below Spark's Java stack, if it is there."""
-    text = str(error)
-    python_lines: list[str] = []
-    inside = False
-    for line in text.splitlines():
-        if line.strip().startswith("Traceback (most recent call last)"):
-            inside, python_lines = True, []
-        elif inside and line and not line[0].isspace():
-            python_lines.append(line)
-            inside = False
-    if python_lines:
-        return python_lines[-1]
-    return text.splitlines()[0] if text else type(error).__name__

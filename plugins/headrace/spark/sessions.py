@@ -11,7 +11,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from headrace.errors import HeadraceError
@@ -26,7 +26,7 @@ _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
 # 0.2 s doubled eight times is 50 s of patience with a server that is busy or gone; pyspark's own is ten minutes,
 # while a receiver job that died is noticed by its lease long before.
-_RETRIES = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
+_RETRIES: dict[str, Any] = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
 
 
 class ConnectUrlError(HeadraceError):

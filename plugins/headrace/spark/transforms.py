@@ -74,7 +74,7 @@ def apply_transform(
     if isinstance(returned, Mapping):
         if set(returned) != set(outputs):
             raise TransformError(
-                f"The transform returned DataFrames for {sorted(returned)}, the stream's outputs are {sorted(outputs)}.",
+                f"The transform returned DataFrames for {sorted(returned)}, the outputs are {sorted(outputs)}.",
                 remedy="Return one for each output's id, or one DataFrame for all.",
             )
         by_output = dict(returned)
@@ -144,4 +144,4 @@ def _travel_by_value(module: ModuleType) -> None:
     from pyspark import cloudpickle
 
     if module.__name__ != "__main__":
-        cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

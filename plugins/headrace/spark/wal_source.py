@@ -113,7 +113,7 @@ class WalReader(DataSourceReader):
         groups = group_blocks(blocks, self._partitions) or [()]
         return [WalPartition(manifest.log_root, group) for group in groups]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, WalPartition):
             raise TypeError(f"the wal source reads its own partitions, not {type(partition).__name__}")
         yield from read_partition(partition.log_root, partition.blocks)

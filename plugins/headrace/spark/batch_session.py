@@ -1,0 +1,94 @@
+"""The Spark session of a batch: the receiver job's application over Spark Connect, or an application of its own."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError
+from headrace.spark import connect_token
+from headrace.spark.packaging import package_zip
+from headrace.spark.sessions import (
+    attempt_session_id,
+    attempt_tag,
+    classic_session,
+    connect_session,
+    end_session,
+)
+from headrace.spark.versions import check_versions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import Attempt, JobRow
+    from headrace.stream import Stream
+
+
+class ApplicationMissingError(HeadraceError):
+    """There is no receiver application that the batch could run in."""
+
+
+def open_connect_session(ledger: Ledger, stream: Stream, attempt: Attempt) -> SparkSession:
+    """A session in the stream's receiver application, after ending what earlier attempts at the batch still run there.
+
+    Raises ApplicationMissingError, VersionMismatchError, SecretKeyMissingError, ConnectUrlError, ConnectRefusedError.
+    """
+    job = running_job(ledger, stream.name)
+    check_versions(job.versions)
+    url = str(job.attributes["connect_url"])
+    token = connect_token.from_environment(stream.name, job.epoch)
+    end_earlier_attempts(ledger, attempt, url, token)
+    session_id = attempt_session_id(stream.name, attempt.batch_time_ms, attempt.number)
+    spark = connect_session(url, token, session_id=session_id)
+    spark.conf.set("spark.sql.session.timeZone", stream.spark.conf.get("spark.sql.session.timeZone", "UTC"))
+    if not str(job.attributes.get("master", "local")).startswith("local"):
+        archives = [name for name in stream.spark.py_files if name.endswith((".py", ".zip", ".egg", ".whl"))]
+        spark.addArtifacts(str(package_zip()), *archives, pyfile=True)
+    return spark
+
+
+def running_job(ledger: Ledger, stream: str) -> JobRow:
+    """The receiver job whose application takes batches; raises ApplicationMissingError, which says what is wrong."""
+    job = ledger.jobs.current(stream)
+    if job is None or not job.alive(ledger.now_ms()):
+        state = "was never started" if job is None else f"is {job.state.value}, last heard of at {job.heartbeat_ms}"
+        raise ApplicationMissingError(
+            f"The receiver job of stream {stream!r} {state}, so no application is there to run the batch in.",
+            remedy=f"Start it (headrace start {stream}, or its receiver DAG), or run the batch with way 'submit'.",
+        )
+    if not job.attributes.get("connect_url"):
+        raise ApplicationMissingError(
+            f"The receiver job of stream {stream!r} (epoch {job.epoch}, {job.state.value}) serves no Spark Connect.",
+            remedy="Wait until it has started; with spark.run_batches='submit' it never does, use way 'submit'.",
+        )
+    host = job.attributes.get("connect_host")
+    if host not in (None, socket.gethostname()):
+        raise ApplicationMissingError(
+            f"The receiver job of stream {stream!r} runs on {host}, and its Spark Connect server listens there only.",
+            remedy="Run the batch on that machine (a queue of its Airflow worker), or with way 'submit'.",
+        )
+    return job
+
+
+def end_earlier_attempts(ledger: Ledger, attempt: Attempt, url: str, token: str) -> list[str]:
+    """Interrupt the Spark operations of this batch's earlier attempts; the ids of those that were running."""
+    interrupted = []
+    for earlier in ledger.batches.attempts(attempt.stream, attempt.batch_time_ms):
+        if earlier.number < attempt.number and earlier.way == "connect":
+            session = attempt_session_id(attempt.stream, attempt.batch_time_ms, earlier.number)
+            tag = attempt_tag(attempt.stream, attempt.batch_time_ms, earlier.number)
+            interrupted += end_session(url, token, session, tag)
+    return interrupted
+
+
+def open_own_session(stream: Stream, attempt: Attempt) -> SparkSession:
+    """The session of an application that runs this batch and nothing else."""
+    name = f"headrace {stream.name} batch {attempt.batch_time_ms}"
+    spark = classic_session(name, master=stream.spark.master, conf=stream.spark.conf)
+    if not str(spark.sparkContext.master).startswith("local"):
+        spark.sparkContext.addPyFile(str(package_zip()))
+        for path in stream.spark.py_files:
+            if "://" not in path:
+                spark.sparkContext.addPyFile(path)
+    return spark

@@ -1,0 +1,47 @@
+"""One attempt's Spark jobs: named where people look for them, and cancelled without touching anyone else's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.spark.sessions import attempt_tag, is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+POOL = "batches"
+
+
+class JobScope:
+    """Marks the jobs that the calling thread starts from now on. Classic sessions show group and description in Spark's
+    user interface; a Connect server sets these two itself, and shows the tags."""
+
+    def __init__(self, spark: SparkSession, stream: str, batch_time_ms: int, attempt: int) -> None:
+        self._spark = spark
+        self._name = f"{stream} batch {batch_time_ms} attempt {attempt}"
+        self._tag = attempt_tag(stream, batch_time_ms, attempt)
+
+    @property
+    def tag(self) -> str:
+        """On every job of the attempt."""
+        return self._tag
+
+    def enter(self, part: str) -> None:
+        """Name this thread's jobs by ``part``: an output's id, or what comes before the outputs."""
+        group = f"{self._tag}/{part}"
+        if is_connect(self._spark):
+            self._spark.clearTags()
+            self._spark.addTag(self._tag)
+            self._spark.addTag(group)
+            return
+        context = self._spark.sparkContext
+        context.setJobGroup(group, f"{self._name}: {part}", interruptOnCancel=True)
+        context.setLocalProperty("spark.scheduler.pool", POOL)
+        context.addJobTag(self._tag)
+
+    def cancel(self) -> None:
+        """Cancel the attempt's running jobs; callable from any thread."""
+        if is_connect(self._spark):
+            self._spark.interruptTag(self._tag)
+        else:
+            self._spark.sparkContext.cancelJobsWithTag(self._tag)

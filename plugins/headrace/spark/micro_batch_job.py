@@ -1,0 +1,189 @@
+"""The command that runs one attempt at a batch: ``spark_jobs/micro_batch.py``, plain (connect) or under spark-submit.
+
+Exit codes: 0 completed (or it had completed before), 1 failed, 75 a newer attempt took the batch, 143 told to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+from headrace.ledger import Ledger
+from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
+from headrace.ledger.rows import Attempt
+from headrace.spark.batch_session import open_connect_session, open_own_session
+from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
+from headrace.spark.micro_batch import LEASE_MS, BatchResult, run_micro_batch
+from headrace.spark.sessions import is_connect
+from headrace.stream import Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_FAILED = 1
+EXIT_FENCED = 75
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+class AttemptUnknownError(HeadraceError):
+    """The ledger has no such attempt at the batch, or it does not run any more."""
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
+
+    def __str__(self) -> str:
+        return "the process was told to end (SIGTERM)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _terminate)
+    tell = _teller(options.stream, options.batch_time)
+    watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
+    ledger = Ledger.open(options.ledger, migrate=False)
+    sessions = _Sessions()
+    try:
+        result = _run(options, ledger, sessions, tell)
+    except AlreadyCompletedError as completed:
+        tell(str(completed))
+        return 0
+    except AttemptFencedError as fenced:
+        tell(f"fenced: {fenced}")
+        return EXIT_FENCED
+    except Terminated as terminated:
+        tell(str(terminated))
+        return EXIT_TERMINATED
+    except HeadraceError as error:
+        tell(f"failed: {error}")
+        if options.traceback and error.__cause__ is not None:
+            print(error.__cause__, file=sys.stderr)
+        return EXIT_FAILED
+    finally:
+        if watch is not None:
+            watch.dismiss()
+        sessions.close()
+        ledger.close()
+    if options.json:
+        print(json.dumps(result.to_dict(), separators=(",", ":")), flush=True)
+    return 0
+
+
+def _run(options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, tell: Callable[[str], None]) -> BatchResult:
+    stream = Stream.from_json(ledger.streams.get(options.stream).definition)
+    attempt = _attempt(options, ledger)
+    tell(f"attempt {attempt.number}, {options.way}")
+    partitions = None
+    if options.way == "connect":
+        job = ledger.jobs.current(stream.name)
+        partitions = None if job is None else job.attributes.get("batch_slots")
+    return run_micro_batch(
+        lambda: sessions.open(lambda: _session(options, ledger, stream, attempt), tell),
+        stream,
+        ledger,
+        attempt,
+        tell=tell,
+        partitions=partitions,
+    )
+
+
+def _session(options: argparse.Namespace, ledger: Ledger, stream: Stream, attempt: Attempt) -> SparkSession:
+    if options.way == "connect":
+        return open_connect_session(ledger, stream, attempt)
+    spark = open_own_session(stream, attempt)
+    context = spark.sparkContext
+    if not under_spark_submit():
+        ProcessWatch(jvm_gone(context._gateway)).start()
+    ledger.batches.renew_attempt(
+        attempt, attributes={"application_id": str(context.applicationId), "ui_url": context.uiWebUrl}
+    )
+    return spark
+
+
+def _attempt(options: argparse.Namespace, ledger: Ledger) -> Attempt:
+    """The attempt that the caller began, or one begun now."""
+    if options.attempt is None:
+        holder = f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}"
+        return ledger.batches.begin_attempt(
+            options.stream,
+            options.batch_time,
+            holder=holder,
+            way=options.way,
+            lease_ms=options.lease_ms,
+            force=options.force,
+        )
+    for row in ledger.batches.attempts(options.stream, options.batch_time):
+        if row.number == options.attempt:
+            return Attempt(
+                stream=row.stream,
+                batch_time_ms=row.batch_time_ms,
+                number=row.number,
+                holder=row.holder,
+                way=row.way,
+                outputs=row.outputs,
+                lease_ms=row.lease_ms,
+                lease_until_ms=row.lease_until_ms,
+            )
+    raise AttemptUnknownError(
+        f"The ledger has no attempt {options.attempt} at batch {options.batch_time} of stream {options.stream!r}.",
+        remedy="Begin it first, or leave --attempt out to have one begun.",
+    )
+
+
+class _Sessions:
+    """The session that the batch opened, if it did."""
+
+    def __init__(self) -> None:
+        self._spark: SparkSession | None = None
+
+    def open(self, factory: Callable[[], SparkSession], tell: Callable[[str], None]) -> SparkSession:
+        started = time.monotonic()
+        self._spark = factory()
+        kind = "Spark Connect session" if is_connect(self._spark) else "Spark application"
+        tell(f"{kind} after {time.monotonic() - started:.1f} s")
+        return self._spark
+
+    def close(self) -> None:
+        if self._spark is not None:
+            self._spark.stop()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="micro_batch.py", description="Run one attempt at a stream's batch.")
+    parser.add_argument("--ledger", required=True, help='SQLAlchemy URL without a password, or "connection:<id>"')
+    parser.add_argument("--stream", required=True)
+    parser.add_argument("--batch-time", required=True, type=int, help="milliseconds since the Unix epoch")
+    parser.add_argument("--attempt", type=int, help="the attempt that the caller began; without it one is begun")
+    parser.add_argument("--way", choices=("connect", "submit"), default="connect")
+    parser.add_argument("--force", action="store_true", help="run a completed batch again")
+    parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
+    parser.add_argument("--json", action="store_true", help="print the result as the last line of stdout")
+    parser.add_argument("--traceback", action="store_true", help="print Spark's whole account of a failure")
+    return parser
+
+
+def _teller(stream: str, batch_time_ms: int) -> Callable[[str], None]:
+    when = datetime.fromtimestamp(batch_time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+    def tell(line: str) -> None:
+        # stderr: stdout belongs to console outputs and the result.
+        print(f"headrace: {stream}, batch {when}: {line}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> Any:
+    # Once is enough: a second one must not break the cancelling.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated

@@ -1,0 +1,220 @@
+"""The receiver job's driver: one lease, one Spark application, one tracker, from start to end.
+
+The lease comes first and goes last: whatever fails in between is written into it, and nothing of a job that failed
+stays behind. A killed driver or JVM takes the other with it (``coupling``), and the lease runs out.
+
+Exit codes: 0 stopped when asked to, 1 failed, 75 another job holds or took the stream, 143 told to end by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.ledger import JobState, Ledger
+from headrace.ledger.errors import LeaseHeldError, LeaseLostError
+from headrace.ledger.rows import JobLease
+from headrace.receiving.tracker import ReceiverTracker, TrackerEnd
+from headrace.spark import connect_token
+from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
+from headrace.spark.failures import first_cause
+from headrace.spark.receiver_application import ReceiverApplication, start_application
+from headrace.spark.receiver_launcher import SparkReceiverLauncher
+from headrace.spark.versions import current_versions
+from headrace.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+# A driver whose garbage collector, disk or ledger pauses keeps its job; one that is gone is replaced this much later.
+LEASE_MS = 30_000
+EXIT_FAILED = 1
+EXIT_NOT_OURS = 75
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+_RENEW_SECONDS = 5.0
+_CANCEL_SECONDS = 10.0
+# Spark's own end can hang on a lost executor; the process ends all the same.
+_STOP_SECONDS = 30.0
+_ERROR_CHARACTERS = 2_000
+
+
+class Terminated(BaseException):
+    """SIGTERM came: a crash, as far as the stream is concerned, and safe."""
+
+    def __str__(self) -> str:
+        return "the driver was told to end (SIGTERM)"
+
+
+class ReceiverJob:
+    """Runs a stream's receivers until the ledger says stop. Use once."""
+
+    def __init__(self, stream: Stream, ledger: Ledger, *, holder: str, lease_ms: int = LEASE_MS) -> None:
+        self._stream = stream
+        self._ledger = ledger
+        self._holder = holder
+        self._lease_ms = lease_ms
+        self._lease: JobLease | None = None
+        self._application: ReceiverApplication | None = None
+        self._launcher: SparkReceiverLauncher | None = None
+        self._watches: list[ProcessWatch] = []
+
+    def run(self) -> int:
+        """The process's exit code. Raises LeaseHeldError when another job is alive."""
+        if under_spark_submit():
+            self._watch(parent_gone())
+        self._lease = self._ledger.jobs.acquire(
+            self._stream.name,
+            holder=self._holder,
+            lease_ms=self._lease_ms,
+            versions=current_versions(),
+            attributes={"pid": os.getpid(), "host": socket.gethostname(), "java_parent": under_spark_submit()},
+        )
+        logger.info(
+            "stream %s, receiver job of epoch %d, held by %s", self._stream.name, self._lease.epoch, self._holder
+        )
+        try:
+            self._start(self._lease)
+            return self._track(self._lease)
+        except LeaseLostError as lost:
+            logger.error("%s", lost)
+            self._end(JobState.FAILED, str(lost))
+            return EXIT_NOT_OURS
+        except BaseException as error:
+            logger.error("the receiver job failed: %s", first_cause(error))
+            self._end(JobState.FAILED, first_cause(error)[:_ERROR_CHARACTERS])
+            raise
+
+    def _start(self, lease: JobLease) -> None:
+        token = None
+        if self._stream.spark.run_batches == "connect":
+            token = connect_token.from_environment(self._stream.name, lease.epoch)
+        started = time.monotonic()
+        with _Renewing(self._ledger, lease):
+            self._application = start_application(self._stream, token=token)
+        context = self._application.spark.sparkContext
+        if not under_spark_submit():
+            self._watch(jvm_gone(context._gateway))
+        self._launcher = SparkReceiverLauncher(context)
+        self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=self._application.attributes())
+        logger.info(
+            "Spark application ready after %.1f s: %s", time.monotonic() - started, self._application.attributes()
+        )
+
+    def _track(self, lease: JobLease) -> int:
+        if self._launcher is None:
+            raise RuntimeError("the application was not started")
+        report = ReceiverTracker(self._stream, self._ledger, self._launcher, lease).run()
+        logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
+        if report.end is TrackerEnd.LOST:
+            self._end(JobState.FAILED, report.reason)
+            return EXIT_NOT_OURS
+        self._end(JobState.STOPPED, None if report.end is TrackerEnd.STOPPED else "some receivers had to be cancelled")
+        return 0
+
+    def _end(self, state: JobState, error: str | None) -> None:
+        """End the receivers, then the lease, then Spark. No step keeps the next one from happening."""
+        ending = threading.Timer(_STOP_SECONDS, os._exit, (EXIT_FAILED,))
+        ending.daemon = True
+        ending.start()
+        for step in (self._cancel_receivers, lambda: self._release(state, error), self._stop_spark):
+            try:
+                step()
+            except Exception:
+                logger.exception("a step of the receiver job's end failed")
+        for watch in self._watches:
+            watch.dismiss()
+        ending.cancel()
+
+    def _cancel_receivers(self) -> None:
+        if self._launcher is not None and not self._launcher.cancel_all(_CANCEL_SECONDS):
+            logger.warning("some receivers did not end in %.0f s; they are fenced by the next epoch", _CANCEL_SECONDS)
+
+    def _release(self, state: JobState, error: str | None) -> None:
+        if self._lease is not None:
+            with contextlib.suppress(LeaseLostError):
+                self._ledger.jobs.release(self._lease, state, error)
+
+    def _stop_spark(self) -> None:
+        if self._application is not None:
+            self._application.spark.stop()
+
+    def _watch(self, gone: Callable[[], bool]) -> None:
+        self._watches.append(ProcessWatch(gone, last_wishes=self._jvm_is_gone).start())
+
+    def _jvm_is_gone(self) -> None:
+        """The receivers have ended with the JVM, so the next job need not wait for the lease to run out."""
+        self._release(JobState.FAILED, "the driver's JVM is gone")
+
+
+class _Renewing:
+    """Renews the lease while Spark starts, which can take longer than a lease holds where executors are slow to come.
+
+    The one exception to "whoever stores renews": nothing is received yet, and it ends with the start.
+    """
+
+    def __init__(self, ledger: Ledger, lease: JobLease) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="headrace-start", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _renew(self) -> None:
+        # Bounded: a start that hangs must not hold the stream for good.
+        for _ in range(60):
+            if self._over.wait(_RENEW_SECONDS):
+                return
+            with contextlib.suppress(HeadraceError):
+                self._ledger.jobs.renew(self._lease)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command ``spark_jobs/receiver.py``; the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with Ledger.open(options.ledger, migrate=False) as ledger:
+            stream = Stream.from_json(ledger.streams.get(options.stream).definition)
+            return ReceiverJob(stream, ledger, holder=options.holder, lease_ms=options.lease_ms).run()
+    except Terminated:
+        return EXIT_TERMINATED
+    except LeaseHeldError as held:
+        print(held, file=sys.stderr, flush=True)
+        return EXIT_NOT_OURS
+    except HeadraceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="receiver.py", description="Run a stream's receivers in Spark.")
+    parser.add_argument("--ledger", required=True, help='SQLAlchemy URL without a password, or "connection:<id>"')
+    parser.add_argument("--stream", required=True)
+    parser.add_argument("--holder", default=f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}")
+    parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
+    return parser
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> Any:
+    # Once is enough: a second one must not break the end that the first began.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
