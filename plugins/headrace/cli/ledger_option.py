@@ -1,0 +1,36 @@
+"""The options and arguments that the commands about streams share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+
+LedgerUrl = Annotated[
+    str,
+    typer.Option(
+        "--ledger",
+        envvar="HEADRACE_LEDGER",
+        help='The ledger: a SQLAlchemy URL, or "connection:<id>" with AIRFLOW_CONN_<ID> set.',
+    ),
+]
+StreamName = Annotated[str, typer.Argument(help="The stream's name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Ledger]:
+    """The ledger at this URL, never a new one: a mistyped path must not create an empty database.
+
+    Raises:
+        LedgerError: there is none, or it is of another version.
+    """
+    from headrace.ledger import Ledger
+
+    with Ledger.open(url, migrate=False) as ledger:
+        yield ledger

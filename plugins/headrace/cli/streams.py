@@ -1,0 +1,164 @@
+"""`headrace streams`, `start`, `stop` and `check`: what streams there are, and what is wanted of them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.output import print_json, print_table, time_text
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import StreamRow
+
+_NOT_STOPPED = 4
+"""Exit code of `stop --wait` when the receiver job still runs at the deadline."""
+
+
+def streams(
+    *,
+    ledger: LedgerUrl,
+    name: Annotated[str | None, typer.Argument(help="One stream, with its receivers and positions.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the streams, or show one: its receiver job, receivers and positions."""
+    with opened(ledger) as found:
+        if name is not None:
+            _show(found, name, as_json=as_json)
+            return
+        rows = [_summary(found, row) for row in found.streams.list()]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ("stream", "wanted", "receiver job", "last batch", "unclaimed times"),
+            [(r["name"], r["desired_state"], r["job"], time_text(r["last_batch_ms"]), r["unclaimed"]) for r in rows],
+        )
+
+
+def stop(
+    name: StreamName,
+    *,
+    ledger: LedgerUrl,
+    reason: Annotated[str, typer.Option(help="Why; it is kept with the job.")] = "headrace stop",
+    wait: Annotated[float, typer.Option(help="Wait this many seconds for the receivers to drain.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a stream gracefully: its receivers store what they have read, then end. Batches go on."""
+    with opened(ledger) as found:
+        found.streams.set_desired_state(name, "stopped")
+        found.jobs.request_stop(name, reason)
+        deadline = time.monotonic() + wait
+        while running := _runs(found, name):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.2)
+    if as_json:
+        print_json({"stream": name, "desired_state": "stopped", "running": running})
+    else:
+        typer.echo(f"Stream {name} is asked to stop." if running else f"Stream {name} is stopped.")
+    if running and wait:
+        raise typer.Exit(_NOT_STOPPED)
+
+
+def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
+    """Let a stopped stream run again: its receiver DAG, which waits, starts the receiver job."""
+    with opened(ledger) as found:
+        found.streams.set_desired_state(name, "running")
+    if as_json:
+        print_json({"stream": name, "desired_state": "running"})
+    else:
+        typer.echo(f"Stream {name} is to run; its receiver DAG starts the receiver job.")
+
+
+def check(
+    definition: Annotated[str, typer.Argument(help="A JSON file, or module:attribute of a Stream.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Check a stream's definition, its transform included; exit code 1 and the reason if it cannot run."""
+    import sys
+
+    from headrace.stream import Stream
+
+    sys.path.insert(0, "")
+    stream = Stream.load(definition)
+    stream.load_transform()
+    if as_json:
+        typer.echo(stream.to_json())
+    else:
+        typer.echo(f"Stream {stream.name} can run.")
+
+
+def _runs(ledger: Ledger, name: str) -> bool:
+    job = ledger.jobs.current(name)
+    return job is not None and job.alive(ledger.now_ms())
+
+
+def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
+    job = ledger.jobs.current(row.name)
+    newest = ledger.batches.list(row.name, limit=1)
+    state = "none" if job is None else job.state.value
+    return {
+        "name": row.name,
+        "desired_state": row.desired_state.value,
+        "job": state if job is None or job.alive(ledger.now_ms()) or job.state.ended else f"{state}, lease lost",
+        "last_batch_ms": newest[0].batch_time_ms if newest else None,
+        "unclaimed": len(ledger.blocks.unclaimed(row.name)),
+    }
+
+
+def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
+    row = ledger.streams.get(name)
+    job = ledger.jobs.current(name)
+    receivers = ledger.receivers.list(name)
+    positions = ledger.positions.list(name)
+    if as_json:
+        print_json(
+            {
+                **_summary(ledger, row),
+                "stream": row,
+                "receiver_job": job,
+                "receivers": receivers,
+                "positions": positions,
+            }
+        )
+        return
+    summary = _summary(ledger, row)
+    typer.echo(f"Stream {name}, wanted {summary['desired_state']}; receiver job {summary['job']}", nl=False)
+    typer.echo("" if job is None else f", held by {job.holder} since {time_text(job.acquired_at_ms)}")
+    now_ms = ledger.now_ms()
+    print_table(
+        ("receiver", "state", "host", "heartbeat", "sealed through", "restarts", "last error"),
+        [
+            (
+                receiver.receiver_id,
+                receiver.state.value if receiver.alive(now_ms) or receiver.state.ended else "lease lost",
+                receiver.host,
+                time_text(receiver.heartbeat_ms),
+                time_text(receiver.sealed_through_ms),
+                receiver.restarts,
+                receiver.last_error,
+            )
+            for receiver in receivers
+        ],
+    )
+    print_table(
+        ("input", "topic", "partition", "incarnation", "next offset", "receiver", "state", "error"),
+        [
+            (
+                position.input_id,
+                position.partition.topic,
+                position.partition.partition,
+                position.partition.incarnation,
+                position.next_offset,
+                position.receiver_index,
+                position.state.value,
+                position.error,
+            )
+            for position in positions
+        ],
+    )

@@ -1,0 +1,98 @@
+"""The commands about streams, on a ledger with a batch and a receiver job in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.batching.allocation import allocate
+from headrace.cli.main import app
+from headrace.ledger import Ledger
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.wal.storage import open_storage
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Stream:
+    made = Stream(
+        name="shop",
+        inputs=KafkaInput(id="clicks", bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=tmp_path / "storage",
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    with Ledger.open(made.ledger) as ledger:
+        ledger.streams.register("shop", made.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
+        ledger.jobs.acquire("shop", holder="somebody", lease_ms=60_000)
+        batch_time_ms = ledger.now_ms() // 10_000 * 10_000
+        allocate(made, ledger, open_storage(made.storage.url), batch_time_ms)
+    return made
+
+
+def run(stream: Stream, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--ledger", stream.ledger], catch_exceptions=False)
+
+
+def answer(stream: Stream, *arguments: str) -> object:
+    result = run(stream, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_streams_are_listed_and_shown(stream: Stream) -> None:
+    (listed,) = answer(stream, "streams")  # type: ignore[misc]
+    assert (listed["name"], listed["desired_state"], listed["job"]) == ("shop", "running", "starting")
+    shown = answer(stream, "streams", "shop")
+    assert shown["receiver_job"]["holder"] == "somebody"  # type: ignore[index]
+    for arguments in (("streams",), ("streams", "shop")):
+        assert "shop" in run(stream, *arguments).stdout
+
+
+def test_stop_asks_the_job_and_start_wants_it_again(stream: Stream) -> None:
+    stopped = answer(stream, "stop", "shop")
+    assert stopped == {"stream": "shop", "desired_state": "stopped", "running": True}
+    waited = run(stream, "stop", "shop", "--wait", "0.3")
+    assert waited.exit_code == 4
+    with Ledger.open(stream.ledger) as ledger:
+        job = ledger.jobs.current("shop")
+        assert job is not None
+        assert job.stop_reason == "headrace stop"
+    assert answer(stream, "start", "shop") == {"stream": "shop", "desired_state": "running"}
+
+
+def test_batches_are_listed_and_shown_by_their_time(stream: Stream) -> None:
+    listed = answer(stream, "batches", "shop")
+    (batch,) = listed["batches"]  # type: ignore[index]
+    assert batch["state"] == "allocated"
+    shown = answer(stream, "batches", "shop", str(batch["batch_time_ms"]))
+    assert shown["batch"]["manifest_uri"] == batch["manifest_uri"]  # type: ignore[index]
+    assert run(stream, "batches", "shop", "yesterday").exit_code == 2
+
+
+def test_events_are_a_json_object_a_line(stream: Stream) -> None:
+    lines = run(stream, "events", "shop", "--json").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["stream_registered", "job_started", "batch_allocated"]
+    assert run(stream, "events", "shop", "--kind", "nonsense").exit_code == 2
+
+
+def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Stream, tmp_path: Path) -> None:
+    assert run(stream, "batches", "nope").exit_code == 1
+    missing = tmp_path / "missing.db"
+    result = CliRunner().invoke(app, ["streams", "--ledger", f"sqlite:///{missing}"])
+    assert result.exit_code == 1
+    assert not missing.exists()
+
+
+def test_check_tells_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
+    good = tmp_path / "good.json"
+    good.write_text(stream.to_json())
+    assert CliRunner().invoke(app, ["check", str(good)]).exit_code == 0
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps({**json.loads(stream.to_json()), "outputs": []}))
+    result = CliRunner().invoke(app, ["check", str(bad)])
+    assert result.exit_code == 1
+    assert "outputs" in result.output
