@@ -32,9 +32,10 @@ class SettledFrame:
 class LogScan:
     """Iterate once over the blocks; afterwards the lists tell what else was found.
 
-    ``torn_tails`` are what crashes and replaced writers left behind, ``damage`` what was passed over (in the modes that
-    do), ``missing`` the segments that a later one names and that are gone, ``superseded`` those that a writer opened
-    after it had been replaced: nothing in them counts.
+    ``torn_tails`` are what crashes and replaced writers left behind, ``damage`` what was passed over (in the modes
+    that do), ``missing`` the segments that a later one names and that are gone, ``superseded`` those that a writer
+    opened after it had been replaced: nothing in them counts. ``open`` are the segments that may have been longer for
+    all that the log knows: each receiver's newest, unless it was closed.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class LogScan:
         self._mode = mode
         self.torn_tails: list[TornTail] = []
         self.damage: list[DamagedFrameError] = []
+        self.open: list[str] = []
         self.missing: list[PreviousSegment] = []
         self.superseded: list[str] = []
 
@@ -112,6 +114,8 @@ class LogScan:
             yield from scan.events()
         finally:
             self.damage += scan.damage
+            if scan.is_open:
+                self.open.append(scan.segment)
             if scan.torn_tail is not None:
                 self.torn_tails.append(scan.torn_tail)
 

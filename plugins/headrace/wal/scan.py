@@ -80,7 +80,8 @@ class SegmentScan:
     """Iterate once over the blocks; afterwards the attributes tell how the segment ended.
 
     ``opening`` and ``ending`` are its header and end frames (None: not there), ``valid_bytes`` the length of what is
-    whole, ``torn_tail`` what follows it, ``damage`` what was passed over (in the modes that do).
+    whole, ``torn_tail`` what follows it, ``damage`` what was passed over (in the modes that do). ``is_open``: neither
+    an end frame nor a later header says that this is all of it, as with a segment that is being written.
     """
 
     def __init__(
@@ -99,6 +100,10 @@ class SegmentScan:
         self.valid_bytes = 0
         self.torn_tail: TornTail | None = None
         self.damage: list[DamagedFrameError] = []
+
+    @property
+    def is_open(self) -> bool:
+        return self.ending is None and self._durable_length is None
 
     def __iter__(self) -> Iterator[ScannedFrame]:
         return (event for event in self.events() if isinstance(event, ScannedFrame))

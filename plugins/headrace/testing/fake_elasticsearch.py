@@ -1,0 +1,191 @@
+"""An Elasticsearch in memory, as far as ``headrace.indexing`` speaks to one, that can be told to misbehave.
+
+It implements ``headrace.indexing.transport.Transport``. Its answers have the form and the texts of version 8.19.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from headrace.indexing.transport import NoAnswerError, Response
+
+MAX_ID_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Action:
+    """One action of a bulk request."""
+
+    verb: str
+    id: str
+    version: int | None
+    version_type: str | None
+    document: Any
+    raw: bytes
+
+
+@dataclass
+class Stored:
+    """One document; ``document`` is None for a tombstone that is remembered."""
+
+    version: int
+    document: Any
+
+
+ItemFault = Callable[[Action], tuple[int, str, str] | None]
+"""An item's (status, error type, reason), or None to do as told."""
+Fault = Callable[[Sequence[Action]], Response | NoAnswerError | None]
+"""An answer instead of doing anything; None to go on."""
+
+
+@dataclass
+class FakeElasticsearch:
+    """``faults`` are used up one per bulk request; ``standing_fault`` and ``item_fault`` are asked every time."""
+
+    indices: dict[str, dict[str, Stored]] = field(default_factory=dict)
+    faults: deque[Fault] = field(default_factory=deque)
+    standing_fault: Fault | None = None
+    item_fault: ItemFault | None = None
+    answer_lost: deque[bool] = field(default_factory=deque)
+    """True: the next bulk request is carried out, and its answer is lost."""
+    descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Answers to GET /<name>, for names that are no index here."""
+    bulks: list[tuple[str, list[Action]]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    closed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+        with self._lock:
+            route, _, _ = path.partition("?")
+            self.requests.append((method, route))
+            index, _, endpoint = route.strip("/").partition("/")
+            index = unquote(index)
+            if endpoint == "_bulk":
+                return self._bulk(index, body or b"")
+            if endpoint == "_mget":
+                return self._mget(index, json.loads(body or b"{}")["ids"])
+            if endpoint == "_refresh":
+                return _answer(200 if index in self.indices else 404, {})
+            return self._index(method, index)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def documents(self, index: str) -> dict[str, Any]:
+        """The documents of an index by id."""
+        held = self.indices.get(index, {})
+        return {id_: stored.document for id_, stored in held.items() if stored.document is not None}
+
+    def versions(self, index: str) -> dict[str, int]:
+        """The versions of an index's documents by id."""
+        return {id_: stored.version for id_, stored in self.indices.get(index, {}).items()}
+
+    def _index(self, method: str, index: str) -> Response:
+        if method == "PUT":
+            self.indices.setdefault(index, {})
+            return _answer(200, {"acknowledged": True})
+        if index in self.descriptions:
+            return _answer(200, self.descriptions[index])
+        if index not in self.indices:
+            return _error(404, "index_not_found_exception", f"no such index [{index}]")
+        return _answer(200, {index: {"aliases": {}, "settings": {"index": {"provided_name": index}}}})
+
+    def _mget(self, index: str, ids: Sequence[str]) -> Response:
+        docs = []
+        for id_ in ids:
+            stored = self.indices.get(index, {}).get(id_)
+            if stored is None or stored.document is None:
+                docs.append({"_id": id_, "found": False})
+            else:
+                docs.append({"_id": id_, "found": True, "_version": stored.version, "_source": stored.document})
+        return _answer(200, {"docs": docs})
+
+    def _bulk(self, index: str, body: bytes) -> Response:
+        actions = parse_bulk(body)
+        self.bulks.append((index, actions))
+        fault = self.faults.popleft() if self.faults else self.standing_fault
+        answer = fault(actions) if fault else None
+        if isinstance(answer, NoAnswerError):
+            raise answer
+        if answer is not None:
+            return answer
+        for action in actions:
+            if len(action.id.encode()) > MAX_ID_BYTES or (action.version or 0) < 0:
+                return _error(400, "action_request_validation_exception", "Validation Failed: 1: ...;")
+        items = [{action.verb: self._carry_out(index, action)} for action in actions]
+        if self.answer_lost and self.answer_lost.popleft():
+            raise NoAnswerError("timed out")
+        return _answer(200, {"items": items})
+
+    def _carry_out(self, index: str, action: Action) -> dict[str, Any]:
+        fault = self.item_fault(action) if self.item_fault else None
+        if fault is not None:
+            return _item_error(*fault)
+        if action.verb != "delete" and not isinstance(action.document, dict):
+            return _item_error(400, "document_parsing_exception", "failed to parse")
+        held = self.indices.setdefault(index, {})
+        there = held.get(action.id)
+        conflict = _conflict(action, there)
+        if conflict is not None:
+            return _item_error(409, "version_conflict_engine_exception", f"[{action.id}]: version conflict, {conflict}")
+        existed = there is not None and there.document is not None
+        version = action.version if action.version is not None else (there.version + 1 if there else 1)
+        held[action.id] = Stored(version, action.document)
+        if action.verb == "delete":
+            return {"status": 200 if existed else 404, "result": "deleted" if existed else "not_found"}
+        return {"status": 200 if existed else 201, "result": "updated" if existed else "created"}
+
+
+def parse_bulk(body: bytes) -> list[Action]:
+    """The actions of a bulk body, framed as Elasticsearch frames it: by newlines alone."""
+    if not body.endswith(b"\n"):
+        raise ValueError("a bulk body ends with a newline")
+    lines = iter(body[:-1].split(b"\n"))
+    actions = []
+    for line in lines:
+        ((verb, meta),) = json.loads(line).items()
+        raw = b"" if verb == "delete" else next(lines)
+        try:
+            document = json.loads(raw) if raw else None
+        except ValueError:
+            document = raw
+        actions.append(Action(verb, meta["_id"], meta.get("version"), meta.get("version_type"), document, raw))
+    return actions
+
+
+def _conflict(action: Action, there: Stored | None) -> str | None:
+    if there is None:
+        return None
+    if action.verb == "create" and there.document is not None:
+        return f"document already exists (current version [{there.version}])"
+    if action.version is None:
+        return None
+    if action.version_type == "external" and there.version >= action.version:
+        return f"current version [{there.version}] is higher or equal to the one provided [{action.version}]"
+    if action.version_type == "external_gte" and there.version > action.version:
+        return f"current version [{there.version}] is higher than the one provided [{action.version}]"
+    return None
+
+
+def error_response(status: int, kind: str, reason: str) -> Response:
+    """An error answer to a whole request."""
+    return _error(status, kind, reason)
+
+
+def _error(status: int, kind: str, reason: str) -> Response:
+    return _answer(status, {"error": {"type": kind, "reason": reason}, "status": status})
+
+
+def _item_error(status: int, kind: str, reason: str) -> dict[str, Any]:
+    return {"status": status, "error": {"type": kind, "reason": reason}}
+
+
+def _answer(status: int, body: Any) -> Response:
+    return Response(status, json.dumps(body).encode())
