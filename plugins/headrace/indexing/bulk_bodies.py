@@ -53,6 +53,11 @@ class PreparedRows:
         """The external version sent with this line, if it has one."""
         return None if self._versions is None else int(self._versions[line].as_py())
 
+    def document(self, line: int) -> bytes | None:
+        """The document in this line; None if it deletes one."""
+        _, _, document = bytes(self._view[self.offsets[line] : self.offsets[line + 1]]).partition(b"\n")
+        return document[:-1] or None
+
     def body(self, lines: Any) -> bytes:
         """The NDJSON of these lines (ascending numbers)."""
         first, last = int(lines[0]), int(lines[-1])

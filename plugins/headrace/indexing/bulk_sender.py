@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace.clock import Clock
 from headrace.indexing.bulk_bodies import PreparedRows
+from headrace.indexing.conflicts import Conflicts
 from headrace.indexing.counts import IndexingCounts
 from headrace.indexing.errors import ElasticsearchRefusedError
 from headrace.indexing.options import IndexingOptions
@@ -22,7 +23,6 @@ from headrace.indexing.verdicts import (
     Item,
     Reason,
     Whole,
-    current_version,
     item_reason,
     judge_item,
     judge_response,
@@ -96,6 +96,9 @@ class BulkSender:
             jitter=self._jitter,
         )
 
+    def conflicts(self, counts: IndexingCounts) -> Conflicts:
+        return Conflicts(self._transport, self._index, self._options, counts)
+
     def post(self, body: bytes) -> Response:
         return self._transport.request("POST", self._path, body)
 
@@ -114,6 +117,7 @@ class _Sending:
         self._patience = sender.patience()
         self._offenders = 0
         self._sent = SentRequest()
+        self._conflicts = sender.conflicts(self._sent.counts)
 
     def run(self) -> SentRequest:
         counts = self._sent.counts
@@ -128,6 +132,7 @@ class _Sending:
                 self._again(piece, str(error))
                 continue
             self._take(piece, response)
+        self._conflicts.settle(self._prepared, self._patience)
         return self._sent
 
     def _again(self, piece: Any, why: str) -> None:
@@ -194,16 +199,8 @@ class _Sending:
         elif verdict is Item.DELETED:
             counts.deleted += 1
         elif verdict is Item.CONFLICT:
-            self._conflict(line, item_reason(item))
+            self._conflicts.take(self._prepared, line, item_reason(item))
         elif verdict is Item.REJECTED:
             self._sent.rejected.append((line, item_reason(item)))
         else:
             raise self._sender.refused(item["status"], item_reason(item))
-
-    def _conflict(self, line: int, reason: Reason) -> None:
-        """An id created before is this record's own. A version conflict is ours if the versions are the same."""
-        version = self._prepared.version(line)
-        if version is None or current_version(reason) == version:
-            self._sent.counts.repeated += 1
-        else:
-            self._sent.counts.superseded += 1

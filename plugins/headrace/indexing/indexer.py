@@ -16,7 +16,6 @@ from headrace.indexing.bulk_sender import BulkSender, SentRequest
 from headrace.indexing.columns import check_columns
 from headrace.indexing.counts import IndexingCounts
 from headrace.indexing.dead_letters import DeadLetterOffice
-from headrace.indexing.errors import IndexingCancelledError
 from headrace.indexing.options import IndexingOptions
 from headrace.indexing.originals import OriginalRecords
 from headrace.indexing.transport import Transport
@@ -83,8 +82,7 @@ class Indexer:
     def _collect(self) -> None:
         """Wait for one request or more and take their outcomes; raises what they raised."""
         done, _ = wait(self._in_flight, return_when=FIRST_COMPLETED)
-        # A request that was cancelled because of another's failure must not hide that failure.
-        for future in sorted(done, key=lambda each: isinstance(each.exception(), IndexingCancelledError)):
+        for future in done:
             prepared = self._in_flight.pop(future)
             sent = future.result()
             self._counts.add(sent.counts)
