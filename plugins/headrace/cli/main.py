@@ -1,0 +1,66 @@
+"""The `headrace` command: a registry of sub-commands, each imported when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.errors import HeadraceError
+
+COMMANDS = {
+    "up": "headrace.cli.stack:up",
+    "status": "headrace.cli.stack:status",
+    "down": "headrace.cli.stack:down",
+    "check": "headrace.cli.streams:check",
+    "streams": "headrace.cli.streams:streams",
+    "start": "headrace.cli.streams:start",
+    "stop": "headrace.cli.streams:stop",
+    "batches": "headrace.cli.batches:batches",
+    "events": "headrace.cli.batches:events",
+}
+"""Name to `module:attribute`: a `typer.Typer` becomes a group, a function a command. The order is the help's."""
+
+
+class LazyGroup(TyperGroup):
+    """Looks sub-commands up in `COMMANDS`, so that `headrace status` does not wait for what others import."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        target = COMMANDS.get(cmd_name)
+        if target is None:
+            return None
+        module, _, attribute = target.partition(":")
+        found = getattr(import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False)
+            single.command()(found)
+            found = single
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HeadraceError as error:
+            # What happened and what to do about it; a stack trace helps nobody with these.
+            typer.echo(f"Error: {error}", err=True)
+            sys.exit(1)
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
+
+
+@app.callback()
+def headrace() -> None:
+    """Micro-batch ingestion from Kafka to Elasticsearch that Airflow runs and Spark computes."""
+
+
+if __name__ == "__main__":
+    app()

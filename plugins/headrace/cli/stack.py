@@ -1,0 +1,225 @@
+"""`headrace up`, `status` and `down`: the embedded stack of a data folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headrace.cli.stack_display import Progress, login_line, stack_table
+from headrace.local.errors import LocalStackError, StackRunningError
+from headrace.local.processes import end_stack_processes
+from headrace.local.stack import SERVICES, StackOptions
+from headrace.local.state import Phase, StackState, read_state, write_state
+from headrace.local.supervisor import RESTART_SIGNAL, supervise
+
+_STOP_SECONDS = 120
+_NOT_RUNNING = 3
+"""Exit code of `status` when the stack is not (or not all) running, as init scripts have it."""
+
+Data = Annotated[Path, typer.Option(help="The folder with everything the stack keeps.", file_okay=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the stack's state as JSON.")]
+
+
+def up(
+    *,
+    data: Data = Path(".headrace"),
+    dags: Annotated[
+        Path | None, typer.Option(help="Airflow's DAG folder; default: ./dags if there is one, else DATA/dags.")
+    ] = None,
+    plugins: Annotated[
+        Path | None, typer.Option(help="Airflow's plugins folder; default: ./plugins if there is one.")
+    ] = None,
+    without: Annotated[list[str] | None, typer.Option(help=f"Leave out one of: {', '.join(SERVICES)}.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach/--foreground", help="Return when everything runs, or hold it until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start Kafka, Elasticsearch, Postgres and Airflow on this machine; only Java is needed.
+
+    Run again, it starts what has died; addresses and data stay the same from one start to the next.
+    """
+    data = data.absolute()
+    options = StackOptions(
+        data=data,
+        dags=(dags or _existing("dags") or data / "dags").absolute(),
+        plugins=(plugins or _existing("plugins") or data / "airflow" / "plugins").absolute(),
+        without=tuple(without or ()),
+    )
+    state = read_state(data)
+    if state is not None and state.supervised:
+        _print(_revive(data, state), as_json)
+    elif detach:
+        _print(_start_detached(options), as_json)
+    else:
+        _hold(options, as_json)
+
+
+def status(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
+    """Tell what runs and where; exit code 3 unless everything does."""
+    state = read_state(data.absolute())
+    if state is None:
+        raise LocalStackError(f"There is no stack in {data.absolute()}.", remedy="`headrace up` makes one.")
+    state = state.as_found()
+    _print(state, as_json)
+    if not _all_run(state):
+        raise typer.Exit(_NOT_RUNNING)
+
+
+def down(
+    *,
+    data: Data = Path(".headrace"),
+    wipe: Annotated[
+        bool, typer.Option("--wipe", help="Then delete the data folder: topics, indices, logs, all.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop the stack and everything that was started under it, also what its tasks have detached."""
+    data = data.absolute()
+    state = read_state(data)
+    if state is None:
+        if as_json:
+            typer.echo("null")
+        else:
+            typer.echo(f"There is no stack in {data}: nothing to stop.", err=True)
+        return
+    supervisor = state.supervisor.find() if state.supervisor else None
+    if supervisor is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor.pid, signal.SIGTERM)
+        _wait_until_gone(data, state)
+    left = end_stack_processes(state.id, state.recorded_processes())
+    if left:
+        typer.echo(f"Ended {left} processes that the stack had left behind.", err=True)
+    state = read_state(data) or state
+    state.phase, state.supervisor = Phase.STOPPED, None
+    for service in state.services.values():
+        service.phase = Phase.STOPPED
+    write_state(data, state)
+    if wipe:
+        from headrace.local.postgres import PostgresServer
+
+        # Run by root, Postgres may keep its data elsewhere.
+        PostgresServer(data / "postgres").wipe()
+        shutil.rmtree(data)
+    if as_json:
+        typer.echo(state.model_dump_json(indent=2))
+    else:
+        typer.echo(f"Stopped{' and deleted' if wipe else ''}: {data}", err=True)
+
+
+def _hold(options: StackOptions, as_json: bool) -> None:
+    with Progress() as progress:
+        shown = False
+
+        def on_change(state: StackState) -> None:
+            nonlocal shown
+            progress.show(state)
+            if state.phase is Phase.RUNNING and not shown:
+                shown = True
+                progress.close()
+                _print(state, as_json)
+                typer.echo("Ctrl-C stops it.", err=True)
+            elif shown:
+                for service in state.services.values():
+                    if service.phase is Phase.FAILED and state.phase is Phase.RUNNING:
+                        typer.echo(f"{service.name} has failed: {service.error}", err=True)
+
+        supervise(options, on_change)
+
+
+def _start_detached(options: StackOptions) -> StackState:
+    options.data.mkdir(parents=True, exist_ok=True)
+    log = options.data / "supervisor.log"
+    command = [sys.executable, "-m", "headrace.local.supervisor", "--data", str(options.data)]
+    command += ["--dags", str(options.dags), "--plugins", str(options.plugins)]
+    for name in options.without:
+        command += ["--without", name]
+    with log.open("w") as output:
+        supervisor = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        with Progress() as progress:
+            for state in _states(options.data):
+                if state is not None and state.supervisor is not None and state.supervisor.pid == supervisor.pid:
+                    progress.show(state)
+                    if state.phase in (Phase.RUNNING, Phase.STOPPED):
+                        return state
+                if supervisor.poll() is not None:
+                    raise LocalStackError(f"The stack could not be started. {log.read_text().strip()[-5000:]}")
+    except KeyboardInterrupt:
+        supervisor.terminate()
+        supervisor.wait()
+        raise
+    raise AssertionError("unreachable")
+
+
+def _revive(data: Path, state: StackState) -> StackState:
+    """Wait for a stack that is starting; have what has died in a running one started again."""
+    if state.phase is Phase.RUNNING and not _all_run(state) and state.supervisor is not None:
+        os.kill(state.supervisor.pid, RESTART_SIGNAL)
+        time.sleep(1.0)  # until the supervisor has taken notice
+    with Progress() as progress:
+        for now in _states(data):
+            if now is None or not now.supervised:
+                raise StackRunningError(
+                    f"The stack in {data} is being stopped, or could not be started: {now.error if now else ''}",
+                    remedy="Try again when `headrace status` says it is stopped.",
+                )
+            progress.show(now)
+            if now.phase is Phase.RUNNING and all(one.phase is not Phase.STARTING for one in now.services.values()):
+                return now
+    raise AssertionError("unreachable")
+
+
+def _wait_until_gone(data: Path, state: StackState) -> None:
+    deadline = time.monotonic() + _STOP_SECONDS
+    with Progress() as progress:
+        while state.supervised:
+            progress.show(read_state(data) or state)
+            if time.monotonic() > deadline:
+                supervisor = state.supervisor.find() if state.supervisor else None
+                if supervisor is not None:
+                    supervisor.kill()  # its servers' guards see it, and end them
+                return
+            time.sleep(0.1)
+
+
+def _states(data: Path) -> Iterator[StackState | None]:
+    while True:
+        yield read_state(data)
+        time.sleep(0.1)
+
+
+def _print(state: StackState, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(state.model_dump(mode="json"), indent=2))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # for whoever cuts out a column
+    console.print(stack_table(state))
+    for line in filter(None, (login_line(state), state.error)):
+        console.print(line, markup=False, highlight=False)
+
+
+def _all_run(state: StackState) -> bool:
+    return state.phase is Phase.RUNNING and all(one.phase is Phase.RUNNING for one in state.services.values())
+
+
+def _existing(name: str) -> Path | None:
+    folder = Path(name)
+    return folder if folder.is_dir() else None

@@ -1,0 +1,77 @@
+"""How a stack looks on a console."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
+
+from headrace.local.state import Phase, StackState
+
+_STYLES = {Phase.RUNNING: "green", Phase.FAILED: "red", Phase.STARTING: "yellow", Phase.STOPPING: "yellow"}
+
+
+def stack_table(state: StackState) -> Table:
+    """One row a server: phase, address, seconds it took to start."""
+    table = Table("server", "state", Column("address", overflow="fold"), "started in", box=None, pad_edge=False)
+    for service in state.services.values():
+        seconds = "" if service.seconds_to_start is None else f"{service.seconds_to_start:.1f} s"
+        style = _STYLES.get(service.phase)
+        table.add_row(
+            service.name, f"[{style}]{service.phase}[/]" if style else service.phase, service.address, seconds
+        )
+    return table
+
+
+def login_line(state: StackState) -> str | None:
+    """How to log in to Airflow, if it runs and its password file is ours to read."""
+    if state.login is None or state.phase is not Phase.RUNNING:
+        return None
+    try:
+        password = json.loads(Path(state.login.password_file).read_text())[state.login.user]
+    except (OSError, ValueError, KeyError):
+        return f"Airflow: user {state.login.user}, password in {state.login.password_file}"
+    return f"Airflow: user {state.login.user}, password {password}"
+
+
+class Progress:
+    """A table that follows a stack on standard error; on something else than a terminal, a line a change."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
+        self._told: dict[str, Phase] = {}
+        self._closed = False
+
+    def show(self, state: StackState) -> None:
+        """Show ``state``, unless closed."""
+        if self._closed:
+            return
+        if self._live is not None:
+            self._live.update(stack_table(state))
+            return
+        for service in state.services.values():
+            if self._told.get(service.name) is not service.phase:
+                self._told[service.name] = service.phase
+                self._console.print(f"{service.name}: {service.phase}", highlight=False)
+
+    def close(self) -> None:
+        """Give the console back."""
+        if not self._closed and self._live is not None:
+            self._live.stop()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
