@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from headrace.errors import HeadraceError
 
 COMMANDS = {
+    "demo": "headrace.cli.demo:demo",
     "up": "headrace.cli.stack:up",
     "status": "headrace.cli.stack:status",
     "down": "headrace.cli.stack:down",

@@ -1,0 +1,149 @@
+"""The main example: 336,776 flights from Kafka to Elasticsearch, and the proof."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.demo.elasticsearch_side import ElasticsearchSide
+from headrace.demo.errors import DemoError
+from headrace.demo.flights import FLIGHTS, flight_records
+from headrace.demo.kafka_side import read_topic
+from headrace.demo.observing import Observer, Snapshot
+from headrace.demo.producing import Producing, create_topic
+from headrace.demo.proof import prove
+from headrace.demo.report import Report
+from headrace.demo.timings import read_timings
+
+if TYPE_CHECKING:
+    from headrace.demo.stack import DemoStack
+    from headrace.demo.view import View
+
+STREAM = TOPIC = INDEX = "flights"
+PARTITIONS = 4
+
+_INTEGERS = (
+    "year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay flight air_time distance hour "
+    "minute"
+)
+# Explicit, so that it does not depend on which flight comes first what is a conflict.
+MAPPINGS: dict[str, Any] = {
+    "properties": {
+        **{name: {"type": "integer"} for name in _INTEGERS.split()},
+        **{name: {"type": "keyword"} for name in ("carrier", "tailnum", "origin", "dest")},
+        "time_hour": {"type": "date"},
+    }
+}
+
+_POLL_SECONDS = 0.5
+# On a busy machine Spark alone needs one of these minutes.
+_STALL_SECONDS = 180.0
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds by part."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def over(self, part: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[part] = round(time.monotonic() - began, 1)
+
+
+def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: float | None, watch: Stopwatch) -> Report:
+    """Produce, wait for the end, prove. The stack runs.
+
+    Raises:
+        DemoError: nothing moved for three minutes, or a part of the stack failed.
+    """
+    from headrace.ledger import Ledger
+
+    kafka, elasticsearch = stack.address("kafka"), ElasticsearchSide(stack.address("elasticsearch"))
+    to_produce = FLIGHTS if records is None else min(records, FLIGHTS)
+    create_topic(kafka, TOPIC, PARTITIONS)
+    elasticsearch.create_index(INDEX, MAPPINGS)
+    producing = Producing(kafka, TOPIC, flight_records(to_produce), rate=rate)
+    try:
+        with watch.over("from producing to the last cleanup"), Ledger.open(stack.ledger_url) as ledger:
+            unpause(stack, view, f"{STREAM}_receiver", f"{STREAM}_batches")
+            producing.start()
+            pace = "as fast as it goes" if rate is None else f"{rate:,.0f} a second"
+            view.say(f"producing {to_produce:,} flights into the topic {TOPIC}, {PARTITIONS} partitions, {pace}")
+            observer = Observer(
+                STREAM,
+                ledger=ledger,
+                to_produce=to_produce,
+                produced=lambda: producing.delivered,
+                elasticsearch=elasticsearch,
+                index=INDEX,
+            )
+            last = follow(stack, view, observer, producing)
+    finally:
+        producing.stop()
+    view.say("everything is indexed, checkpointed and cleaned up; now the proof")
+    with watch.over("proof"):
+        again = read_topic(kafka, TOPIC)
+        proof = prove(
+            produced=producing.delivered,
+            held=again.held,
+            records=again.values,
+            malformed=producing.malformed.keys(),
+            documents=elasticsearch.documents(INDEX),
+            dead_letters=elasticsearch.dead_letters(f"{INDEX}-dead-letters"),
+        )
+    return Report(
+        proof=proof,
+        malformed=Counter(damage.value for damage in producing.malformed.values()),
+        batches=len(last.with_records),
+        timings=read_timings(stack.airflow(), f"{STREAM}_batches", last.with_records),
+        seconds=watch.seconds,
+    )
+
+
+def unpause(stack: DemoStack, view: View, *dag_ids: str) -> None:
+    """Let the DAGs run, through Airflow's REST API."""
+    api = stack.airflow()
+    for dag_id in dag_ids:
+        api.wait_for_dag(dag_id)
+        api.unpause(dag_id)
+    view.say(f"unpaused {' and '.join(dag_ids)}")
+
+
+def follow(stack: DemoStack, view: View, observer: Observer, producing: Producing) -> Snapshot:
+    """Look until everything is settled; the last look."""
+    progress: object = None
+    moved = time.monotonic()
+    while True:
+        _ = producing.done  # raises what went wrong there
+        snapshot = observer.look()
+        view.stream(snapshot)
+        if snapshot.settled:
+            return snapshot
+        if snapshot.progress != progress:
+            progress, moved = snapshot.progress, time.monotonic()
+        if dead := stack.failures():
+            raise DemoError(f"A part of the stack has died. {'; '.join(dead)}")
+        if time.monotonic() - moved > _STALL_SECONDS:
+            raise DemoError(f"Nothing moved for {_STALL_SECONDS:g} s. {explain(stack, STREAM)}")
+        time.sleep(_POLL_SECONDS)
+
+
+def explain(stack: DemoStack, stream: str) -> str:
+    """What Airflow has to say about the tasks that are not well."""
+    api = stack.airflow()
+    lines = [f"{file}: {trace}" for file, trace in api.import_errors().items()]
+    for dag_id in (f"{stream}_receiver", f"{stream}_batches"):
+        for run in api.runs(dag_id, limit=3):
+            for task in api.task_instances(dag_id, run["dag_run_id"]):
+                if task["state"] in ("failed", "up_for_retry", "running"):
+                    log = api.task_log(dag_id, run["dag_run_id"], task["task_id"], try_number=task["try_number"])
+                    lines.append(f"{dag_id} {run['dag_run_id']} {task['task_id']} is {task['state']}:")
+                    lines += [f"  {line}" for line in log.splitlines()[-20:]]
+    return "\n".join(lines)

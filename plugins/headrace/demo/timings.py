@@ -1,0 +1,101 @@
+"""Where a batch's time goes, by Airflow's own account of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.ledger.rows import BatchRow
+
+STEPS = ("await_blocks", "allocate_blocks", "generate_batch", "checkpoint", "cleanup")
+WAITING = "before the run"
+"""From the batch time to the start of its first task: the scheduler, and batches before it."""
+BETWEEN = "between tasks"
+
+_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTiming:
+    """Seconds of one batch, from its batch time to the end of its last task, and which step took which part."""
+
+    batch_time_ms: int
+    records: int
+    total: float
+    steps: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Seconds of one step over all batches."""
+
+    step: str
+    median: float
+    worst: float
+    share: float
+    """Of the time of all batches together, from 0 to 1."""
+
+
+def timing(batch: BatchRow, tasks: Iterable[Mapping[str, Any]]) -> BatchTiming | None:
+    """The timing of a batch by its run's task instances (as the REST API has them); None before its last has ended."""
+    spans = {}
+    for task in tasks:
+        started, ended = _time(task.get("start_date")), _time(task.get("end_date"))
+        if started is not None and ended is not None:
+            spans[task["task_id"]] = (started, ended)
+    if not all(step in spans for step in STEPS):
+        return None
+    at = batch.batch_time_ms / 1000
+    first = min(started for started, _ in spans.values())
+    last = max(ended for _, ended in spans.values())
+    steps = {WAITING: max(first - at, 0.0)}
+    steps |= {step: spans[step][1] - spans[step][0] for step in STEPS}
+    total = max(last - at, 0.0)
+    steps[BETWEEN] = max(total - sum(steps.values()), 0.0)
+    return BatchTiming(batch.batch_time_ms, batch.records, total, steps)
+
+
+def by_step(timings: Iterable[BatchTiming]) -> list[StepTiming]:
+    """Each step over all batches, in the order of a batch."""
+    timings = list(timings)
+    whole = sum(one.total for one in timings) or 1.0
+    found = []
+    for step in (WAITING, *STEPS, BETWEEN):
+        seconds = [one.steps[step] for one in timings]
+        if seconds:
+            found.append(StepTiming(step, median(seconds), max(seconds), sum(seconds) / whole))
+    return found
+
+
+def read_timings(api: Any, dag_id: str, batches: Iterable[BatchRow]) -> list[BatchTiming]:
+    """Ask Airflow (``headrace.local.airflow_api.AirflowApi``) for the tasks of these batches' runs."""
+    wanted = {batch.batch_time_ms: batch for batch in batches}
+    by_run: dict[str, list[Mapping[str, Any]]] = {}
+    for task in _pages(api, f"/dags/{dag_id}/dagRuns/~/taskInstances", "task_instances"):
+        by_run.setdefault(task["dag_run_id"], []).append(task)
+    found = {}
+    for run in _pages(api, f"/dags/{dag_id}/dagRuns", "dag_runs"):
+        ended = _time(run["data_interval_end"])
+        batch = wanted.get(round(ended * 1000)) if ended is not None else None
+        one = timing(batch, by_run.get(run["dag_run_id"], ())) if batch is not None else None
+        if one is not None:
+            found[one.batch_time_ms] = one
+    return [found[at] for at in sorted(found)]
+
+
+def _pages(api: Any, path: str, items: str) -> Iterable[Mapping[str, Any]]:
+    offset = 0
+    while True:
+        page = api.request("GET", path, params={"limit": _PAGE, "offset": offset})
+        yield from page[items]
+        offset += len(page[items])
+        if not page[items] or offset >= page["total_entries"]:
+            return
+
+
+def _time(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
