@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from headrace.operators.batch import BatchStep, summary
+from headrace.operators.batch import BatchStep
 from headrace.operators.claims import claim
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from headrace.batching.allocation import Allocation
     from headrace.ledger.rows import UnclaimedTime
     from headrace.stream import Stream
 
@@ -62,3 +63,17 @@ class AllocateBlocksOperator(BatchStep, BaseOperator):
         times = [time.batch_time_ms for time in missed]
         claimed = claim(context, times, self.stream.batch_interval_ms)
         self.log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
+
+
+def summary(allocation: Allocation) -> dict[str, Any]:
+    """What the next tasks and people want to know of an allocation, small enough for an XCom."""
+    batch = allocation.batch
+    return {
+        "batch_time_ms": batch.batch_time_ms,
+        "fresh": allocation.fresh,
+        "blocks": batch.blocks,
+        "records": batch.records,
+        "payload_bytes": batch.payload_bytes,
+        "partitions": len(allocation.inputs),
+        "manifest_uri": batch.manifest_uri,
+    }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.timetables.batch_time import batch_time_ms
@@ -36,9 +35,3 @@ class BatchStep:
         with LedgerHook(self.stream.ledger).opened() as ledger:
             register(ledger, self.stream)
             yield ledger, open_storage(self.stream.storage.url)
-
-
-def summary(record: Any) -> dict[str, Any]:
-    """The fields of a result that are small and plain enough for an XCom."""
-    plain = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: value for name, value in plain.items() if value is None or isinstance(value, (str, int, float, bool))}

@@ -40,4 +40,7 @@ class CheckpointOperator(BatchStep, BaseOperator):
                 self.log.info("Batch %d was not allocated, so there is nothing to checkpoint.", at_ms)
                 return
             written = write_checkpoint(self.stream, ledger, storage, at_ms)
-        self.log.info("Checkpoint of batch %d: %s", at_ms, written)
+        if written is None:
+            self.log.info("No checkpoint is due at batch %d; the next one covers it.", at_ms)
+        else:
+            self.log.info("Checkpoint %s/%s", self.stream.folder_url, written.path)

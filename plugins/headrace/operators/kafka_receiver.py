@@ -115,9 +115,9 @@ class KafkaReceiverOperator(BaseOperator):
             if job is not None and job.epoch > previous:
                 watch = watch or self._watch(job.epoch)
                 outcome = watch.look(ledger)
-                if outcome is not None:
+                if outcome in (JobOutcome.FAILED, JobOutcome.LOST):
                     self._raise_ended(ledger, outcome, job.epoch)
-                if job.state.value != "starting":
+                if outcome is not None or job.state.value != "starting":
                     return job
             elif not process.alive():
                 if job is not None and job.alive(ledger.now_ms()):
@@ -208,10 +208,7 @@ class KafkaReceiverOperator(BaseOperator):
         error = job.error if job is not None and job.epoch == epoch else None
         log = job.attributes.get("log") if job is not None and job.epoch == epoch else None
         log = log or (str(self._process.log) if self._process else newest_log(self.stream.name))
-        what = {
-            JobOutcome.FAILED: f"failed: {error}",
-            JobOutcome.LOST: "died: its lease was not renewed",
-        }.get(outcome, f"ended ({outcome.value}) before it ran")
+        what = f"failed: {error}" if outcome is JobOutcome.FAILED else "died: its lease was not renewed"
         lines = tail(log) if log else ""
         end = f" The end of its log {log}:\n{lines}" if lines else f" Its log: {log or 'on the host that started it'}."
         raise ReceiverJobError(f"The receiver job (epoch {epoch}) of stream {self.stream.name!r} {what}.{end}")

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 Way = Literal["connect", "submit"]
 
-# An attempt is renewed by the process that runs it; until that is up (14 s for spark-submit, more on a busy machine)
-# the lease given here has to last.
-_START_LEASE_MS = 90_000
+# An attempt is renewed by the process that runs it; until that is up (1 s for a plain process, 14 s for spark-submit,
+# both more on a busy machine) the lease given here has to last. A process that died keeps the slot for as long.
+_LEASE_MS = {"connect": 30_000, "submit": 90_000}
 # How long a batch that is told to end may take to cancel its Spark jobs, in seconds.
 _TERMINATION_GRACE = 15.0
 _TAIL_LINES = 40
+_EXIT_FENCED = 75
 
 
 class BatchFailedError(HeadraceError):
@@ -110,7 +111,7 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
                     at_ms,
                     holder=holder(context),
                     way=way,
-                    lease_ms=_START_LEASE_MS,
+                    lease_ms=_LEASE_MS[way],
                     force=reprocess_asked(context),
                 )
             except AlreadyCompletedError as error:
@@ -118,13 +119,14 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
                 return None
             except SlotBusyError as error:
                 return self._wait_for_slot(error, waited)
-            if batch.records == 0 and not wants_empty_batches(self.stream):
+            needs_spark = batch.records > 0 or wants_empty_batches(self.stream)
+            if not needs_spark and not any(output.kind == "console" for output in self.stream.outputs):
                 return self._complete_empty(ledger, attempt)
             self.log.info(
                 "Batch %d, attempt %d: %d records in %d blocks, by way %s.",
                 at_ms, attempt.number, batch.records, batch.blocks, way,
             )  # fmt: skip
-            return self._attempt(ledger, attempt, way, context)
+            return self._attempt(ledger, attempt, context, spark_submit=needs_spark and way == "submit")
 
     def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
         batch = ledger.batches.find(self.stream.name, at_ms)
@@ -171,34 +173,34 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
 
     # --- running
 
-    def _attempt(self, ledger: Ledger, attempt: Attempt, way: Way, context: Context) -> None:
+    def _attempt(self, ledger: Ledger, attempt: Attempt, context: Context, *, spark_submit: bool) -> None:
         from headrace.ledger.errors import LedgerError
         from headrace.ledger.states import BatchState
 
         self._arguments = [
             "--ledger", self.stream.ledger, "--stream", self.stream.name,
-            "--batch-time", str(attempt.batch_time_ms), "--attempt", str(attempt.number), "--way", way,
+            "--batch-time", str(attempt.batch_time_ms), "--attempt", str(attempt.number), "--way", attempt.way,
         ]  # fmt: skip
         try:
-            if way == "connect":
-                self._connect()
-            else:
+            if spark_submit:
                 super().execute(context)
+            else:
+                self._run_process()
+            batch = self._batch(ledger, attempt.batch_time_ms)
+            if batch.state is not BatchState.COMPLETED:
+                raise BatchFailedError(
+                    f"Spark ended without an error, but batch {batch.batch_time_ms} is {batch.state.value}."
+                )
         except BaseException as error:
             try:
                 ledger.batches.fail_attempt(attempt, f"{type(error).__name__}: {error}")
             except LedgerError as refused:
-                # The process said why it failed, or a later attempt has the batch now.
-                self.log.info("%s", refused)
+                # The process has told the ledger already, or a later attempt has the batch now.
+                self.log.debug("%s", refused)
             raise
-        batch = self._batch(ledger, attempt.batch_time_ms)
-        if batch.state is not BatchState.COMPLETED:
-            raise BatchFailedError(
-                f"Spark ended without an error, but batch {batch.batch_time_ms} is {batch.state.value}: {batch.error}."
-            )
         self.log.info("Batch %d completed with attempt %d.", batch.batch_time_ms, batch.attempt)
 
-    def _connect(self) -> None:
+    def _run_process(self) -> None:
         from headrace.hooks.spark_submit import application
 
         self._process = subprocess.Popen(
@@ -217,7 +219,9 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
                 last.append(line.rstrip())
         if process.returncode:
             lines = "\n".join(last)
-            raise BatchFailedError(f"The batch's process ended with exit code {process.returncode}. It said:\n{lines}")
+            raise BatchFailedError(
+                f"The batch's process {_ending(process.returncode)}. The last of what it said:\n{lines}"
+            )
 
     def _get_hook(self) -> StreamSparkSubmitHook:
         from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
@@ -269,5 +273,16 @@ def reprocess_asked(context: Context) -> bool:
 
 
 def wants_empty_batches(stream: Stream) -> bool:
-    """Whether a batch without records still gives an output something: a heading, or an aggregate over nothing."""
-    return any(output.kind == "console" or output.document_ids.kind == "columns" for output in stream.outputs)
+    """Whether a batch without records still makes rows for an output: an aggregate over nothing."""
+    from headrace.spark.batch_outputs import needs_empty_batches
+
+    return any(needs_empty_batches(output, stream) for output in stream.outputs)
+
+
+def _ending(code: int) -> str:
+    """An exit code in words; the codes are those of ``headrace.spark.micro_batch_job``."""
+    if code == _EXIT_FENCED:
+        return "gave way to a newer attempt at the batch"
+    if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        return "was told to end"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

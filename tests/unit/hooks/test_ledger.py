@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from headrace.hooks.ledger import LedgerHook
+from headrace.ledger.errors import LedgerUrlError
+
+
+def test_a_url_is_opened_as_it_is(tmp_path):
+    with LedgerHook(f"sqlite:///{tmp_path}/ledger.db").opened() as ledger:
+        assert ledger.streams.list() == []
+
+
+@pytest.mark.parametrize("kind", ["headrace_ledger", "sqlite"])
+def test_a_connection_without_host_is_a_file(tmp_path, monkeypatch, kind):
+    connection = {"conn_type": kind, "schema": f"{tmp_path}/ledger.db"}
+    monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
+    with LedgerHook("connection:my_ledger").opened() as ledger:
+        assert ledger.streams.list() == []
+    assert LedgerHook(ledger_conn_id="my_ledger").test_connection() == (True, "The ledger holds 0 stream(s).")
+
+
+def test_an_event_loop_opens_it_too(tmp_path):
+    async def scenario():
+        ledger = await LedgerHook(f"sqlite:///{tmp_path}/ledger.db").aget_conn()
+        await asyncio.to_thread(ledger.close)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_of_another_kind_is_refused_without_its_secrets(monkeypatch):
+    connection = {"conn_type": "http", "host": "db", "password": "s3cret"}
+    monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
+    with pytest.raises(LedgerUrlError, match="headrace_ledger") as found:
+        LedgerHook("connection:my_ledger").get_conn()
+    assert "s3cret" not in str(found.value)
+
+
+def test_the_test_button_tells_what_is_wrong(monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps({"conn_type": "headrace_ledger"}))
+    ok, message = LedgerHook(ledger_conn_id="my_ledger").test_connection()
+    assert not ok
+    assert message

@@ -1,0 +1,177 @@
+# ruff: noqa: ARG005 - fixtures are asked for by argument
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
+from headrace.hooks.ledger import register
+from headrace.hooks.spark_submit import StreamSparkSubmitHook
+from headrace.ledger import Ledger
+from headrace.operators.allocate_blocks import AllocateBlocksOperator
+from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+from headrace.testing.records import TOPIC_ID, make_block
+from headrace.timetables.micro_batch import from_ms
+from headrace.wal.storage import open_storage
+from headrace.wal.writer import WriteAheadLogWriter
+
+TOY = Path(__file__).with_name("toy_receiver.py")
+
+
+@pytest.fixture
+def stream(tmp_path) -> Stream:
+    return Stream(
+        name="flights",
+        inputs=KafkaInput(bootstrap_servers="localhost:9", topics="flights"),
+        outputs=ElasticsearchOutput(hosts="http://localhost:9", index="flights"),
+        batch_interval="200 ms",
+        storage=str(tmp_path / "storage"),
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+        spark={"master": "local[2]"},
+    )
+
+
+@pytest.fixture
+def ledger(stream):
+    with Ledger.open(stream.ledger) as opened:
+        register(opened, stream)
+        yield opened
+
+
+class Task:
+    """As much of a task instance and its run as the operators ask for."""
+
+    def __init__(self, logical_date: datetime | None = None, conf: dict | None = None) -> None:
+        self.dag_id, self.run_id, self.task_id, self.try_number = "flights_batches", "run", "task", 1
+        self.xcoms: dict[str, object] = {}
+        self.dag_run = SimpleNamespace(
+            logical_date=logical_date,
+            run_after=logical_date or datetime.now(UTC),
+            data_interval_end=None,
+            run_id="run",
+            conf=conf or {},
+        )
+
+    def xcom_push(self, key, value):
+        self.xcoms[key] = value
+
+    @property
+    def context(self):
+        return {"ti": self, "dag_run": self.dag_run, "params": {}}
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task()
+
+
+@pytest.fixture
+def toy(monkeypatch, stream, tmp_path):
+    """The toy in place of spark-submit; whatever it started is ended with the test."""
+    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "k" * 32)
+    monkeypatch.setenv("AIRFLOW__HEADRACE__LOG_FOLDER", str(tmp_path / "logs"))
+
+    def command(hook, application):
+        return [sys.executable, str(TOY), *hook._application_args]
+
+    monkeypatch.setattr(StreamSparkSubmitHook, "command", command)
+
+    def behave(how: str) -> None:
+        monkeypatch.setenv("TOY", how)
+
+    yield behave
+    for process in psutil.process_iter(["cmdline"]):
+        if stream.ledger in (process.info["cmdline"] or []):
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(5)
+
+
+def until(condition, seconds=15.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("did not happen in time")
+
+
+@pytest.fixture(name="until")
+def _until():
+    return until
+
+
+@pytest.fixture
+def make_task():
+    return Task
+
+
+class Source:
+    """The stream as a receiver fills it: ``store`` adds a block to log and ledger."""
+
+    def __init__(self, stream: Stream, ledger: Ledger) -> None:
+        self.stream, self.ledger = stream, ledger
+        self.job = ledger.jobs.acquire(stream.name, holder="test", lease_ms=60_000)
+        self.receiver = ReceiverId(stream.name, "records", 0)
+        self.partition = TopicPartition("flights", TOPIC_ID, 0)
+        ledger.topics.observe(self.job, "records", "flights", TOPIC_ID, 1)
+        ledger.positions.ensure(self.job, "records", self.partition, 0)
+        ledger.positions.assign(self.job, "records", {self.partition: 0})
+        self.lease = ledger.receivers.register(self.job, self.receiver, host="h", lease_ms=60_000)
+        storage = open_storage(stream.storage.url)
+        self.writer = WriteAheadLogWriter(storage, f"{stream.name}/log", self.receiver, self.lease.epoch)
+        self.position = 0
+
+    def store(self, records: int = 3) -> int:
+        """Store a block; the batch time that it got."""
+        block, ranges = make_block([b"{}"] * records, from_offset=self.position)
+        self.position += records
+        now_ms = self.ledger.now_ms()
+        written = self.writer.write(block, ranges, cut_time_ms=now_ms, last_accepted_sequence=None)
+        info = BlockInfo(
+            self.receiver, self.lease.epoch, written.sequence, now_ms, written.handle, ranges, records,
+            written.payload_bytes,
+        )  # fmt: skip
+        return self.ledger.blocks.add(self.lease, info).batch_time_ms
+
+    def seal(self) -> None:
+        self.ledger.receivers.heartbeat(self.lease, sealed_through_ms=self.ledger.now_ms())
+
+
+@pytest.fixture
+def source(stream, ledger) -> Source:
+    return Source(stream, ledger)
+
+
+@pytest.fixture
+def allocated(stream, source, make_task):
+    """A batch of three records, allocated, and the task whose run is about it."""
+
+    def make(records: int = 3, **conf) -> tuple[int, Task]:
+        at_ms = source.store(records) if records else source.ledger.now_ms() // 200 * 200
+        until(lambda: source.ledger.now_ms() >= at_ms)
+        task = make_task(from_ms(at_ms - stream.batch_interval_ms), conf)
+        AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        return at_ms, task
+
+    return make
+
+
+@pytest.fixture
+def toy_batch(monkeypatch):
+    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "k" * 32)
+    path = str(Path(__file__).with_name("toy_micro_batch.py"))
+    monkeypatch.setattr("headrace.hooks.spark_submit.application", lambda name: path)
+
+    def behave(how: str) -> None:
+        monkeypatch.setenv("TOY_BATCH", how)
+
+    return behave

@@ -1,0 +1,107 @@
+# ruff: noqa: ARG002, ARG005, PLR0917 - fixtures are asked for by argument
+"""allocate_blocks, checkpoint and cleanup, on a real ledger and log."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.operators import allocate_blocks
+from headrace.operators.allocate_blocks import AllocateBlocksOperator
+from headrace.operators.checkpoint import CheckpointOperator
+from headrace.operators.cleanup import BatchNotCheckpointedError, CleanupOperator
+from headrace.timetables.micro_batch import from_ms
+
+
+def complete(ledger, at_ms):
+    attempt = ledger.batches.begin_attempt("flights", at_ms, holder="test", way="submit", lease_ms=10_000)
+    for output in attempt.outputs:
+        ledger.batches.record_output(attempt, output, {})
+    ledger.batches.complete_attempt(attempt)
+
+
+class TestAllocateBlocks:
+    def test_the_runs_batch_gets_its_blocks_and_the_xcom_stays_small(self, allocated, ledger, stream):
+        at_ms, task = allocated()
+        batch = ledger.batches.get("flights", at_ms)
+        assert batch.records == 3
+        told = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        assert told == {
+            "batch_time_ms": at_ms,
+            "fresh": False,
+            "blocks": 1,
+            "records": 3,
+            "payload_bytes": batch.payload_bytes,
+            "partitions": 1,
+            "manifest_uri": batch.manifest_uri,
+        }
+
+    def test_an_empty_allocation_is_an_allocation(self, allocated, ledger):
+        at_ms, _ = allocated(records=0)
+        assert ledger.batches.get("flights", at_ms).records == 0
+
+    def test_the_first_task_to_know_a_stream_registers_it(self, stream, make_task):
+        task = make_task(from_ms(1_700_000_000_000))
+        told = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        assert told["records"] == 0
+
+    def test_earlier_times_with_records_and_without_a_run_get_one(
+        self, allocated, source, stream, make_task, until, monkeypatch
+    ):
+        claims = []
+        monkeypatch.setattr(allocate_blocks, "claim", lambda context, times, interval: claims.append(times) or times)
+        missed = source.store(5)
+        until(lambda: source.ledger.now_ms() >= missed + 200)
+        at_ms, _ = allocated()
+        assert at_ms > missed
+        assert claims == [[missed]]
+
+    def test_or_are_only_named(self, allocated, source, stream, make_task, until, monkeypatch, capsys):
+        monkeypatch.setattr(allocate_blocks, "claim", None)
+        missed = source.store(5)
+        until(lambda: source.ledger.now_ms() >= missed + 200)
+        task = make_task(from_ms(missed))
+        AllocateBlocksOperator(task_id="allocate", stream=stream, claim_missed=False).execute(task.context)
+        told = capsys.readouterr().out
+        assert "hold 5 records" in told
+        assert "backfill" in told
+
+
+class TestCheckpoint:
+    def test_a_completed_batch_is_checkpointed(self, allocated, ledger, stream):
+        at_ms, task = allocated()
+        complete(ledger, at_ms)
+        CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+        assert ledger.batches.get("flights", at_ms).checkpoint_uri
+
+    def test_after_a_failed_batch_the_state_is_kept_as_well(self, allocated, ledger, stream, capsys):
+        at_ms, task = allocated()
+        CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+        assert ledger.batches.get("flights", at_ms).checkpointed_at_ms is None
+        assert "Checkpoint " in capsys.readouterr().out
+
+    def test_a_batch_that_was_never_allocated_has_nothing(self, stream, ledger, make_task):
+        task = make_task(from_ms(1_700_000_000_000))
+        CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+        CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
+
+
+class TestCleanup:
+    def test_a_completed_batch_without_checkpoint_fails_the_run(self, allocated, ledger, stream):
+        at_ms, task = allocated()
+        complete(ledger, at_ms)
+        with pytest.raises(BatchNotCheckpointedError, match="without a checkpoint"):
+            CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
+
+    def test_a_failed_batch_has_failed_already(self, allocated, stream):
+        _, task = allocated()
+        CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
+
+    def test_what_is_done_with_goes(self, allocated, ledger, stream, source, until):
+        at_ms, task = allocated()
+        complete(ledger, at_ms)
+        CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+        ledger.receivers.release(source.lease)
+        until(lambda: ledger.now_ms() > at_ms + stream.remember_ms)
+        CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
+        assert ledger.batches.get("flights", at_ms).cleaned_at_ms
+        assert ledger.blocks.of_batch("flights", at_ms) == []

@@ -1,0 +1,140 @@
+# ruff: noqa: PLR0917 - fixtures are asked for by argument
+from __future__ import annotations
+
+import threading
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+
+from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, newest_log
+from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
+
+
+@pytest.fixture
+def operator(stream) -> KafkaReceiverOperator:
+    return KafkaReceiverOperator(task_id="receive", stream=stream, poll_interval=0.05, start_timeout=20)
+
+
+def deferred(operator, context) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as found:
+        operator.execute(context)
+    return found.value
+
+
+def ended(trigger, ledger, until):
+    return until(lambda: trigger.look(ledger))
+
+
+def test_it_starts_the_job_shows_it_and_waits_deferred(operator, toy, ledger, task, capsys):
+    toy("run")
+    waiting = deferred(operator, task.context)
+    told = capsys.readouterr().out
+    job = ledger.jobs.current("flights")
+    assert job.alive(ledger.now_ms())
+    assert job.holder == "airflow:flights_batches/run/task/1"
+    assert isinstance(waiting.trigger, ReceiverJobTrigger)
+    assert waiting.trigger.parameters == {"epoch": job.epoch}
+    assert waiting.trigger.look(ledger) is None
+    assert task.xcoms == {"_link_SparkUiLink": "http://127.0.0.1:4040"}
+    assert newest_log("flights") in told
+    assert "is running" in told
+
+
+def test_a_second_task_attaches_to_the_job_that_lives(operator, toy, ledger, task, stream):
+    toy("run")
+    deferred(operator, task.context)
+    job = ledger.jobs.current("flights")
+    again = KafkaReceiverOperator(task_id="receive", stream=stream)
+    waiting = deferred(again, task.context)
+    assert again._process is None
+    assert waiting.trigger.parameters == {"epoch": job.epoch}
+
+
+def test_a_job_that_was_asked_to_stop_ends_the_task_well(operator, toy, ledger, task, until):
+    toy("run")
+    waiting = deferred(operator, task.context)
+    ledger.jobs.request_stop("flights", "test")
+    event = ended(waiting.trigger, ledger, until)
+    assert event == {"outcome": "stopped", "epoch": 1}
+    assert operator.job_ended(task.context, event) is None
+
+
+def test_a_job_that_fails_after_its_start_fails_the_task_with_its_own_error(operator, toy, ledger, task):
+    toy("fail")
+    with pytest.raises(ReceiverJobError, match="Kafka said no") as found:
+        operator.execute(task.context)
+    assert "receiver-" in str(found.value)
+
+
+def test_a_job_that_dies_before_its_lease_fails_the_task_with_its_last_lines(operator, toy, ledger, task):
+    toy("crash")
+    with pytest.raises(ReceiverJobError, match="no such master"):
+        operator.execute(task.context)
+    assert ledger.jobs.current("flights") is None
+
+
+def test_a_job_that_dies_without_a_word_is_noticed_by_its_lease(operator, toy, ledger, task, until):
+    toy("vanish")
+    waiting = deferred(operator, task.context)
+    event = ended(waiting.trigger, ledger, until)
+    assert event["outcome"] == "lost"
+    with pytest.raises(ReceiverJobError, match="not renewed") as found:
+        operator.job_ended(task.context, event)
+    assert "toy receiver job runs" in str(found.value)
+
+
+def test_airflows_retry_starts_it_again(operator, toy, ledger, task, stream, until):
+    toy("vanish")
+    ended(deferred(operator, task.context).trigger, ledger, until)
+    toy("run")
+    again = KafkaReceiverOperator(task_id="receive", stream=stream, start_timeout=20)
+    assert deferred(again, task.context).trigger.parameters == {"epoch": 2}
+
+
+def test_a_stream_that_is_to_be_stopped_is_waited_for_and_not_started(operator, toy, ledger, task):
+    ledger.streams.set_desired_state("flights", "stopped")
+    waiting = deferred(operator, task.context)
+    assert isinstance(waiting.trigger, StreamWantedTrigger)
+    assert waiting.trigger.look(ledger) is None
+    assert ledger.jobs.current("flights") is None
+    ledger.streams.set_desired_state("flights", "running")
+    assert waiting.trigger.look(ledger) == {"desired_state": "running"}
+    toy("run")
+    with pytest.raises(TaskDeferred):
+        operator.wanted(task.context, {})
+    assert ledger.jobs.current("flights").epoch == 1
+
+
+def test_killing_the_task_asks_the_job_to_stop(operator, toy, ledger, task, until):
+    toy("run")
+    deferred(operator, task.context)
+    operator._process = None  # as in a task that attached
+    operator.on_kill()
+    until(lambda: ledger.jobs.current("flights").state.value == "stopped")
+    assert "killed" in ledger.jobs.current("flights").stop_reason
+
+
+def test_a_successor_is_followed(operator, toy, ledger, task, until):
+    toy("vanish")
+    waiting = deferred(operator, task.context)
+    until(lambda: not ledger.jobs.current("flights").alive(ledger.now_ms()))
+    ledger.jobs.acquire("flights", holder="somebody", lease_ms=60_000)
+    event = waiting.trigger.look(ledger)
+    assert event["outcome"] == "superseded"
+    with pytest.raises(TaskDeferred) as found:
+        operator.job_ended(task.context, event)
+    assert found.value.trigger.parameters == {"epoch": 2}
+
+
+def test_without_deferring_it_waits_in_the_task(toy, ledger, task, stream):
+    toy("run")
+    operator = KafkaReceiverOperator(task_id="receive", stream=stream, deferrable=False, poll_interval=0.05)
+    done = threading.Thread(target=operator.execute, args=(task.context,))
+    done.start()
+    try:
+        while ledger.jobs.current("flights") is None or ledger.jobs.current("flights").state.value != "running":
+            assert done.is_alive()
+    finally:
+        ledger.jobs.request_stop("flights", "test")
+        done.join(15)
+    assert not done.is_alive()

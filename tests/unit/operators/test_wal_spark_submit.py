@@ -1,0 +1,172 @@
+# ruff: noqa: PLR0917 - fixtures are asked for by argument
+from __future__ import annotations
+
+import threading
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+
+from headrace.ledger.errors import SlotBusyError
+from headrace.operators.wal_spark_submit import BatchFailedError, WalSparkSubmitOperator
+from headrace.stream import ConsoleOutput
+
+
+def make(stream, **options) -> WalSparkSubmitOperator:
+    return WalSparkSubmitOperator(task_id="generate", stream=stream, **options)
+
+
+@pytest.fixture
+def connectable(source, ledger):
+    """The receiver job's application takes batches."""
+    ledger.jobs.update(source.job, state="running", attributes={"connect_url": "sc://localhost:15002"})
+
+
+@pytest.fixture
+def submitted(monkeypatch, toy_batch):
+    """What would go to spark-submit; it runs the toy."""
+    import subprocess
+    import sys
+
+    from headrace.hooks.spark_submit import StreamSparkSubmitHook
+
+    commands = []
+
+    def submit(hook, application="", **kwargs):
+        commands.append(hook.command(application))
+        subprocess.run([sys.executable, application, *hook._application_args], env=hook.environment(), check=True)
+
+    monkeypatch.setattr(StreamSparkSubmitHook, "submit", submit)
+    return commands
+
+
+def test_a_batch_runs_in_the_receivers_application(stream, allocated, toy_batch, connectable, ledger, capsys):
+    at_ms, task = allocated()
+    make(stream).execute(task.context)
+    batch = ledger.batches.get("flights", at_ms)
+    assert batch.state.value == "completed"
+    told = capsys.readouterr().out
+    assert "toy batch by way connect, attempt 1" in told
+    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    assert attempt.holder == "airflow:flights_batches/run/task/1"
+
+
+def test_without_an_application_to_connect_to_it_is_submitted(stream, allocated, submitted, ledger):
+    at_ms, task = allocated()
+    make(stream).execute(task.context)
+    (command,) = submitted
+    assert command[0] == "spark-submit"
+    assert command[command.index("--way") + 1] == "submit"
+    assert ledger.batches.get("flights", at_ms).state.value == "completed"
+
+
+def test_the_way_can_be_chosen(stream, allocated, submitted, connectable):
+    _, task = allocated()
+    make(stream, way="submit", executor_memory="2g", conf={"spark.x": "1"}).execute(task.context)
+    (command,) = submitted
+    assert command[command.index("--executor-memory") + 1] == "2g"
+    assert "spark.x=1" in command
+
+
+def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    toy_batch("fail")
+    with pytest.raises(BatchFailedError, match="exit code 1"):
+        make(stream).execute(task.context)
+    assert ledger.batches.get("flights", at_ms).error == "the transform said no"
+    toy_batch("ok")
+    make(stream).execute(task.context)
+    assert ledger.batches.get("flights", at_ms).attempt == 2
+
+
+def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    toy_batch("silent")
+    with pytest.raises(BatchFailedError, match="is running"):
+        make(stream).execute(task.context)
+    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    assert attempt.state.value == "failed"
+
+
+def test_a_completed_batch_is_not_run_again_unless_asked(stream, allocated, toy_batch, connectable, ledger, make_task):
+    at_ms, task = allocated()
+    make(stream).execute(task.context)
+    make(stream).execute(task.context)
+    assert ledger.batches.get("flights", at_ms).attempt == 1
+    asked = make_task(task.dag_run.logical_date, {"reprocess": True})
+    make(stream).execute(asked.context)
+    assert ledger.batches.get("flights", at_ms).attempt == 2
+
+
+def test_an_empty_batch_completes_without_spark(stream, allocated, ledger, capsys):
+    at_ms, task = allocated(records=0)
+    make(stream).execute(task.context)
+    assert ledger.batches.get("flights", at_ms).state.value == "completed"
+    assert "without Spark" in capsys.readouterr().out
+
+
+def test_but_a_console_gets_its_heading_from_a_plain_process(stream, allocated, toy_batch, capsys):
+    printed = stream.model_copy(update={"outputs": (*stream.outputs, ConsoleOutput())})
+    _, task = allocated(records=0)
+    make(printed, way="submit").execute(task.context)
+    assert "toy batch by way submit" in capsys.readouterr().out
+
+
+def test_a_batch_without_allocation_says_what_to_do(stream, ledger, make_task):
+    from headrace.timetables.micro_batch import from_ms
+
+    with pytest.raises(BatchFailedError, match="allocate_blocks"):
+        make(stream).execute(make_task(from_ms(1_700_000_000_000)).context)
+
+
+def test_other_batches_in_the_slot_are_waited_for_deferred(stream, allocated, toy_batch, connectable, ledger):
+    first, _ = allocated()
+    at_ms, task = allocated()
+    other = ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    operator = make(stream)
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.execute(task.context)
+    assert waiting.value.method_name == "slot_may_be_free"
+    ledger.batches.fail_attempt(other, "over")
+    operator.slot_may_be_free(task.context, **waiting.value.kwargs)
+    assert ledger.batches.get("flights", at_ms).state.value == "completed"
+
+
+def test_but_not_for_ever(stream, allocated, toy_batch, connectable, ledger):
+    first, _ = allocated()
+    _, task = allocated()
+    ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    with pytest.raises(SlotBusyError, match="other"):
+        make(stream).slot_may_be_free(task.context, waited=10_000.0)
+
+
+def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_batch, connectable, ledger, until):
+    at_ms, task = allocated()
+    toy_batch("hang")
+    operator = make(stream)
+    failures = []
+
+    def run():
+        try:
+            operator.execute(task.context)
+        except BatchFailedError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: operator._process is not None)
+    until(lambda: ledger.batches.attempts("flights", at_ms))
+    operator.on_kill()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert "was told to end" in failures[0]
+    assert ledger.batches.get("flights", at_ms).state.value == "failed"
+
+
+def test_a_later_attempt_takes_the_batch_from_a_zombie(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    zombie = ledger.batches.begin_attempt("flights", at_ms, holder="zombie", way="connect", lease_ms=60_000)
+    make(stream).execute(task.context)
+    states = [row.state.value for row in ledger.batches.attempts("flights", at_ms)]
+    assert states == ["fenced", "completed"]
+    with pytest.raises(Exception, match="newer attempt"):
+        ledger.batches.complete_attempt(zombie)

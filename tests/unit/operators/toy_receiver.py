@@ -1,0 +1,51 @@
+"""A receiver job without Kafka and Spark: it holds the lease, beats, and ends as it is told.
+
+Run as ``toy_receiver.py --ledger URL --stream NAME``; TOY says how it behaves: run, crash (before the lease), fail
+(with an error in the ledger), vanish (with a live lease that is never renewed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from headrace.blocks import ReceiverId
+from headrace.ledger import Ledger
+
+LEASE_MS = 1500
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--ledger", required=True)
+parser.add_argument("--stream", required=True)
+arguments = parser.parse_args()
+behaviour = os.environ.get("TOY", "run")
+
+print("toy receiver job begins", flush=True)
+if behaviour == "crash":
+    sys.exit("java.lang.IllegalArgumentException: no such master")
+
+with Ledger.open(arguments.ledger) as ledger:
+    lease = ledger.jobs.acquire(
+        arguments.stream,
+        holder=os.environ.get("HEADRACE_HOLDER", "toy"),
+        lease_ms=LEASE_MS,
+        attributes={"ui_url": "http://127.0.0.1:4040", "pid": os.getpid()},
+    )
+    receiver = ledger.receivers.register(lease, ReceiverId(arguments.stream, "records", 0), host="h", lease_ms=LEASE_MS)
+    ledger.jobs.update(lease, state="running")
+    print("toy receiver job runs", flush=True)
+    if behaviour == "vanish":
+        sys.exit(137)
+    if behaviour == "fail":
+        ledger.jobs.release(lease, "failed", "Kafka said no")
+        sys.exit("KafkaException: Kafka said no")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ledger.receivers.heartbeat(receiver, sealed_through_ms=ledger.now_ms())
+        if ledger.jobs.renew(lease).stop_requested:
+            ledger.receivers.release(receiver)
+            ledger.jobs.release(lease)
+            break
+        time.sleep(0.05)

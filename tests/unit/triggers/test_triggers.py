@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from airflow.triggers.base import TriggerEvent
+
+from headrace.hooks.ledger import register
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.triggers.blocks_ready import BlocksReadyTrigger
+from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
+from headrace.triggers.receivers_receiving import ReceiversReceivingTrigger
+
+
+@pytest.fixture
+def stream(tmp_path) -> Stream:
+    return Stream(
+        name="flights",
+        inputs=KafkaInput(bootstrap_servers="localhost:9", topics="flights"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=str(tmp_path / "storage"),
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+        spark={"master": "local[2]"},
+    )
+
+
+@pytest.fixture
+def ledger(stream):
+    with Ledger.open(stream.ledger) as opened:
+        register(opened, stream)
+        yield opened
+
+
+async def first_event(trigger) -> TriggerEvent:
+    async for event in trigger.run():
+        return event
+    raise AssertionError("the trigger ended without an event")
+
+
+def triggers(stream) -> list:
+    common = {"ledger": stream.ledger, "stream": stream.name, "poll_interval": 0.02}
+    return [
+        ReceiverJobTrigger(**common, epoch=1),
+        StreamWantedTrigger(**common),
+        ReceiversReceivingTrigger(**common, receivers=1, max_silence_ms=1000),
+        BlocksReadyTrigger(**common, batch_time_ms=10_000, grace_ms=0),
+    ]
+
+
+def test_every_trigger_survives_the_database_it_is_kept_in(stream):
+    from airflow.sdk._shared.module_loading import import_string
+
+    for trigger in triggers(stream):
+        path, arguments = trigger.serialize()
+        again = import_string(path)(**json.loads(json.dumps(arguments)))
+        assert again.serialize() == trigger.serialize()
+
+
+def test_a_stopped_job_fires(stream, ledger):
+    lease = ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+
+    async def scenario():
+        waiting = asyncio.create_task(first_event(triggers(stream)[0]))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await asyncio.to_thread(ledger.jobs.release, lease)
+        return await asyncio.wait_for(waiting, 10)
+
+    assert asyncio.run(scenario()).payload == {"outcome": "stopped", "epoch": 1}
+
+
+def test_a_new_triggerer_goes_on_where_the_last_one_was(stream, ledger):
+    lease = ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+
+    async def scenario():
+        first = asyncio.create_task(first_event(triggers(stream)[0]))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.to_thread(ledger.jobs.release, lease, "failed", "no broker")
+        return await asyncio.wait_for(first_event(triggers(stream)[0]), 10)
+
+    assert asyncio.run(scenario()).payload["outcome"] == "failed"
+
+
+def test_a_person_who_ends_the_deferred_task_stops_the_job(stream, ledger):
+    ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+    asyncio.run(triggers(stream)[0].on_kill())
+    assert "by a person" in ledger.jobs.current("flights").stop_reason
+
+
+def test_a_triggerer_that_goes_down_stops_nothing(stream, ledger):
+    ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+    asyncio.run(triggers(stream)[0].cleanup())
+    assert ledger.jobs.current("flights").stop_requested_at_ms is None
+
+
+def test_a_ledger_that_is_away_for_a_while_fails_no_task(stream, ledger):
+    class Flaky(BlocksReadyTrigger):
+        looks = 0
+
+        def look(self, ledger):
+            self.looks += 1
+            if self.looks < 3:
+                raise LedgerUnavailableError("The ledger's database failed: connection refused.")
+            return super().look(ledger)
+
+    trigger = Flaky(ledger=stream.ledger, stream="flights", batch_time_ms=10_000, grace_ms=0, poll_interval=0.01)
+    event = asyncio.run(asyncio.wait_for(first_event(trigger), 10))
+    assert event.payload["complete"] is True
+    assert trigger.looks == 3
