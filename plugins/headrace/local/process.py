@@ -52,6 +52,7 @@ class GuardedProcess:
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec
         self.exit_code: int | None = None
+        self._suspended = False
         self._exited = threading.Event()
         self._log_start = spec.log.stat().st_size if spec.log.exists() else 0
         spec.log.parent.mkdir(parents=True, exist_ok=True)
@@ -116,6 +117,8 @@ class GuardedProcess:
 
     def stop(self) -> None:
         """Stop the server and all its descendants, in order and then by force; returns when they are gone."""
+        if self._suspended:
+            self.resume()
         self.request_stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(self.spec.grace_seconds + 15)
@@ -140,11 +143,13 @@ class GuardedProcess:
 
     def suspend(self) -> None:
         """SIGSTOP the server: it keeps its sockets and answers nobody. `resume` ends that."""
+        self._suspended = True
         for process in self._descendants():
             process.suspend()
 
     def resume(self) -> None:
         """Undo `suspend`."""
+        self._suspended = False
         for process in self._descendants():
             process.resume()
 
