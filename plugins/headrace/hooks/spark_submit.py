@@ -70,7 +70,7 @@ class StreamSparkSubmitHook(SparkSubmitHook):
             return super()._resolve_connection()
         binary = self.spark_binary or "spark-submit"
         return {
-            "master": self._stream.spark.master,
+            "master": self._stream.spark.master_url(self._stream.receivers),
             "queue": self._yarn_queue,
             "deploy_mode": self._deploy_mode,
             "spark_binary": binary,
