@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
+from headrace.ledger import JobState
 from headrace.spark import connect_token
 from headrace.spark.packaging import package_zip
 from headrace.spark.sessions import (
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
+# Spark's start, with executors that have to be found first.
+START_SECONDS = 120.0
+
+
 class ApplicationMissingError(HeadraceError):
     """There is no receiver application that the batch could run in."""
 
@@ -34,7 +40,7 @@ def open_connect_session(ledger: Ledger, stream: Stream, attempt: Attempt) -> Sp
 
     Raises ApplicationMissingError, VersionMismatchError, SecretKeyMissingError, ConnectUrlError, ConnectRefusedError.
     """
-    job = running_job(ledger, stream.name)
+    job = await_job(ledger, stream.name)
     check_versions(job.versions)
     url = str(job.attributes["connect_url"])
     token = connect_token.from_environment(stream.name, job.epoch)
@@ -46,6 +52,17 @@ def open_connect_session(ledger: Ledger, stream: Stream, attempt: Attempt) -> Sp
         archives = [name for name in stream.spark.py_files if name.endswith((".py", ".zip", ".egg", ".whl"))]
         spark.addArtifacts(str(package_zip()), *archives, pyfile=True)
     return spark
+
+
+def await_job(ledger: Ledger, stream: str, *, seconds: float = START_SECONDS) -> JobRow:
+    """As `running_job`, after waiting for a job that is just starting."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        job = ledger.jobs.current(stream)
+        if job is None or job.state is not JobState.STARTING or not job.alive(ledger.now_ms()):
+            break
+        time.sleep(0.5)
+    return running_job(ledger, stream)
 
 
 def running_job(ledger: Ledger, stream: str) -> JobRow:

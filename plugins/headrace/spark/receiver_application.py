@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.batching.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
 from headrace.spark.coupling import under_spark_submit
 from headrace.spark.packaging import package_zip
-from headrace.spark.sessions import CONNECT_PLUGIN, prepare_environment
+from headrace.spark.sessions import CONNECT_PLUGIN, prepare_environment, remote_session
 from headrace.spark.versions import current_versions
+from headrace.spark.wal_source import WalDataSource
+from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.stream import Stream
+
+logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the variable's name, not a token
 
@@ -154,7 +162,7 @@ def check_task_slots(slots: int, receivers: int) -> None:
         raise TaskSlotsError(
             f"The Spark application has {slots} task slot(s), and its {receivers} receiver(s) hold one each for as "
             "long as they run: no batch would ever start.",
-            remedy=f"Give it at least {receivers + 1} (such as local[{receivers + 1}], or more cores), or fewer receivers.",
+            remedy=f"Give it at least {receivers + 1} (local[{receivers + 1}], or more cores), or fewer receivers.",
         )
 
 
@@ -216,6 +224,31 @@ def _task_slots(spark: SparkSession) -> int:
     context: Any = spark.sparkContext._jsc.sc()
     profile = context.resourceProfileManager().defaultResourceProfile()
     return int(context.maxNumConcurrentTasks(profile))
+
+
+def warm_up_connect(url: str, token: str) -> threading.Thread:
+    """Run a batch of nothing over Spark Connect in the background: the first such query takes 7 s, the next ones one.
+
+    The classes are loaded then and the workers that plan reads are up. It matters to nobody whether it succeeds.
+    """
+
+    def warm_up() -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+                Manifest("warm-up", 0, 1, {}, folder).write(open_storage(folder))
+                spark = remote_session(url, token)
+                try:
+                    spark.dataSource.register(WalDataSource)
+                    reader = spark.read.format("wal").option("manifest", f"{folder}/{manifest_path(0)}")
+                    reader.option("input", "none").load().take(1)
+                finally:
+                    spark.stop()
+        except Exception as error:
+            logger.info("the Spark Connect server was not warmed up: %s", error)
+
+    thread = threading.Thread(target=warm_up, name="headrace-warm-up", daemon=True)
+    thread.start()
+    return thread
 
 
 def _connect_url(spark: SparkSession) -> str:

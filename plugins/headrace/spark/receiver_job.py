@@ -28,8 +28,9 @@ from headrace.ledger.rows import JobLease
 from headrace.receiving.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
 from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
+from headrace.spark.draining import BatchDrain
 from headrace.spark.failures import first_cause
-from headrace.spark.receiver_application import ReceiverApplication, start_application
+from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.versions import current_versions
 from headrace.stream import Stream
@@ -106,6 +107,8 @@ class ReceiverJob:
         if not under_spark_submit():
             self._watch(jvm_gone(context._gateway))
         self._launcher = SparkReceiverLauncher(context)
+        if token is not None:
+            warm_up_connect(str(self._application.connect_url), token)
         self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=self._application.attributes())
         logger.info(
             "Spark application ready after %.1f s: %s", time.monotonic() - started, self._application.attributes()
@@ -119,6 +122,11 @@ class ReceiverJob:
         if report.end is TrackerEnd.LOST:
             self._end(JobState.FAILED, report.reason)
             return EXIT_NOT_OURS
+        if self._stream.spark.run_batches == "connect":
+            self._ledger.jobs.update(lease, state=JobState.STOPPING)
+            pending = BatchDrain(self._stream, self._ledger, lease).wait()
+            if pending:
+                logger.warning("stopped before the batches of %s were done", ", ".join(map(str, pending[:10])))
         self._end(JobState.STOPPED, None if report.end is TrackerEnd.STOPPED else "some receivers had to be cancelled")
         return 0
 

@@ -18,6 +18,7 @@ from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client import DefaultChannelBuilder
 
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 USER_ID = "headrace"
@@ -77,18 +78,17 @@ def connect_session(url: str, token: str, *, session_id: str | None = None) -> S
     The process is Spark Connect's from then on: ``pyspark.sql.functions`` build Connect expressions.
     Raises ConnectUrlError, and ConnectRefusedError when the server is not there or refuses the token.
     """
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    return remote_session(url, token, session_id=session_id)
+
+
+def remote_session(url: str, token: str, *, session_id: str | None = None) -> SparkSession:
+    """As `connect_session`, for a process that keeps its classic session: use the session's own methods only."""
     from pyspark.errors import PySparkException
-    from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
-    builder = DefaultChannelBuilder(protected_url(url))
-    builder.set("token", token)
-    builder.set("user_id", USER_ID)
-    if session_id is not None:
-        builder.set("session_id", session_id)
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    session = RemoteSession.builder.channelBuilder(builder).create()
+    session = RemoteSession.builder.channelBuilder(_channel(url, token, session_id)).create()
     session.client.set_retry_policies([DefaultPolicy(**_RETRIES)])
     try:
         _ = session.version
@@ -137,13 +137,10 @@ def end_session(url: str, token: str, session_id: str, tag: str) -> list[str]:
     A session that the server does not know (any more) has nothing to interrupt.
     """
     from pyspark.errors import PySparkException
-    from pyspark.sql.connect.client import DefaultChannelBuilder, SparkConnectClient
+    from pyspark.sql.connect.client import SparkConnectClient
 
-    builder = DefaultChannelBuilder(protected_url(url))
-    builder.set("token", token)
-    builder.set("user_id", USER_ID)
-    builder.set("session_id", session_id)
-    client = SparkConnectClient(connection=builder, retry_policy={**_RETRIES, "max_retries": 2})
+    channel = _channel(url, token, session_id)
+    client = SparkConnectClient(connection=channel, retry_policy={**_RETRIES, "max_retries": 2})
     try:
         interrupted = client.interrupt_tag(tag)
         client.release_session()
@@ -152,6 +149,18 @@ def end_session(url: str, token: str, session_id: str, tag: str) -> list[str]:
         return []
     finally:
         client.close()
+
+
+def _channel(url: str, token: str, session_id: str | None) -> DefaultChannelBuilder:
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    builder = DefaultChannelBuilder(protected_url(url))
+    # Set here rather than in the URL: pyspark repeats URLs in its errors.
+    builder.set("token", token)
+    builder.set("user_id", USER_ID)
+    if session_id is not None:
+        builder.set("session_id", session_id)
+    return builder
 
 
 def is_connect(spark: SparkSession) -> bool:

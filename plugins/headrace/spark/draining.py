@@ -1,0 +1,82 @@
+"""What a graceful stop waits for when the receivers have ended: the batches that want to run in this application."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from headrace.ledger import BatchState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import JobLease
+    from headrace.stream import Stream
+
+# Spark Streaming's bound for a graceful stop: ten batch intervals.
+_MOST_INTERVALS = 10
+# After an interval's end a batch task needs this long to be scheduled and to allocate its blocks.
+_SCHEDULING_SECONDS = 15.0
+_PERIOD_SECONDS = 1.0
+
+Pending = tuple[int, ...]
+
+
+class BatchDrain:
+    """Keeps the application (and its lease) until the batches of all received blocks are done.
+
+    It waits for at most ten batch intervals, and no longer than one interval and 15 s without any change: batches that
+    failed wait for a person, and where nobody runs batches there is nothing to wait for.
+    """
+
+    def __init__(
+        self, stream: Stream, ledger: Ledger, lease: JobLease, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._stream = stream
+        self._ledger = ledger
+        self._lease = lease
+        self._sleep = sleep
+        self._interval = stream.batch_interval_ms / 1000
+
+    def wait(self) -> Pending:
+        """Wait; the batch times that are still not done at the end. Raises LeaseLostError."""
+        started = changed = time.monotonic()
+        pending = self.pending()
+        while pending:
+            now = time.monotonic()
+            if now - started > _MOST_INTERVALS * self._interval:
+                break
+            if now - changed > self._interval + _SCHEDULING_SECONDS:
+                break
+            self._sleep(_PERIOD_SECONDS)
+            self._ledger.jobs.renew(self._lease)
+            latest = self.pending()
+            if latest != pending:
+                pending, changed = latest, time.monotonic()
+        return pending
+
+    def pending(self) -> Pending:
+        """Batch times that run now, and, where somebody runs batches at all, those that wait for it."""
+        name = self._stream.name
+        running = {row.batch_time_ms for row in self._ledger.batches.list(name, states=[BatchState.RUNNING])}
+        # A running batch whose process is gone is not worth waiting for.
+        now_ms = self._ledger.now_ms()
+        alive = {
+            time_ms
+            for time_ms in running
+            if any(attempt.alive(now_ms) for attempt in self._ledger.batches.attempts(name, time_ms))
+        }
+        if not self._somebody_runs_batches():
+            return tuple(sorted(alive))
+        allocated = {row.batch_time_ms for row in self._ledger.batches.list(name, states=[BatchState.ALLOCATED])}
+        unclaimed = {row.batch_time_ms for row in self._ledger.blocks.unclaimed(name)}
+        return tuple(sorted(alive | allocated | unclaimed))
+
+    def _somebody_runs_batches(self) -> bool:
+        job = self._ledger.jobs.current(self._stream.name)
+        since_ms = 0 if job is None else job.acquired_at_ms
+        return any(
+            row.started_at_ms is not None and row.started_at_ms >= since_ms
+            for row in self._ledger.batches.list(self._stream.name, 20)
+        )
