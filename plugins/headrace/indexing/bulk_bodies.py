@@ -22,6 +22,7 @@ from headrace.indexing.options import IndexingOptions, TombstonePolicy, WriteMet
 from headrace.indexing.verdicts import Reason
 
 TOMBSTONE = "tombstone"
+REJECTED_BEFORE = "rejected"
 
 # What JSON wants escaped within a string.
 _TO_ESCAPE = r'["\\\x00-\x1f]'
@@ -101,6 +102,9 @@ def prepare_rows(batch: pa.RecordBatch, options: IndexingOptions) -> Preparation
         else:
             rejected |= {row: Reason(TOMBSTONE, "the value is null") for row in rows}
         tombstones = None
+    before = _rejected_before(batch)
+    rejected |= before
+    ignored = [row for row in ignored if row not in before]
     kept = _kept(batch.num_rows, [*rejected, *ignored])
     if not len(kept):
         return Preparation(None, rejected, len(ignored))
@@ -111,6 +115,17 @@ def prepare_rows(batch: pa.RecordBatch, options: IndexingOptions) -> Preparation
 def document_column(batch: pa.RecordBatch) -> str:
     """The column that holds the documents."""
     return columns.DOCUMENT if columns.DOCUMENT in batch.schema.names else columns.VALUE
+
+
+def _rejected_before(batch: pa.RecordBatch) -> dict[int, Reason]:
+    """The rows that a step before, a decoder or the transform, found to be dead letters."""
+    if columns.REJECTED_BECAUSE not in batch.schema.names:
+        return {}
+    reasons = batch.column(columns.REJECTED_BECAUSE)
+    return {
+        row: Reason(REJECTED_BEFORE, str(reasons[row].as_py()))
+        for row in pc.indices_nonzero(pc.is_valid(reasons)).to_pylist()
+    }
 
 
 def _kept(number: int, dropped: list[int]) -> Any:

@@ -13,6 +13,7 @@ document       string | binary             or the JSON document that a transform
 headers        list<struct<key, value>>    optional, the record's headers, for dead letters
 original_key,  binary; list<...>           optional, the record as Kafka gave it, for the dead letters of transformed
 original_...                               rows; without them the log is read, if there is a manifest
+rejected_...   string                      ``rejected_because``: a row that has a reason here is a dead letter at once
 =============  ==========================  ============================================================================
 
 Exactly one of ``value`` and ``document`` is there. The columns of column ids and the version column are named by the
@@ -37,6 +38,7 @@ HEADERS = "headers"
 ORIGINAL_KEY = "original_key"
 ORIGINAL_VALUE = "original_value"
 ORIGINAL_HEADERS = "original_headers"
+REJECTED_BECAUSE = "rejected_because"
 
 COORDINATES = (TOPIC, PARTITION, OFFSET)
 

@@ -1,7 +1,9 @@
 """The documents of a batch as bytes that fit a line of NDJSON, checked without parsing them.
 
 A bulk body is framed by newlines, and Elasticsearch judges each line on its own: whatever is wrong within a line is
-that item's 400. So what has to be found out here is only what would break the frame, or not even begin like an object.
+that item's 400. What has to be found out here is what would break the frame; what does not even begin like an object;
+and what Elasticsearch would take but should not: it guesses UTF-16, lets a byte order mark and lone surrogates pass,
+and then puts the bytes as they are into every search answer that has the document, which is no JSON from then on.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from headrace.indexing.verdicts import Reason
 
 MALFORMED = "malformed_document"
 
-_LINE_FEED, _CARRIAGE_RETURN, _OPENING_BRACE = b"\n"[0], b"\r"[0], b"{"[0]
+_OPENING_BRACE, _FIRST_PRINTABLE = b"{"[0], b" "[0]
 _JSON_WHITESPACE = b" \t\r\n"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+_NEEDS_A_LOOK = b"\r\n\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,18 @@ def as_lines(column: Any) -> Documents:
     lines = column if column.type == pa.large_binary() else pc.cast(column, pa.large_binary())
     if len(lines) == lines.null_count:
         return Documents(lines, {})
-    rejected = {
-        row: Reason(MALFORMED, problem)
-        for row in _rows_to_look_at(lines)
-        if (problem := _what_is_wrong(lines[row].as_py())) is not None
-    }
-    return Documents(_without_line_breaks(lines, rejected), rejected)
+    rejected = _not_utf8(lines)
+    repaired: dict[int, bytes] = {}
+    for row in sorted({*_rows_not_begun_as_objects(lines), *_rows_with_controls(lines)} - rejected.keys()):
+        document = lines[row].as_py()
+        try:
+            line = _one_line(document)
+        except _MalformedError as error:
+            rejected[row] = Reason(MALFORMED, str(error))
+            continue
+        if line != document:
+            repaired[row] = line
+    return Documents(_replaced(lines, repaired), rejected)
 
 
 def line_offsets(lines: Any) -> tuple[Any, Any]:
@@ -53,7 +63,26 @@ def line_offsets(lines: Any) -> tuple[Any, Any]:
     return (np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)), positions
 
 
-def _rows_to_look_at(lines: Any) -> list[int]:
+class _MalformedError(Exception):
+    """The document cannot be indexed; the text says why."""
+
+
+def _not_utf8(lines: Any) -> dict[int, Reason]:
+    try:
+        # Arrow checks the bytes, and shares them.
+        pc.cast(lines, pa.large_string())
+    except pa.ArrowInvalid:
+        rejected = {}
+        for row, document in enumerate(lines.to_pylist()):
+            try:
+                (document or b"").decode("utf-8")
+            except UnicodeDecodeError as error:
+                rejected[row] = Reason(MALFORMED, f"the document is not UTF-8: {error.reason} at byte {error.start}")
+        return rejected
+    return {}
+
+
+def _rows_not_begun_as_objects(lines: Any) -> list[int]:
     """The rows that are not null and do not begin with "{"."""
     data, offsets = line_offsets(lines)
     starts, lengths = offsets[:-1], np.diff(offsets)
@@ -66,38 +95,46 @@ def _rows_to_look_at(lines: Any) -> list[int]:
     return found
 
 
-def _what_is_wrong(document: bytes) -> str | None:
-    stripped = document.lstrip(_JSON_WHITESPACE)
-    if stripped.startswith(b"{"):
-        return None
-    if not stripped:
-        return "the document is empty"
-    try:
-        parsed = json.loads(document.decode("utf-8-sig"))
-    except ValueError:
-        return "the document is not JSON"
-    return None if isinstance(parsed, dict) else f"the document is JSON but no object: {stripped[:50]!r}"
-
-
-def _without_line_breaks(lines: Any, rejected: dict[int, Reason]) -> Any:
-    """Raw line breaks replaced by spaces, which is lossless: in JSON they can only stand between tokens.
-
-    Parsing and writing anew would change numbers and drop repeated names. A line break within a string is no JSON, so
-    whoever has one anywhere but at the end is parsed first, and rejected if that fails.
-    """
+def _rows_with_controls(lines: Any) -> list[int]:
+    """The rows with a line break or a NUL. Rarely any: so the data as a whole is looked at first."""
     data, offsets = line_offsets(lines)
-    used = data[offsets[0] : offsets[-1]]
-    if not ((used == _LINE_FEED) | (used == _CARRIAGE_RETURN)).any():
+    if not (data[offsets[0] : offsets[-1]] < _FIRST_PRINTABLE).any():
+        return []
+    masks = [pc.match_substring(lines, bytes([control])) for control in _NEEDS_A_LOOK]
+    mask = pc.fill_null(pc.or_(pc.or_(masks[0], masks[1]), masks[2]), False)
+    found: list[int] = pc.indices_nonzero(mask).to_pylist()
+    return found
+
+
+def _one_line(document: bytes) -> bytes:
+    """The document without byte order mark and raw line breaks, otherwise as it is; raises _MalformedError.
+
+    Parsing and writing anew would change numbers and drop repeated names. Raw line breaks can only stand between
+    tokens in JSON, where a space does as well; in a string they make it no JSON, so that is made sure of by parsing.
+    """
+    line = document.removeprefix(_BYTE_ORDER_MARK).strip(_JSON_WHITESPACE)
+    if not line:
+        raise _MalformedError("the document is empty")
+    if b"\x00" in line:
+        raise _MalformedError("the document has a NUL byte, so it is no JSON in UTF-8")
+    if line.startswith(b"{"):
+        if b"\n" in line or b"\r" in line:
+            _check_json(line, "the document has line breaks and is not JSON")
+        return line.translate(_ONE_LINE)
+    _check_json(line, "the document is not JSON")
+    raise _MalformedError(f"the document is JSON but no object: {line[:50].decode('utf-8', 'replace')}")
+
+
+def _check_json(line: bytes, otherwise: str) -> None:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _MalformedError(f"{otherwise}: {error}") from None
+
+
+def _replaced(lines: Any, repaired: dict[int, bytes]) -> Any:
+    if not repaired:
         return lines
-    breaks = pc.or_(pc.match_substring(lines, b"\n"), pc.match_substring(lines, b"\r"))
-    mask = pc.fill_null(breaks, False)
-    repaired: list[bytes] = []
-    for row in pc.indices_nonzero(mask).to_pylist():
-        line = lines[row].as_py().strip(_JSON_WHITESPACE)
-        if row not in rejected and (b"\n" in line or b"\r" in line):
-            try:
-                json.loads(line.decode("utf-8"))
-            except ValueError as error:
-                rejected[row] = Reason(MALFORMED, f"the document has line breaks and is not JSON: {error}")
-        repaired.append(line.translate(_ONE_LINE))
-    return pc.replace_with_mask(lines, mask, pa.array(repaired, pa.large_binary()))
+    mask = np.zeros(len(lines), bool)
+    mask[list(repaired)] = True
+    return pc.replace_with_mask(lines, pa.array(mask), pa.array(repaired.values(), pa.large_binary()))

@@ -65,7 +65,7 @@ class TargetIndex:
     def refresh(self) -> None:
         """Make what was indexed visible to searches."""
         path = f"/{quote(self._options.index, safe='')}/_refresh"
-        response = request_patiently(self._transport, self._patience(), "POST", path, b"")
+        response = request_patiently(self._transport, self._patience(), "POST", path)
         if response.status not in (200, 404):
             raise refusal(response.status, Reason(*response.error()), self._options.index)
 

@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 VERSION = "version"
 ID_PREFIX = "id_"
 
-_ORIGINALS = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADERS)
+_BESIDE = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADERS, columns.REJECTED_BECAUSE)
 
 
 def prepare_documents(df: DataFrame, output: ElasticsearchOutput) -> DataFrame:
     """The rows of ``df`` in the shape of ``headrace.indexing.columns``.
 
-    * Rows with the columns of the log and no others are records as they are: ``value``, bytes or text, is the
-      document; a decoded ``value`` (a struct or map) is written as JSON.
-    * Rows with ``topic``, ``partition`` and ``offset`` are records that a transform changed. These columns, the
-      incarnation, a binary ``key``, the headers and ``original_…`` stay beside the document, which is all the others.
-    * All other rows, of an aggregate say, are documents with all their columns.
+        * Rows with the columns of the log and no others are records as they are: ``value``, bytes or text, is the
+          document; a decoded ``value`` (a struct or map) is written as JSON.
+        * Rows with ``topic``, ``partition`` and ``offset`` are records that a transform changed. These columns, the
+          incarnation, a binary ``key``, the headers, ``original_…`` and ``rejected_because`` stay beside the document,
+      which is all the others.
+        * All other rows, of an aggregate say, are documents with all their columns.
 
-    The columns that ids and versions are made of may be any of them. Raises UnsuitableRowsError.
+        The columns that ids and versions are made of may be any of them. Raises UnsuitableRowsError.
     """
     types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
     _check_named_columns(types, output)
@@ -132,7 +133,7 @@ def _record_expressions(types: dict[str, DataType], output: ElasticsearchOutput)
     """The record's columns that go along beside the document."""
     wanted = {columns.KEY} if isinstance(output.document_ids, KeyIds) else set()
     if _is_record(types):
-        wanted |= {*columns.COORDINATES, columns.INCARNATION, *_ORIGINALS}
+        wanted |= {*columns.COORDINATES, columns.INCARNATION, *_BESIDE}
         wanted |= {columns.KEY, columns.HEADERS} if _is_untouched(types, output) else set()
     casts = {columns.PARTITION: "INT", columns.OFFSET: "BIGINT", columns.INCARNATION: "INT"}
     return [
@@ -167,13 +168,13 @@ def _is_record(types: dict[str, DataType]) -> bool:
 
 def _is_untouched(types: dict[str, DataType], output: ElasticsearchOutput) -> bool:
     """Whether these are the log's columns and no others but those that ids and versions are made of."""
-    allowed = columns.RECORD_COLUMNS.union(_named_columns(output))
+    allowed = columns.RECORD_COLUMNS.union(_named_columns(output), [columns.REJECTED_BECAUSE])
     return _is_record(types) and columns.VALUE in types and all(name in allowed for name in types)
 
 
 def _is_the_records(name: str, kind: DataType) -> bool:
     """Whether a column of a record's row is the record's own rather than the document's."""
-    if name in (*columns.COORDINATES, columns.INCARNATION, "timestampType", *_ORIGINALS):
+    if name in (*columns.COORDINATES, columns.INCARNATION, "timestampType", *_BESIDE):
         return True
     return (name == columns.KEY and isinstance(kind, BinaryType)) or (
         name == columns.HEADERS and isinstance(kind, ArrayType)

@@ -46,8 +46,7 @@ def test_line_breaks_between_tokens_go_without_touching_the_rest(document: bytes
 
 @pytest.mark.parametrize("document", [b'{"a":"x\ny"}', b'{"a":1}\n{"b":2}', b'{\n"\x00":1}', b"{\x00\n}\x00"])
 def test_a_line_break_in_what_is_no_json_is_malformed(document: bytes) -> None:
-    assert "line breaks" in rejected(b"{}", document)[1]
-    assert all(b"\n" not in line for line in lines(b"{}", document) if line)
+    assert "JSON" in rejected(b"{}", document)[1]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,12 @@ def test_a_line_break_in_what_is_no_json_is_malformed(document: bytes) -> None:
         (b"null", "no object"),
         (b'"x"', "no object"),
         (b"hello", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        ('{"u":1}'.encode("utf-16-le"), "NUL"),
+        ('{"u":1}'.encode("utf-16"), "not UTF-8"),
+        (b'{"s":"\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"s":"\xff"}', "not UTF-8"),
+        (b'{"\x00":1}', "NUL"),
     ],
 )
 def test_what_is_no_object_is_malformed(document: bytes, says: str) -> None:
@@ -68,7 +72,13 @@ def test_what_is_no_object_is_malformed(document: bytes, says: str) -> None:
 
 
 def test_leading_blanks_and_a_byte_order_mark_are_no_fault() -> None:
-    assert rejected(b'  {"a":1}', b'\xef\xbb\xbf{"a":1}') == {}
+    odd = (b'  {"a":1}', b'\xef\xbb\xbf{"a":1}', b"{}")
+    assert rejected(*odd) == {}
+    assert lines(*odd) == [b'{"a":1}', b'{"a":1}', b"{}"]
+
+
+def test_other_control_characters_are_left_to_elasticsearch() -> None:
+    assert lines(b'{\t"a":"x\ty"}') == [b'{\t"a":"x\ty"}']
 
 
 def test_a_slice_of_a_column_is_looked_at_alone() -> None:
@@ -76,3 +86,8 @@ def test_a_slice_of_a_column_is_looked_at_alone() -> None:
     found = as_lines(column.slice(1, 3))
     assert found.rejected == {}
     assert found.lines.to_pylist() == [b"{}", b'{"a":1}', None]
+
+
+def test_a_document_too_deep_to_parse_is_malformed() -> None:
+    deep = b'{"a":\n' * 100_000 + b"1" + b"}" * 100_000
+    assert "not JSON" in rejected(deep)[0]

@@ -76,7 +76,10 @@ def test_a_dead_letter_has_everything_to_repeat_the_record(
             "partition": 0,
             "offset": 7,
             "incarnation": 2,
-            "reason": {"type": "malformed_document", "text": "the document is not JSON"},
+            "reason": {
+                "type": "malformed_document",
+                "text": "the document is not UTF-8: invalid continuation byte at byte 0",
+            },
             "key": base64.b64encode(b"k").decode(),
             "value": base64.b64encode(b"\xe9junk").decode(),
             "value_bytes": 5,
@@ -123,6 +126,18 @@ def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasti
     assert id_.startswith("row+")
     assert letter["document_text"] == '{"n": "bad"}'
     assert "topic" not in letter
+
+
+def test_a_row_rejected_before_is_a_dead_letter_at_once(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    because = pa.array([None, "the value is no JSON", "no user", None])
+    rows = make_rows([{"n": 1}, b"junk", None, None], rejected_because=because)
+    counts = index(rows, tombstones="ignore")
+    assert (counts.created, counts.dead_lettered, counts.ignored_tombstones) == (1, 2, 1)
+    letters = elasticsearch.documents(LETTERS)
+    assert letters["t+0+1"]["reason"] == {"type": "rejected", "text": "the value is no JSON"}
+    assert letters["t+0+2"]["reason"] == {"type": "rejected", "text": "no user"}
 
 
 def test_what_succeeds_on_a_retry_has_no_dead_letter(
