@@ -8,14 +8,10 @@ before it waited.
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -23,52 +19,28 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Engine,
-    QueuePool,
     Row,
     Select,
     bindparam,
     cast,
-    create_engine,
-    event,
     func,
     literal,
     select,
     text,
 )
-from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from headrace.clock import Clock, SystemClock
-from headrace.ledger.codec import dump_json
+from headrace.ledger.engines import READS
 from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
     LedgerUnavailableError,
-    LedgerUrlError,
     StreamNotFoundError,
 )
 from headrace.ledger.rows import StreamRow
 from headrace.ledger.tables import streams
-
-# How long a writer waits for another before it gives up. Writes take milliseconds, so this is far beyond contention;
-# a receiver's lease has to be longer.
-LOCK_TIMEOUT_MS = 30_000
-# Threads of one process that can be in a transaction at once; further ones wait for a connection as long as for a lock.
-POOL_SIZE = 5
-POOL_OVERFLOW = 20
-
-_READS = "headrace_reads"
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _forget_connections() -> None:
-    # A forked child shares its parent's sockets and file locks: it must not use them, nor close them.
-    for engine in list(_engines):
-        engine.dispose(close=False)
-
-
-os.register_at_fork(after_in_child=_forget_connections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +62,7 @@ class Database:
         self.is_sqlite = engine.dialect.name == "sqlite"
         # SQLite is one machine, whose clock is the database's.
         self.clock = clock or (SystemClock() if self.is_sqlite else None)
-        self._reader = engine.execution_options(**{_READS: True})
+        self._reader = engine.execution_options(**{READS: True})
         self._lock_stream = self._lock_statement()
 
     @contextmanager
@@ -176,98 +148,6 @@ def new_id(result: CursorResult[Any]) -> int:
 
 def _database_now() -> Any:
     return cast(func.floor(func.extract("epoch", func.clock_timestamp()) * 1000), BigInteger)
-
-
-def open_engine(url: URL, *, create: bool) -> Engine:
-    """An engine with the settings the ledger relies on. ``create`` allows to make a SQLite file and its folder."""
-    engine = _sqlite_engine(url, create=create) if url.get_backend_name() == "sqlite" else _postgres_engine(url)
-    _engines.add(engine)
-    return engine
-
-
-def _sqlite_engine(url: URL, *, create: bool) -> Engine:
-    path = Path(url.database or "")
-    if create:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LedgerUrlError(f"The ledger's folder cannot be made: {error}.") from error
-    elif not path.exists():
-        raise LedgerUnavailableError(f"There is no ledger at {path}.", remedy="Start the stream, which creates it.")
-    engine = create_engine(
-        url,
-        # Opening a file costs more than a query, and the last one to close it checkpoints the whole WAL.
-        poolclass=QueuePool,
-        pool_size=POOL_SIZE,
-        max_overflow=POOL_OVERFLOW,
-        pool_timeout=LOCK_TIMEOUT_MS / 1000,
-        connect_args={"timeout": LOCK_TIMEOUT_MS / 1000, "check_same_thread": False},
-        hide_parameters=True,
-        json_serializer=dump_json,
-    )
-
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: sqlite3.Connection, _record: Any) -> None:
-        # The driver is to leave BEGIN to us.
-        connection.isolation_level = None
-        _use_wal(connection, path)
-        # In WAL mode anything less than FULL loses commits at a power cut.
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA foreign_keys=ON")
-        connection.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
-
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Connection) -> None:
-        reads = connection.get_execution_options().get(_READS, False)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-    return engine
-
-
-def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
-    """Switch the file to WAL once; SQLite's busy timeout does not cover two that switch at the same time."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_MS / 1000
-    while True:
-        try:
-            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-            continue
-        if mode != "wal":
-            raise LedgerUrlError(
-                f"SQLite cannot keep {path} in WAL mode (it says {mode!r}), as on a network file system.",
-                remedy="Put the ledger on a local disk, or use Postgres.",
-            )
-        return
-
-
-def _postgres_engine(url: URL) -> Engine:
-    engine = create_engine(
-        url,
-        pool_size=POOL_SIZE,
-        max_overflow=POOL_OVERFLOW,
-        pool_timeout=LOCK_TIMEOUT_MS / 1000,
-        pool_pre_ping=True,
-        hide_parameters=True,
-        json_serializer=dump_json,
-        connect_args={"connect_timeout": 10, "application_name": "headrace"},
-    )
-
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: Any) -> None:
-        # "Durable in the ledger" is a promise: a server or role that acknowledges before it syncs is overruled.
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT set_config('synchronous_commit', 'on', false) "
-                "WHERE current_setting('synchronous_commit') = 'off'"
-            )
-            cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
-            cursor.execute(f"SET idle_in_transaction_session_timeout = {2 * LOCK_TIMEOUT_MS}")
-        connection.commit()
-
-    return engine
 
 
 @contextmanager

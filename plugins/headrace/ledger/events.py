@@ -96,21 +96,13 @@ class Events(Role):
     ) -> builtins.list[EventRow]:
         """Up to ``limit`` events with ids above ``after_id``, oldest first."""
         query = _selected().where(events.c.stream == stream, events.c.event_id > after_id)
-        if kinds is not None:
-            query = query.where(events.c.kind.in_(sorted(kind.value for kind in kinds)))
-        with self._database.read() as connection:
-            return [_event_row(row) for row in connection.execute(query.order_by(events.c.event_id).limit(limit))]
+        return self._limited(query, kinds, limit, newest_first=False)
 
     def latest(
         self, stream: str, kinds: Collection[EventKind] | None = None, limit: int = 100
     ) -> builtins.list[EventRow]:
         """The newest ``limit`` events, newest first."""
-        query = _selected().where(events.c.stream == stream)
-        if kinds is not None:
-            query = query.where(events.c.kind.in_(sorted(kind.value for kind in kinds)))
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(events.c.event_id.desc()).limit(limit))
-            return [_event_row(row) for row in rows]
+        return self._limited(_selected().where(events.c.stream == stream), kinds, limit, newest_first=True)
 
     def of_batch(self, stream: str, batch_time_ms: int) -> builtins.list[EventRow]:
         """The events of one batch, oldest first."""
@@ -127,6 +119,16 @@ class Events(Role):
             if old:
                 connection.execute(delete(events).where(events.c.stream == stream, events.c.event_id <= old[-1]))
             return len(old)
+
+    def _limited(
+        self, query: Any, kinds: Collection[EventKind] | None, limit: int, *, newest_first: bool
+    ) -> builtins.list[EventRow]:
+        order = events.c.event_id.desc() if newest_first else events.c.event_id.asc()
+        # Each kind by its index: together they would be searched for among all events, or sorted.
+        parts = [query] if kinds is None else [query.where(events.c.kind == kind.value) for kind in kinds]
+        with self._database.read() as connection:
+            rows = [_event_row(row) for part in parts for row in connection.execute(part.order_by(order).limit(limit))]
+        return sorted(rows, key=lambda row: row.event_id, reverse=newest_first)[:limit]
 
 
 def _selected() -> Any:

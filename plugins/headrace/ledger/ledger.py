@@ -10,7 +10,8 @@ from headrace.clock import Clock
 from headrace.ledger.batches import Batches
 from headrace.ledger.blocks import Blocks
 from headrace.ledger.cleanup import Cleanup
-from headrace.ledger.database import Database, open_engine
+from headrace.ledger.database import Database
+from headrace.ledger.engines import open_engine
 from headrace.ledger.events import Events
 from headrace.ledger.gaps import Gaps
 from headrace.ledger.jobs import Jobs
@@ -68,11 +69,7 @@ class Ledger:
         """
         engine = open_engine(engine_url(url, environ), create=migrate)
         database = Database(engine, clock=clock)
-        try:
-            ensure_schema(database, migrate=migrate)
-        except BaseException:
-            database.dispose()
-            raise
+        ensure_schema(database, migrate=migrate)
         return cls(url, database)
 
     def now_ms(self) -> int:
@@ -80,7 +77,7 @@ class Ledger:
         return self._database.now_ms()
 
     def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
+        """Close the idle connections to this database; a later call opens new ones."""
         self._database.dispose()
 
     def __enter__(self) -> Ledger:

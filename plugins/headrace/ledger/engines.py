@@ -1,0 +1,174 @@
+"""The engines, with the settings that the ledger relies on: one per database and process, however often opened."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DisconnectionError
+
+from headrace.ledger.codec import dump_json
+from headrace.ledger.errors import LedgerUnavailableError, LedgerUrlError
+
+# How long a writer waits for another before it gives up. Writes take milliseconds, so this is far beyond contention.
+LOCK_TIMEOUT_MS = 30_000
+# Threads of one process that can be in a transaction at once; further ones wait for a connection as long as for a lock.
+POOL_SIZE = 5
+POOL_OVERFLOW = 20
+# The execution option of a transaction that only reads.
+READS = "headrace_reads"
+
+_shared: weakref.WeakValueDictionary[URL, Engine] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def _after_fork() -> None:
+    # A child shares its parent's sockets and file locks: it must not use them, nor close them.
+    global _sharing  # noqa: PLW0603  (another thread of the parent may have held it)
+    _sharing = threading.Lock()
+    for engine in list(_shared.values()):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_engine(url: URL, *, create: bool) -> Engine:
+    """The process's engine for the database. ``create`` allows to make a SQLite file and its folder.
+
+    Raises:
+        LedgerUnavailableError: there is no such SQLite file, and ``create`` is false.
+        LedgerUrlError: its folder cannot be made.
+    """
+    is_sqlite = url.get_backend_name() == "sqlite"
+    if is_sqlite:
+        _require_file(Path(url.database or ""), create=create)
+    with _sharing:
+        engine = _shared.get(url)
+        if engine is None:
+            engine = _sqlite_engine(url) if is_sqlite else _postgres_engine(url)
+            _shared[url] = engine
+        return engine
+
+
+def _require_file(path: Path, *, create: bool) -> None:
+    if path.exists():
+        return
+    if not create:
+        raise LedgerUnavailableError(f"There is no ledger at {path}.", remedy="Start the stream, which creates it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise LedgerUrlError(f"The ledger's file cannot be made: {error}.") from error
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    path = Path(url.database or "")
+
+    def connect() -> sqlite3.Connection:
+        # mode=rw: a file that was deleted is an error, not a new and empty ledger.
+        return sqlite3.connect(
+            f"file:{quote(str(path))}?mode=rw",
+            uri=True,
+            timeout=LOCK_TIMEOUT_MS / 1000,
+            check_same_thread=False,
+            # The driver is to leave BEGIN to us.
+            isolation_level=None,
+        )
+
+    engine = create_engine(
+        url,
+        creator=connect,
+        # Opening a file costs more than a query, and the last one to close it checkpoints the whole WAL.
+        poolclass=QueuePool,
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_OVERFLOW,
+        pool_timeout=LOCK_TIMEOUT_MS / 1000,
+        hide_parameters=True,
+        json_serializer=dump_json,
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: sqlite3.Connection, record: Any) -> None:
+        _use_wal(connection, path)
+        # In WAL mode anything less than FULL loses commits at a power cut.
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
+        record.info["file"] = _file_id(path)
+
+    @event.listens_for(engine, "checkout")
+    def on_checkout(_connection: Any, record: Any, _proxy: Any) -> None:
+        # Writes into a file that was deleted or replaced would succeed, and be nowhere.
+        if record.info.get("file") != _file_id(path):
+            raise DisconnectionError(f"{path} is another file now")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        reads = connection.get_execution_options().get(READS, False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
+    """Switch the file to WAL once; SQLite's busy timeout does not cover two that switch at the same time."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_MS / 1000
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+            continue
+        if mode != "wal":
+            raise LedgerUrlError(
+                f"SQLite cannot keep {path} in WAL mode (it says {mode!r}), as on a network file system.",
+                remedy="Put the ledger on a local disk, or use Postgres.",
+            )
+        return
+
+
+def _postgres_engine(url: URL) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_OVERFLOW,
+        pool_timeout=LOCK_TIMEOUT_MS / 1000,
+        pool_pre_ping=True,
+        hide_parameters=True,
+        json_serializer=dump_json,
+        connect_args={"connect_timeout": 10, "application_name": "headrace"},
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        # "Durable in the ledger" is a promise: a server or role that acknowledges before it syncs is overruled.
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT set_config('synchronous_commit', 'on', false) "
+                "WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+            cursor.execute(f"SET idle_in_transaction_session_timeout = {2 * LOCK_TIMEOUT_MS}")
+        connection.commit()
+
+    return engine

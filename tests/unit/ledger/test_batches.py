@@ -1,0 +1,293 @@
+"""Sealing, allocation, attempts, and the ends of batches."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.ledger import AttemptState, BatchState, EventKind
+from headrace.ledger.errors import (
+    AllocationConflictError,
+    AlreadyCompletedError,
+    AttemptFencedError,
+    BatchNotFoundError,
+    BatchStateError,
+    BatchTimeError,
+    NotItsTurnError,
+    OutputsMissingError,
+    SlotBusyError,
+)
+
+NOW_MS = 1_700_000_000_000
+T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000
+RUN = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+
+
+@pytest.fixture
+def filled(world: Any) -> Any:
+    """Blocks in T1 and T2, at a time when both have come."""
+    world.add({0: (0, 10), 1: (0, 5)})
+    world.add({0: (10, 20)})
+    world.clock.advance(1000)
+    world.add({0: (20, 30)})
+    world.clock.advance(1500)
+    return world
+
+
+def test_sealing_moves_forward_only(world: Any) -> None:
+    world.clock.advance(3000)
+    assert world.ledger.batches.seal("flights", T2) == T2
+    assert world.ledger.batches.seal("flights", T1) == T2
+    assert world.ledger.streams.get("flights").sealed_until_ms == T2
+
+
+def test_a_time_off_the_grid_or_in_the_future_is_refused(world: Any) -> None:
+    with pytest.raises(BatchTimeError, match=f"next one is {T1}"):
+        world.ledger.batches.seal("flights", NOW_MS + 1)
+    # A scheduler's clock may be a little ahead of the ledger's.
+    world.ledger.batches.seal("flights", NOW_MS + 5000)
+    with pytest.raises(BatchTimeError, match="comes in 6000 ms"):
+        world.ledger.batches.seal("flights", NOW_MS + 6000)
+
+
+def test_a_batch_takes_exactly_its_blocks(filled: Any) -> None:
+    batch = filled.allocate(T1, code_version="abc")
+    assert (batch.state, batch.blocks, batch.records, batch.payload_bytes) == (BatchState.ALLOCATED, 2, 25, 250)
+    assert (batch.interval_ms, batch.revision, batch.attempt, batch.code_version) == (1000, 1, 0, "abc")
+    inputs = filled.ledger.batches.inputs("flights", T1)
+    assert [
+        (row.partition.partition, row.from_offset, row.until_offset, row.records, row.blocks) for row in inputs
+    ] == [
+        (0, 0, 20, 20, 2),
+        (1, 0, 5, 5, 1),
+    ]
+    assert filled.allocate(T2).records == 10
+    (event,) = filled.ledger.events.of_batch("flights", T2)
+    assert event.kind == EventKind.BATCH_ALLOCATED
+
+
+def test_allocating_again_changes_nothing(filled: Any) -> None:
+    first = filled.allocate(T1)
+    assert filled.allocate(T1, manifest_uri="other", blocks_expected=99) == first
+    assert len(filled.ledger.events.of_batch("flights", T1)) == 1
+
+
+def test_order_of_allocation_does_not_matter(filled: Any) -> None:
+    assert filled.allocate(T2).records == 10
+    assert filled.allocate(T1).records == 25
+
+
+def test_an_empty_batch_is_a_batch(world: Any) -> None:
+    world.clock.advance(1000)
+    assert world.allocate(T1).blocks == 0
+    assert world.add({0: (0, 1)}, cut_time_ms=NOW_MS).batch_time_ms == T2
+    assert world.complete(T1).state is BatchState.COMPLETED
+
+
+def test_a_manifest_drawn_up_before_the_seal_is_refused(filled: Any) -> None:
+    with pytest.raises(AllocationConflictError, match="has 2 blocks, its manifest 1"):
+        filled.ledger.batches.allocate("flights", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
+    assert filled.ledger.batches.find("flights", T1) is None
+    # Refused, the transaction left the time unsealed too.
+    assert filled.ledger.streams.get("flights").sealed_until_ms == 0
+
+
+def test_a_batch_absorbs_earlier_times_that_nobody_claimed(filled: Any) -> None:
+    batch = filled.allocate(T2, absorb=[T1], blocks_expected=3)
+    assert (batch.absorbed, batch.blocks, batch.records) == ((T1,), 3, 35)
+    assert [block.batch_time_ms for block in filled.ledger.batches.blocks_of("flights", T2)] == [T1, T1, T2]
+    absorbed = filled.allocate(T1)
+    assert (absorbed.state, absorbed.absorbed_by_ms, absorbed.blocks) == (BatchState.ABSORBED, T2, 0)
+    assert filled.ledger.blocks.unclaimed("flights") == []
+    with pytest.raises(BatchStateError, match="Run that one"):
+        filled.ledger.batches.begin_attempt("flights", T1, **RUN)
+
+
+def test_a_claimed_or_later_time_is_not_absorbed(filled: Any) -> None:
+    filled.allocate(T1)
+    for times in ([T1], [T3]):
+        with pytest.raises(AllocationConflictError):
+            filled.allocate(T2, absorb=times, blocks_expected=3)
+
+
+def test_batches_are_listed_by_state_newest_first(filled: Any) -> None:
+    filled.allocate(T1)
+    filled.allocate(T2)
+    filled.complete(T1)
+    batches = filled.ledger.batches
+    assert [row.batch_time_ms for row in batches.list("flights")] == [T2, T1]
+    assert [row.batch_time_ms for row in batches.list("flights", states=["completed"])] == [T1]
+    both = batches.list("flights", states=[BatchState.COMPLETED, BatchState.ALLOCATED], oldest_first=True)
+    assert [row.batch_time_ms for row in both] == [T1, T2]
+    assert [row.batch_time_ms for row in batches.list("flights", limit=1)] == [T2]
+    assert [row.batch_time_ms for row in batches.list("flights", before_ms=T2)] == [T1]
+
+
+def test_an_offset_leads_to_its_batch(filled: Any) -> None:
+    filled.allocate(T1)
+    filled.allocate(T2)
+    find = filled.ledger.batches.containing
+    found = [find("flights", "kafka", filled.partitions[0], offset) for offset in (0, 19, 20, 30)]
+    assert [row and row.batch_time_ms for row in found] == [T1, T1, T2, None]
+
+
+def test_an_attempt_completes_when_every_output_has_reported(filled: Any) -> None:
+    filled.allocate(T1)
+    batches = filled.ledger.batches
+    attempt = pickle.loads(pickle.dumps(batches.begin_attempt("flights", T1, **RUN)))  # noqa: S301
+    assert (attempt.number, attempt.outputs) == (1, ("index",))
+    with pytest.raises(OutputsMissingError, match="index"):
+        batches.complete_attempt(attempt)
+    with pytest.raises(BatchStateError, match="no output 'other'"):
+        batches.record_output(attempt, "other", {})
+    batches.record_output(attempt, "index", {"indexed": 1})
+    batches.record_output(attempt, "index", {"indexed": 25})
+    filled.clock.advance(10)
+    batch = batches.complete_attempt(attempt)
+    assert (batch.state, batch.completed_at_ms - batch.started_at_ms) == (BatchState.COMPLETED, 10)
+    assert batches.complete_attempt(attempt) == batch
+    (output,) = batches.outputs("flights", T1)
+    assert (output.output_id, output.counts) == ("index", {"indexed": 25})
+    kinds = [event.kind for event in filled.ledger.events.of_batch("flights", T1)]
+    assert kinds == [
+        EventKind.BATCH_ALLOCATED,
+        EventKind.BATCH_STARTED,
+        EventKind.OUTPUT_COMPLETED,
+        EventKind.OUTPUT_COMPLETED,
+        EventKind.BATCH_COMPLETED,
+    ]
+
+
+def test_a_completed_batch_runs_again_only_by_force(filled: Any) -> None:
+    filled.allocate(T1)
+    filled.complete(T1)
+    batches = filled.ledger.batches
+    with pytest.raises(AlreadyCompletedError) as refused:
+        batches.begin_attempt("flights", T1, **RUN)
+    assert refused.value.batch.attempt == 1
+    assert batches.begin_attempt("flights", T1, **RUN, force=True).number == 2
+    assert batches.get("flights", T1).completed_at_ms is None
+
+
+def test_a_newer_attempt_fences_the_older(filled: Any) -> None:
+    filled.allocate(T1)
+    batches = filled.ledger.batches
+    old = batches.begin_attempt("flights", T1, **RUN)
+    batches.record_output(old, "index", {"indexed": 25})
+    new = batches.begin_attempt("flights", T1, holder="second try", way="submit", lease_ms=5_000)
+    for step in (
+        lambda: batches.renew_attempt(old),
+        lambda: batches.record_output(old, "index", {}),
+        lambda: batches.complete_attempt(old),
+        lambda: batches.fail_attempt(old, "late"),
+    ):
+        with pytest.raises(AttemptFencedError):
+            step()
+    # What the old one recorded is not the new one's.
+    with pytest.raises(OutputsMissingError):
+        batches.complete_attempt(new)
+    batches.record_output(new, "index", {"indexed": 25})
+    batches.complete_attempt(new)
+    states = [(row.number, row.way, row.state) for row in batches.attempts("flights", T1)]
+    assert states == [(1, "connect", AttemptState.FENCED), (2, "submit", AttemptState.COMPLETED)]
+
+
+def test_a_failed_attempt_leaves_the_batch_to_the_next(filled: Any) -> None:
+    filled.allocate(T1)
+    batches = filled.ledger.batches
+    failed = batches.fail_attempt(batches.begin_attempt("flights", T1, **RUN), "boom")
+    assert (failed.state, failed.error) == (BatchState.FAILED, "boom")
+    assert filled.complete(T1).attempt == 2
+    assert batches.get("flights", T1).error is None
+
+
+def test_renewal_extends_the_lease_and_adds_attributes(filled: Any) -> None:
+    filled.allocate(T1)
+    batches = filled.ledger.batches
+    attempt = batches.begin_attempt("flights", T1, **RUN, attributes={"pid": 1})
+    filled.clock.advance(4_000)
+    assert batches.renew_attempt(attempt, attributes={"ui": "x"}) == filled.clock.now_ms() + 5_000
+    (row,) = batches.attempts("flights", T1)
+    assert row.attributes == {"pid": 1, "ui": "x"}
+    assert row.alive(filled.clock.now_ms())
+
+
+def test_slots_are_held_by_live_leases(filled: Any) -> None:
+    filled.allocate(T1)
+    filled.allocate(T2)
+    batches = filled.ledger.batches
+    batches.begin_attempt("flights", T1, **RUN)
+    with pytest.raises(SlotBusyError) as refused:
+        batches.begin_attempt("flights", T2, **RUN)
+    assert refused.value.busy == (T1,)
+    filled.clock.advance(5_001)
+    assert batches.begin_attempt("flights", T2, **RUN).number == 1
+
+
+def test_more_slots_run_more_batches(build: Callable[..., Any]) -> None:
+    world = build(max_concurrent_batches=2)
+    world.clock.advance(3000)
+    for time_ms in (T1, T2, T3):
+        world.allocate(time_ms)
+    world.ledger.batches.begin_attempt("flights", T1, **RUN)
+    world.ledger.batches.begin_attempt("flights", T3, **RUN)
+    with pytest.raises(SlotBusyError):
+        world.ledger.batches.begin_attempt("flights", T2, **RUN)
+
+
+def test_an_ordered_stream_waits_for_earlier_batches_and_unclaimed_times(build: Callable[..., Any]) -> None:
+    world = build(ordered=True, max_concurrent_batches=4)
+    world.add({0: (0, 1)})
+    world.clock.advance(2000)
+    world.allocate(T2)
+    batches = world.ledger.batches
+    with pytest.raises(NotItsTurnError) as unclaimed:
+        batches.begin_attempt("flights", T2, **RUN)
+    assert unclaimed.value.busy == (T1,)
+    world.allocate(T1)
+    with pytest.raises(NotItsTurnError):
+        batches.begin_attempt("flights", T2, **RUN)
+    world.complete(T1)
+    assert batches.begin_attempt("flights", T2, **RUN).number == 1
+
+
+def test_an_unknown_batch_is_named(world: Any) -> None:
+    with pytest.raises(BatchNotFoundError, match=str(T1)):
+        world.ledger.batches.begin_attempt("flights", T1, **RUN)
+    with pytest.raises(BatchNotFoundError):
+        world.ledger.batches.get("flights", T1)
+
+
+def test_only_a_completed_batch_is_checkpointed(filled: Any) -> None:
+    filled.allocate(T1)
+    batches = filled.ledger.batches
+    with pytest.raises(BatchStateError):
+        batches.mark_checkpointed("flights", T1, "c/1")
+    filled.complete(T1, checkpoint=False)
+    assert batches.mark_checkpointed("flights", T1, "c/1").checkpoint_uri == "c/1"
+    assert batches.mark_checkpointed("flights", T1, "c/1").checkpointed_at_ms == filled.clock.now_ms()
+
+
+def test_an_abandoned_batch_is_a_gap(filled: Any) -> None:
+    filled.allocate(T1)
+    batches = filled.ledger.batches
+    attempt = batches.begin_attempt("flights", T1, **RUN)
+    assert batches.abandon("flights", T1, "poison").state is BatchState.ABANDONED
+    assert batches.abandon("flights", T1, "again").error == "poison"
+    with pytest.raises(AttemptFencedError):
+        batches.renew_attempt(attempt)
+    with pytest.raises(BatchStateError, match="poison"):
+        batches.begin_attempt("flights", T1, **RUN, force=True)
+    gaps = {(gap.partition.partition, gap.from_offset, gap.until_offset) for gap in filled.ledger.gaps.list("flights")}
+    assert gaps == {(0, 0, 20), (1, 0, 5)}
+    assert filled.ledger.gaps.list("flights")[0].batch_time_ms == T1
+
+
+def test_a_completed_batch_is_not_abandoned(filled: Any) -> None:
+    filled.allocate(T1)
+    filled.complete(T1)
+    with pytest.raises(BatchStateError):
+        filled.ledger.batches.abandon("flights", T1, "no")

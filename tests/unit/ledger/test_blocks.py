@@ -1,0 +1,191 @@
+"""Adding blocks: positions, batch times, fencing, duplicates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
+from headrace.ledger import EventKind
+from headrace.ledger.errors import (
+    BlockConflictError,
+    LeaseLostError,
+    LedgerConflictError,
+    PartitionNotAssignedError,
+    PositionConflictError,
+    PositionNotFoundError,
+    StreamNotFoundError,
+)
+
+NOW_MS = 1_700_000_000_000
+
+
+def test_a_block_moves_its_positions_and_gets_the_first_interval_end_after_its_cut(world: Any) -> None:
+    added = world.add({0: (0, 10), 1: (0, 5)})
+    assert (added.batch_time_ms, added.duplicate) == (NOW_MS + 1000, False)
+    assert [world.position(partition) for partition in range(3)] == [10, 5, 0]
+    (stored,) = world.ledger.batches.blocks_of("flights", NOW_MS + 1000)
+    assert stored.block_id == added.block_id
+    assert stored.info == world.block({0: (0, 10), 1: (0, 5)}, sequence=0)
+    (event,) = world.ledger.events.list("flights", kinds=[EventKind.BLOCK_ADDED])
+    assert event.payload == {"receiver": "flights/kafka/0", "batch_time_ms": NOW_MS + 1000, "records": 15}
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(0, 1000), (1, 1000), (999, 1000), (1000, 2000)])
+def test_the_interval_end_is_strictly_after_the_cut(world: Any, ahead: int, expected: int) -> None:
+    world.clock.advance(ahead)
+    assert world.add({0: (0, 1)}).batch_time_ms == NOW_MS + expected
+
+
+def test_a_cut_in_the_future_is_not_believed(world: Any) -> None:
+    assert world.add({0: (0, 1)}, cut_time_ms=NOW_MS + 3_600_000).batch_time_ms == NOW_MS + 1000
+
+
+def test_a_late_block_goes_to_the_next_open_time(world: Any) -> None:
+    world.clock.advance(2500)
+    world.ledger.batches.seal("flights", NOW_MS + 2000)
+    assert world.add({0: (0, 1)}, cut_time_ms=NOW_MS + 100).batch_time_ms == NOW_MS + 3000
+
+
+def test_a_late_block_before_any_seal_keeps_its_own_time(world: Any) -> None:
+    world.clock.advance(2500)
+    assert world.add({0: (0, 1)}, cut_time_ms=NOW_MS + 100).batch_time_ms == NOW_MS + 1000
+
+
+def test_a_partition_never_goes_back_to_an_earlier_batch(world: Any) -> None:
+    world.clock.advance(1500)
+    world.add({0: (0, 1)})
+    # Another block, cut earlier, of the same partition; and one of a partition without blocks.
+    assert world.add({0: (1, 2), 1: (0, 1)}, cut_time_ms=NOW_MS).batch_time_ms == NOW_MS + 2000
+    assert world.add({2: (0, 1)}, cut_time_ms=NOW_MS).batch_time_ms == NOW_MS + 1000
+
+
+@pytest.mark.parametrize(("start", "kind", "amount"), [(8, "overlap", 2), (13, "hole", 3)])
+def test_overlaps_and_holes_are_refused_and_change_nothing(world: Any, start: int, kind: str, amount: int) -> None:
+    world.add({0: (0, 10)})
+    with pytest.raises(PositionConflictError) as refused:
+        world.add({1: (0, 5), 0: (start, 20)})
+    error = refused.value
+    assert (error.topic, error.partition.partition, error.expected, error.got) == ("departures", 0, 10, start)
+    assert error.kind == kind
+    assert f"{kind} of {amount} offsets" in str(error)
+    assert world.position(1) == 0
+    assert len(world.ledger.batches.blocks_of("flights", NOW_MS + 1000)) == 1
+    # The sequence was not accepted, so it is not used up.
+    assert not world.add({0: (10, 20)}, sequence=1).duplicate
+
+
+def test_the_same_block_again_is_answered_as_the_first_time(world: Any) -> None:
+    block = world.block({0: (0, 10)})
+    first = world.ledger.blocks.add(world.receiver, block)
+    world.add({0: (10, 20)})
+    again = world.ledger.blocks.add(world.receiver, block)
+    assert again == replace(first, duplicate=True)
+    assert world.position() == 20
+    assert len(world.ledger.batches.blocks_of("flights", first.batch_time_ms)) == 2
+
+
+def test_another_block_under_the_same_sequence_is_refused(world: Any) -> None:
+    world.add({0: (0, 10)})
+    with pytest.raises(BlockConflictError):
+        world.add({0: (10, 20)}, sequence=0, handle=BlockHandle("0-1-a", 700, 100))
+
+
+def test_a_sequence_may_be_left_out_but_not_come_late(world: Any) -> None:
+    world.add({0: (0, 10)}, sequence=4)
+    with pytest.raises(BlockConflictError):
+        world.add({0: (10, 20)}, sequence=3)
+
+
+def test_one_place_in_the_log_holds_one_block(world: Any) -> None:
+    world.add({0: (0, 10)})
+    with pytest.raises(LedgerConflictError):
+        world.add({0: (10, 20)}, handle=BlockHandle("0-1-a", 0, 100))
+    assert world.position() == 10
+
+
+def test_a_partition_twice_in_a_block_is_refused(world: Any) -> None:
+    twice = OffsetRange(world.partitions[0], 0, 5, 5)
+    with pytest.raises(BlockConflictError):
+        world.add({0: (0, 5)}, ranges=(twice, twice))
+
+
+def test_an_empty_range_is_no_range(world: Any) -> None:
+    world.add(
+        {0: (0, 10)}, ranges=(OffsetRange(world.partitions[0], 0, 10, 10), OffsetRange(world.partitions[1], 0, 0, 0))
+    )
+    assert world.allocate(NOW_MS + 1000).blocks == 1
+    assert [row.partition.partition for row in world.ledger.batches.inputs("flights", NOW_MS + 1000)] == [0]
+
+
+def test_a_foreign_partition_is_refused(world: Any) -> None:
+    other = world.lease(1)
+    with pytest.raises(PartitionNotAssignedError) as refused:
+        world.add({0: (0, 10)}, lease=other)
+    assert refused.value.owner == 0
+
+
+def test_an_unknown_partition_is_refused(world: Any) -> None:
+    unknown = OffsetRange(TopicPartition("departures", "id-9", 0, 2), 0, 1, 1)
+    with pytest.raises(PositionNotFoundError):
+        world.add({}, ranges=(unknown,))
+
+
+def test_an_earlier_instance_is_fenced(world: Any) -> None:
+    world.add({0: (0, 10)})
+    newer = world.lease(0)
+    assert (newer.epoch, newer.last_accepted_sequence) == (2, -1)
+    with pytest.raises(LeaseLostError):
+        world.add({0: (10, 20)})
+    assert not world.add({0: (10, 20)}, lease=newer).duplicate
+
+
+def test_the_receivers_of_an_earlier_job_are_fenced(world: Any) -> None:
+    world.clock.advance(10_001)
+    world.ledger.jobs.acquire("flights", holder="other driver", lease_ms=10_000)
+    with pytest.raises(LeaseLostError):
+        world.add({0: (0, 10)})
+    assert world.position() == 0
+
+
+def test_the_receivers_of_an_ended_job_are_fenced(world: Any) -> None:
+    world.ledger.jobs.release(world.job, "stopped")
+    with pytest.raises(LeaseLostError):
+        world.add({0: (0, 10)})
+
+
+def test_a_released_receiver_adds_no_more(world: Any) -> None:
+    world.ledger.receivers.release(world.receiver, "stopped")
+    with pytest.raises(LeaseLostError):
+        world.add({0: (0, 10)})
+
+
+def test_a_lease_that_ran_out_holds_until_someone_takes_over(world: Any) -> None:
+    world.clock.advance(60_000)
+    assert not world.add({0: (0, 10)}).duplicate
+
+
+def test_a_block_of_another_epoch_is_refused(world: Any) -> None:
+    with pytest.raises(LeaseLostError):
+        world.add({0: (0, 10)}, epoch=7)
+
+
+def test_unclaimed_times_count_what_no_batch_took(world: Any) -> None:
+    world.add({0: (0, 10)})
+    world.add({0: (10, 20)})
+    world.clock.advance(1000)
+    world.add({0: (20, 25)})
+    first, second = world.ledger.blocks.unclaimed("flights")
+    assert (first.batch_time_ms, first.blocks, first.records, first.payload_bytes) == (NOW_MS + 1000, 2, 20, 200)
+    assert (second.batch_time_ms, second.blocks, second.records) == (NOW_MS + 2000, 1, 5)
+    assert world.ledger.batches.next_unclaimed("flights") == NOW_MS + 1000
+    world.allocate(NOW_MS + 1000)
+    assert world.ledger.batches.next_unclaimed("flights") == NOW_MS + 2000
+    assert world.ledger.batches.next_unclaimed("flights", after_ms=NOW_MS + 2000) is None
+
+
+def test_an_unknown_stream_is_named(ledger: Any) -> None:
+    with pytest.raises(StreamNotFoundError, match="'nowhere'"):
+        ledger.batches.seal("nowhere", 1000)

@@ -1,0 +1,212 @@
+"""Cleanup by reference, and events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.blocks import BlockHandle
+from headrace.ledger import EventKind
+from headrace.ledger.errors import BatchCleanedError, BatchStateError, BlockConflictError, SegmentRemovedError
+
+NOW_MS = 1_700_000_000_000
+T1, T2 = NOW_MS + 1000, NOW_MS + 2000
+RUN = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+
+
+@pytest.fixture
+def logged(world: Any) -> Any:
+    """T1's blocks in segments a and b, T2's in b; segment c is being written."""
+    for number, segment in enumerate("aabb"):
+        world.add({0: (number * 10, number * 10 + 10)}, handle=BlockHandle(segment, number * 100, 100))
+        if number == 2:
+            world.clock.advance(1000)
+    world.ledger.segments.opened(world.receiver, "c")
+    world.clock.advance(1500)
+    for time_ms in (T1, T2):
+        world.allocate(time_ms)
+    return world
+
+
+def removable(world: Any, before_ms: int = NOW_MS * 2) -> list[str]:
+    return [segment.path for segment in world.ledger.cleanup.removable_segments("flights", before_ms)]
+
+
+def test_a_new_segment_closes_the_one_before(logged: Any) -> None:
+    segments = logged.ledger.segments.list("flights")
+    assert [(segment.path, segment.closed_at_ms is None) for segment in segments] == [
+        ("a", False),
+        ("b", False),
+        ("c", True),
+    ]
+    logged.ledger.segments.closed(logged.receiver, "c", 4096)
+    assert logged.ledger.segments.get("flights", "c").bytes == 4096
+    assert logged.ledger.segments.get("flights", "d") is None
+
+
+def test_a_segment_goes_when_every_batch_in_it_is_done_with(logged: Any) -> None:
+    assert removable(logged) == []
+    logged.complete(T1, checkpoint=False)
+    assert removable(logged) == []
+    logged.ledger.batches.mark_checkpointed("flights", T1, "c/1")
+    assert removable(logged) == ["a"]
+    assert removable(logged, before_ms=T1) == []
+    logged.complete(T2)
+    assert removable(logged) == ["a", "b"]
+    assert removable(logged, before_ms=T2) == ["a"]
+
+
+def test_a_batch_that_runs_again_keeps_its_segments(logged: Any) -> None:
+    logged.complete(T1)
+    logged.ledger.batches.begin_attempt("flights", T1, **RUN, force=True)
+    assert removable(logged) == []
+
+
+def test_an_abandoned_batch_lets_its_segments_go(logged: Any) -> None:
+    logged.ledger.batches.abandon("flights", T1, "poison")
+    assert removable(logged) == ["a"]
+
+
+def test_an_absorbed_time_goes_with_the_batch_that_took_it(world: Any) -> None:
+    world.add({0: (0, 10)}, handle=BlockHandle("a", 0, 100))
+    world.clock.advance(1000)
+    world.add({0: (10, 20)}, handle=BlockHandle("b", 0, 100))
+    world.clock.advance(1500)
+    world.allocate(T2, absorb=[T1], blocks_expected=2)
+    assert removable(world) == []
+    world.complete(T2)
+    assert removable(world) == ["a"]
+    world.ledger.segments.closed(world.receiver, "b")
+    cleanup = world.ledger.cleanup
+    assert cleanup.cleanable_batches("flights", NOW_MS * 2) == []
+    for path in ("a", "b"):
+        cleanup.claim_removal("flights", [path], NOW_MS * 2)
+        assert [batch.batch_time_ms for batch in cleanup.cleanable_batches("flights", NOW_MS * 2)] == []
+        cleanup.fold_blocks("flights", path)
+    assert [batch.batch_time_ms for batch in cleanup.cleanable_batches("flights", NOW_MS * 2)] == [T2]
+    world.ledger.batches.mark_cleaned("flights", T2)
+    assert world.ledger.batches.get("flights", T1).cleaned_at_ms is not None
+    assert cleanup.cleanable_batches("flights", NOW_MS * 2) == []
+
+
+def test_a_segment_of_frames_that_were_never_accepted_goes_once_closed(world: Any) -> None:
+    world.ledger.segments.opened(world.receiver, "a")
+    assert removable(world) == []
+    world.lease(0)
+    assert removable(world) == ["a"]
+
+
+def test_folding_keeps_what_the_batch_took(logged: Any) -> None:
+    logged.complete(T1)
+    cleanup, batches = logged.ledger.cleanup, logged.ledger.batches
+    assert [segment.path for segment in cleanup.claim_removal("flights", ["a", "b"], NOW_MS * 2)] == ["a"]
+    # Cut short here, the removal is found again.
+    assert removable(logged) == ["a"]
+    assert cleanup.fold_blocks("flights", "a") == 2
+    assert cleanup.fold_blocks("flights", "a") == 0
+    assert removable(logged) == []
+    assert [segment.path for segment in logged.ledger.segments.list("flights")] == ["b", "c"]
+    assert logged.ledger.segments.get("flights", "a").removed_at_ms is not None
+    assert len(logged.ledger.events.list("flights", kinds=[EventKind.BLOCK_ADDED])) == 2
+    assert len(batches.blocks_of("flights", T1)) == 1
+    (taken,) = batches.inputs("flights", T1)
+    assert (taken.from_offset, taken.until_offset, taken.blocks) == (0, 30, 3)
+    assert batches.get("flights", T1).blocks == 3
+
+
+def test_a_batch_without_its_log_is_not_run_again(logged: Any) -> None:
+    logged.complete(T1)
+    logged.ledger.cleanup.claim_removal("flights", ["a"], NOW_MS * 2)
+    with pytest.raises(BatchCleanedError, match="offset ranges"):
+        logged.ledger.batches.begin_attempt("flights", T1, **RUN, force=True)
+
+
+def test_what_runs_again_cannot_be_claimed(logged: Any) -> None:
+    logged.complete(T1)
+    assert removable(logged) == ["a"]
+    logged.ledger.batches.begin_attempt("flights", T1, **RUN, force=True)
+    assert logged.ledger.cleanup.claim_removal("flights", ["a"], NOW_MS * 2) == []
+
+
+def test_no_block_is_added_to_a_segment_that_goes(world: Any) -> None:
+    world.add({0: (0, 10)}, handle=BlockHandle("a", 0, 100))
+    world.clock.advance(2500)
+    world.allocate(T1)
+    world.complete(T1)
+    world.ledger.segments.closed(world.receiver, "a")
+    world.ledger.cleanup.claim_removal("flights", ["a"], NOW_MS * 2)
+    with pytest.raises(SegmentRemovedError):
+        world.add({0: (10, 20)}, handle=BlockHandle("a", 100, 100), sequence=1)
+    world.ledger.cleanup.fold_blocks("flights", "a")
+    with pytest.raises(SegmentRemovedError):
+        world.add({0: (10, 20)}, handle=BlockHandle("a", 100, 100), sequence=1)
+    world.add({0: (10, 20)}, handle=BlockHandle("b", 0, 100), sequence=1)
+
+
+def test_a_block_of_an_earlier_segment_does_not_reopen_it(world: Any) -> None:
+    world.ledger.segments.opened(world.receiver, "a")
+    world.ledger.segments.opened(world.receiver, "b")
+    world.add({0: (0, 10)}, handle=BlockHandle("a", 0, 100))
+    world.add({0: (10, 20)}, handle=BlockHandle("b", 0, 100))
+    assert [segment.closed_at_ms is None for segment in world.ledger.segments.list("flights")] == [False, True]
+
+
+def test_a_segment_has_one_writer(world: Any) -> None:
+    world.add({0: (0, 10)}, handle=BlockHandle("a", 0, 100))
+    with pytest.raises(BlockConflictError, match="written by flights/kafka/0 in epoch 1"):
+        world.ledger.segments.opened(world.lease(1), "a")
+
+
+def test_folding_needs_a_claim(logged: Any) -> None:
+    with pytest.raises(BatchStateError, match="never claimed"):
+        logged.ledger.cleanup.fold_blocks("flights", "a")
+
+
+def test_a_batch_is_cleaned_when_nothing_of_it_is_left(logged: Any) -> None:
+    cleanup, batches = logged.ledger.cleanup, logged.ledger.batches
+    logged.complete(T1)
+    logged.complete(T2)
+    with pytest.raises(BatchStateError, match="still in the log"):
+        batches.mark_cleaned("flights", T1)
+    cleanup.claim_removal("flights", ["a", "b"], NOW_MS * 2)
+    cleanup.fold_blocks("flights", "a")
+    assert cleanup.cleanable_batches("flights", NOW_MS * 2) == []
+    cleanup.fold_blocks("flights", "b")
+    assert [batch.batch_time_ms for batch in cleanup.cleanable_batches("flights", T2)] == [T1]
+    cleaned = batches.mark_cleaned("flights", T1, {"segments": 2})
+    assert (cleaned.cleanup, cleaned.cleaned_at_ms) == ({"segments": 2}, logged.clock.now_ms())
+    assert batches.mark_cleaned("flights", T1) == cleaned
+    assert [batch.batch_time_ms for batch in cleanup.cleanable_batches("flights", NOW_MS * 2)] == [T2]
+
+
+def test_a_batch_in_use_is_not_cleaned(logged: Any) -> None:
+    with pytest.raises(BatchStateError, match="not done"):
+        logged.ledger.batches.mark_cleaned("flights", T1)
+
+
+def test_events_are_read_in_order_and_followed(world: Any) -> None:
+    events = world.ledger.events
+    start = events.latest("flights", limit=1)[0].event_id
+    events.append("flights", EventKind.COMMIT_FAILED, {"error": "x"})
+    events.append("flights", EventKind.OUTPUT_STARTED, batch_time_ms=T1)
+    events.append("flights", EventKind.COMMIT_FAILED, {"error": "y"})
+    assert [event.kind for event in events.list("flights", start)] == [
+        "commit_failed",
+        "output_started",
+        "commit_failed",
+    ]
+    both = events.list("flights", start, [EventKind.COMMIT_FAILED, EventKind.OUTPUT_STARTED], limit=2)
+    assert [event.kind for event in both] == ["commit_failed", "output_started"]
+    assert [event.payload["error"] for event in events.latest("flights", [EventKind.COMMIT_FAILED])] == ["y", "x"]
+    assert [event.kind for event in events.of_batch("flights", T1)] == ["output_started"]
+
+
+def test_old_events_are_pruned(world: Any) -> None:
+    events = world.ledger.events
+    before = len(events.list("flights"))
+    world.clock.advance(1000)
+    events.append("flights", EventKind.COMMIT_FAILED)
+    assert events.prune("flights", NOW_MS + 1000, limit=2) == 2
+    assert events.prune("flights", NOW_MS + 1000) == before - 2
+    assert [event.kind for event in events.list("flights")] == ["commit_failed"]

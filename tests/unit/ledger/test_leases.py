@@ -1,0 +1,207 @@
+"""The receiver job's lease, the receivers' leases and orders."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from headrace.blocks import ReceiverId
+from headrace.ledger import DesiredState, EventKind, JobState, ReceiverState
+from headrace.ledger.errors import (
+    JobStoppingError,
+    LeaseHeldError,
+    LeaseLostError,
+    LedgerError,
+    StreamChangedError,
+)
+
+NOW_MS = 1_700_000_000_000
+
+
+def register(ledger: Any, **changes: Any) -> Any:
+    arguments = {"batch_interval_ms": 1000, "block_interval_ms": 200} | changes
+    return ledger.streams.register("flights", arguments.pop("definition", "{}"), **arguments)
+
+
+def test_a_stream_is_registered_once_and_revised_when_it_changes(ledger: Any) -> None:
+    first = register(
+        ledger, definition='{"outputs": [{"id": "a"}, {"id": "b"}], "limits": {"max_concurrent_batches": 3}}'
+    )
+    assert (first.revision, first.outputs, first.max_concurrent_batches) == (1, ("a", "b"), 3)
+    assert (first.zero_time_ms, first.desired_state) == (NOW_MS, DesiredState.RUNNING)
+    assert register(ledger, definition=first.definition) == first
+    revised = register(ledger, definition='{"outputs": [{"id": "a"}]}', block_interval_ms=100)
+    assert (revised.revision, revised.outputs, revised.max_concurrent_batches) == (2, ("a",), 1)
+    assert [row.name for row in ledger.streams.list()] == ["flights"]
+
+
+def test_the_batch_interval_is_fixed_once_there_are_blocks(world: Any) -> None:
+    settings = {"definition": '{"outputs": [{"id": "index"}]}', "batch_interval_ms": 2000}
+    assert register(world.ledger, **settings).revision == 2
+    register(world.ledger, **settings | {"batch_interval_ms": 1000})
+    world.add({0: (0, 1)})
+    with pytest.raises(StreamChangedError, match="from 1000 to 2000 ms"):
+        register(world.ledger, **settings)
+
+
+def test_nonsense_is_not_registered(ledger: Any) -> None:
+    for changes in ({"definition": "no"}, {"batch_interval_ms": 0}, {"max_concurrent_batches": 0}):
+        with pytest.raises(LedgerError):
+            register(ledger, **changes)
+
+
+def test_what_a_person_wants_is_an_event_when_it_changes(ledger: Any) -> None:
+    register(ledger)
+    assert ledger.streams.set_desired_state("flights", "stopped").desired_state is DesiredState.STOPPED
+    ledger.streams.set_desired_state("flights", DesiredState.STOPPED)
+    assert len(ledger.events.list("flights", kinds=[EventKind.STREAM_STATE_CHANGED])) == 1
+
+
+def test_a_live_job_keeps_others_out(world: Any) -> None:
+    with pytest.raises(LeaseHeldError) as refused:
+        world.ledger.jobs.acquire("flights", holder="second", lease_ms=1000)
+    error = pickle.loads(pickle.dumps(refused.value))  # noqa: S301
+    assert (error.holder, error.since_ms, error.until_ms) == ("driver", NOW_MS, NOW_MS + 10_000)
+    assert "headrace stop" in str(error)
+    assert error.remedy
+
+
+def test_a_silent_job_is_taken_over_and_marked(world: Any) -> None:
+    world.clock.advance(10_000)
+    job = world.ledger.jobs.acquire("flights", holder="second", lease_ms=1000, versions={"python": "3.11"})
+    assert job.epoch == 2
+    current, before = world.ledger.jobs.list("flights")
+    assert (current.holder, current.versions, current.state) == ("second", {"python": "3.11"}, JobState.STARTING)
+    assert before.state is JobState.FAILED
+    assert "not heard of for 10000 ms; second took over" in before.error
+    assert [row.state for row in world.ledger.receivers.list("flights")] == [ReceiverState.LOST]
+    for step in (lambda: world.ledger.jobs.renew(world.job), lambda: world.ledger.jobs.release(world.job, "stopped")):
+        with pytest.raises(LeaseLostError):
+            step()
+
+
+def test_a_renewal_extends_the_lease_and_tells_of_a_stop(world: Any) -> None:
+    jobs = world.ledger.jobs
+    world.clock.advance(6000)
+    status = jobs.renew(world.job, attributes={"pid": 7})
+    assert (status.stop_requested, status.lease_until_ms) == (False, NOW_MS + 16_000)
+    assert jobs.update(world.job, state="running", attributes={"ui_url": "u"}).desired_state is DesiredState.RUNNING
+    asked = jobs.request_stop("flights", "maintenance")
+    assert jobs.request_stop("flights", "again").stop_reason == asked.stop_reason == "maintenance"
+    assert jobs.renew(world.job).stop_requested
+    row = jobs.current("flights")
+    assert (row.state, row.attributes) == (JobState.RUNNING, {"pid": 7, "ui_url": "u"})
+    assert row.alive(NOW_MS + 15_999)
+    assert not row.alive(NOW_MS + 16_000)
+
+
+def test_a_released_job_is_over_and_the_next_begins_at_once(world: Any) -> None:
+    jobs = world.ledger.jobs
+    jobs.release(world.job, JobState.FAILED, error="boom")
+    jobs.release(world.job, JobState.STOPPED)
+    row = jobs.current("flights")
+    assert (row.state, row.error, row.alive(NOW_MS)) == (JobState.FAILED, "boom", False)
+    assert jobs.request_stop("flights", "late") is None
+    assert jobs.acquire("flights", holder="next", lease_ms=1000).epoch == 2
+
+
+def test_a_job_ends_by_release_only(world: Any) -> None:
+    with pytest.raises(LedgerError):
+        world.ledger.jobs.update(world.job, state="stopped")
+    with pytest.raises(LedgerError):
+        world.ledger.jobs.release(world.job, "running")
+
+
+def test_a_receiver_hears_its_partitions(world: Any) -> None:
+    world.add({0: (0, 10)})
+    orders = world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, stats={"rate": 5})
+    assert {tp.partition: given.next_offset for tp, given in orders.assigned.items()} == {0: 10, 1: 0, 2: 0}
+    assert (orders.revoked, orders.stop, orders.max_rate) == (frozenset(), False, None)
+    assert (orders.now_ms, orders.lease_until_ms) == (NOW_MS, NOW_MS + 10_000)
+    (row,) = world.ledger.receivers.list("flights")
+    assert (row.stats, row.state, row.sealed_through_ms) == ({"rate": 5}, ReceiverState.RUNNING, NOW_MS)
+
+
+def test_what_is_sealed_stays_sealed_and_stats_stay_until_replaced(world: Any) -> None:
+    receivers = world.ledger.receivers
+    receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, stats={"rate": 5})
+    receivers.heartbeat(world.receiver, sealed_through_ms=0, error="a hiccup")
+    (row,) = receivers.list("flights")
+    assert (row.sealed_through_ms, row.stats, row.last_error) == (NOW_MS, {"rate": 5}, "a hiccup")
+
+
+def test_the_receivers_that_keep_a_batch_open(world: Any) -> None:
+    receivers = world.ledger.receivers
+    other = world.lease(1)
+    receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS + 1000)
+    receivers.heartbeat(other, sealed_through_ms=NOW_MS)
+    assert [row.receiver_id.index for row in receivers.unsealed("flights", NOW_MS + 1000)] == [1]
+    receivers.release(other, "stopped")
+    assert receivers.unsealed("flights", NOW_MS + 1000) == []
+    assert len(receivers.unsealed("flights", NOW_MS + 2000)) == 1
+    world.clock.advance(10_000)
+    assert receivers.unsealed("flights", NOW_MS + 2000) == []
+
+
+def test_a_stop_and_a_rate_reach_the_receivers(world: Any) -> None:
+    receivers = world.ledger.receivers
+    receivers.set_max_rate("flights", 250.5)
+    assert receivers.heartbeat(world.receiver, sealed_through_ms=0).max_rate == 250.5
+    receivers.set_max_rate("flights", None, input_id="kafka")
+    assert receivers.heartbeat(world.receiver, sealed_through_ms=0).max_rate is None
+    other = world.lease(1)
+    receivers.request_stop(other.receiver_id)
+    assert receivers.heartbeat(other, sealed_through_ms=0).stop
+    assert not receivers.heartbeat(world.receiver, sealed_through_ms=0).stop
+    world.ledger.jobs.request_stop("flights", "end")
+    assert receivers.heartbeat(world.receiver, sealed_through_ms=0, state="stopping").stop
+
+
+def test_no_receiver_starts_while_the_job_stops(world: Any) -> None:
+    world.ledger.jobs.request_stop("flights", "maintenance")
+    with pytest.raises(JobStoppingError, match="maintenance"):
+        world.lease(1)
+
+
+def test_no_receiver_starts_for_a_lost_job(world: Any) -> None:
+    world.clock.advance(10_000)
+    world.ledger.jobs.acquire("flights", holder="second", lease_ms=1000)
+    with pytest.raises(LeaseLostError):
+        world.lease(1)
+
+
+def test_a_restarted_receiver_fences_the_one_before(world: Any) -> None:
+    receivers = world.ledger.receivers
+    newer = world.lease(0)
+    for step in (
+        lambda: receivers.heartbeat(world.receiver, sealed_through_ms=0),
+        lambda: receivers.release(world.receiver, "stopped"),
+        lambda: receivers.report_error(world.receiver, "boom"),
+    ):
+        with pytest.raises(LeaseLostError):
+            step()
+    assert len(receivers.heartbeat(newer, sealed_through_ms=0).assigned) == 3
+    (row,) = receivers.list("flights")
+    assert (row.epoch, row.restarts) == (2, 1)
+
+
+def test_a_receiver_ends_with_its_error(world: Any) -> None:
+    receivers = world.ledger.receivers
+    receivers.report_error(world.receiver, "transient", "trace")
+    receivers.release(world.receiver, ReceiverState.FAILED, "boom")
+    receivers.release(world.receiver, ReceiverState.FAILED, "boom")
+    (row,) = receivers.list("flights")
+    assert (row.state, row.last_error, row.alive(NOW_MS)) == (ReceiverState.FAILED, "boom", False)
+    with pytest.raises(LeaseLostError):
+        receivers.heartbeat(world.receiver, sealed_through_ms=0)
+    kinds = [event.kind for event in world.ledger.events.latest("flights", limit=2)]
+    assert kinds == [EventKind.RECEIVER_FAILED, EventKind.RECEIVER_ERROR]
+
+
+def test_leases_pickle(world: Any) -> None:
+    job, receiver = pickle.loads(pickle.dumps((world.job, world.receiver)))  # noqa: S301
+    world.ledger.jobs.renew(job)
+    assert receiver.receiver_id == ReceiverId("flights", "kafka", 0)
+    world.ledger.receivers.heartbeat(receiver, sealed_through_ms=0)

@@ -1,0 +1,185 @@
+"""Topics and their incarnations, who owns a partition, positions that move without a block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.blocks import TopicPartition
+from headrace.ledger import EventKind, PartitionState
+from headrace.ledger.errors import (
+    LeaseHeldError,
+    LeaseLostError,
+    LedgerConflictError,
+    LedgerError,
+    PartitionNotAssignedError,
+    PositionConflictError,
+    PositionNotFoundError,
+)
+
+NOW_MS = 1_700_000_000_000
+
+
+def kinds(world: Any, *wanted: EventKind) -> list[tuple[str, Any]]:
+    return [(event.kind, event.payload) for event in world.ledger.events.list("flights", kinds=wanted)]
+
+
+def orders(world: Any, lease: Any) -> tuple[set[int], set[int]]:
+    heard = world.ledger.receivers.heartbeat(lease, sealed_through_ms=0)
+    return {tp.partition for tp in heard.assigned}, {tp.partition for tp in heard.revoked}
+
+
+def test_a_topic_seen_again_is_the_same(world: Any) -> None:
+    row = world.ledger.topics.observe(world.job, "kafka", "departures", "id-1", 3)
+    assert (row.incarnation, row.current, row.partitions) == (1, True, 3)
+    assert len(kinds(world, EventKind.TOPIC_SEEN)) == 1
+
+
+def test_growth_is_an_event_and_partitions_never_shrink(world: Any) -> None:
+    topics = world.ledger.topics
+    assert topics.observe(world.job, "kafka", "departures", "id-1", 5).partitions == 5
+    assert topics.observe(world.job, "kafka", "departures", "id-1", 4).partitions == 5
+    (event,) = kinds(world, EventKind.PARTITIONS_GREW)
+    assert (event[1]["from"], event[1]["to"]) == (3, 5)
+
+
+def test_a_recreated_topic_is_another_incarnation(world: Any) -> None:
+    row = world.ledger.topics.observe(world.job, "kafka", "departures", "id-2", 3)
+    assert row.incarnation == 2
+    assert [(r.incarnation, r.current) for r in world.ledger.topics.list("flights")] == [(1, False), (2, True)]
+    assert len(kinds(world, EventKind.TOPIC_RECREATED)) == 1
+    # Old metadata does not make a third one.
+    assert world.ledger.topics.observe(world.job, "kafka", "departures", "id-1", 3).incarnation == 1
+
+
+def test_the_same_name_in_two_inputs_counts_as_one_series(world: Any) -> None:
+    topics = world.ledger.topics
+    assert topics.observe(world.job, "other", "departures", "id-7", 1).incarnation == 2
+    assert topics.observe(world.job, "third", "departures", "id-1", 1).incarnation == 1
+    assert kinds(world, EventKind.TOPIC_RECREATED) == []
+
+
+def test_a_stale_job_observes_nothing_new(world: Any) -> None:
+    world.ledger.jobs.release(world.job)
+    with pytest.raises(LeaseLostError):
+        world.ledger.topics.observe(world.job, "kafka", "departures", "id-2", 3)
+
+
+def test_ensuring_leaves_existing_positions(world: Any) -> None:
+    world.add({0: (0, 10)})
+    more = TopicPartition("departures", "id-1", 3)
+    world.ledger.positions.ensure_all(world.job, "kafka", {world.partitions[0]: 99, more: 40})
+    world.ledger.positions.ensure(world.job, "kafka", more, 50)
+    rows = {row.partition.partition: row for row in world.ledger.positions.list("flights", "kafka")}
+    assert (rows[0].next_offset, rows[0].starting_offset) == (10, 0)
+    assert (rows[3].next_offset, rows[3].receiver_index, rows[3].state) == (40, None, PartitionState.ACTIVE)
+
+
+def test_a_position_needs_its_topic(world: Any) -> None:
+    with pytest.raises(LedgerConflictError):
+        world.ledger.positions.ensure(world.job, "kafka", TopicPartition("unseen", "id-3", 0), 0)
+
+
+def test_a_partition_changes_hands_when_its_owner_has_released_it(world: Any) -> None:
+    positions, moved = world.ledger.positions, world.partitions[1]
+    other = world.lease(1)
+    positions.assign(world.job, "kafka", {moved: 1})
+    assert orders(world, world.receiver) == ({0, 2}, {1})
+    assert orders(world, other) == (set(), set())
+    # What it has read already may still be stored.
+    world.add({1: (0, 4)})
+    positions.release(world.receiver, moved)
+    assert orders(world, world.receiver) == ({0, 2}, set())
+    assert orders(world, other) == ({1}, set())
+    with pytest.raises(PartitionNotAssignedError):
+        world.add({1: (4, 8)}, sequence=1)
+    world.add({1: (4, 8)}, lease=other)
+    released = kinds(world, EventKind.PARTITION_RELEASED)
+    assert [(payload["partition"], payload["receiver"], payload["next_offset"]) for _, payload in released] == [
+        (1, 0, 4)
+    ]
+
+
+def test_an_assignment_can_be_taken_back_before_the_release(world: Any) -> None:
+    world.lease(1)
+    for index in (1, 0):
+        world.ledger.positions.assign(world.job, "kafka", {world.partitions[1]: index})
+    assert orders(world, world.receiver) == ({0, 1, 2}, set())
+
+
+def test_a_requested_release_leaves_the_partition_free(world: Any) -> None:
+    positions = world.ledger.positions
+    positions.request_release(world.job, "kafka", world.partitions[:2])
+    assert orders(world, world.receiver) == ({2}, {0, 1})
+    positions.release(world.receiver, world.partitions[:2])
+    positions.release(world.receiver, world.partitions[:2])
+    assert [row.receiver_index for row in positions.list("flights")] == [None, None, 0]
+
+
+def test_a_living_receiver_is_not_robbed(world: Any) -> None:
+    with pytest.raises(LeaseHeldError, match="is alive"):
+        world.ledger.positions.force_release(world.job, "kafka", [world.partitions[0]])
+
+
+def test_a_dead_receiver_loses_its_partitions_and_cannot_come_back_to_them(world: Any) -> None:
+    other = world.lease(1)
+    world.clock.advance(10_000)
+    world.ledger.receivers.heartbeat(other, sealed_through_ms=0)
+    positions = world.ledger.positions
+    positions.assign(world.job, "kafka", {world.partitions[0]: 1})
+    positions.force_release(world.job, "kafka", world.partitions)
+    assert [row.receiver_index for row in positions.list("flights")] == [1, None, None]
+    with pytest.raises(PartitionNotAssignedError):
+        world.add({0: (0, 10)})
+    # It may live on, with nothing to read.
+    assert orders(world, world.receiver) == (set(), set())
+
+
+def test_an_unknown_partition_is_not_assigned(world: Any) -> None:
+    with pytest.raises(PositionNotFoundError, match="departures-9"):
+        world.ledger.positions.assign(world.job, "kafka", {TopicPartition("departures", "id-1", 9): 0})
+
+
+def test_a_stale_job_assigns_nothing(world: Any) -> None:
+    world.ledger.jobs.release(world.job)
+    with pytest.raises(LeaseLostError):
+        world.ledger.positions.assign(world.job, "kafka", {world.partitions[0]: 1})
+
+
+def test_a_position_advances_without_a_block(world: Any) -> None:
+    world.add({0: (0, 10)})
+    positions = world.ledger.positions
+    positions.advance(world.receiver, world.partitions[0], 10, 22)
+    assert world.position() == 22
+    assert world.ledger.gaps.list("flights") == []
+    world.add({0: (22, 30)})
+    with pytest.raises(PositionConflictError) as refused:
+        positions.advance(world.receiver, world.partitions[0], 22, 40)
+    assert (refused.value.expected, refused.value.kind) == (30, "overlap")
+    with pytest.raises(LedgerError):
+        positions.advance(world.receiver, world.partitions[0], 30, 29)
+
+
+def test_a_jump_is_a_gap(world: Any) -> None:
+    world.ledger.positions.advance(world.receiver, world.partitions[0], 0, 100, gap="lost to retention")
+    (gap,) = world.ledger.gaps.list("flights")
+    assert (gap.partition, gap.from_offset, gap.until_offset) == (world.partitions[0], 0, 100)
+    assert (gap.reason, gap.batch_time_ms, gap.at_ms) == ("lost to retention", None, NOW_MS)
+    (event,) = kinds(world, EventKind.GAP)
+    assert event[1]["until_offset"] == 100
+
+
+def test_only_the_owner_advances(world: Any) -> None:
+    with pytest.raises(PartitionNotAssignedError):
+        world.ledger.positions.advance(world.lease(1), world.partitions[0], 0, 1)
+
+
+def test_a_failed_partition_is_told_and_resumed(world: Any) -> None:
+    positions, receivers = world.ledger.positions, world.ledger.receivers
+    positions.fail(world.receiver, world.partitions[0], "offsets lost")
+    given = receivers.heartbeat(world.receiver, sealed_through_ms=0).assigned[world.partitions[0]]
+    assert (given.state, given.error) == (PartitionState.FAILED, "offsets lost")
+    positions.set_state(world.job, "kafka", [world.partitions[0]], "active")
+    assert positions.list("flights")[0].error is None
+    assert len(kinds(world, EventKind.PARTITION_FAILED)) == 1
