@@ -19,12 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class OffsetCommits:
-    """Commits asynchronously what is stored. ``commit`` is the storing thread's, ``on_commit`` the consuming one's."""
+    """Commits asynchronously what is stored. ``note`` is the storing thread's; ``send`` and the callback are the
+    consuming thread's, since librdkafka's Python client deadlocked when one thread committed while another consumed
+    (commit() keeps the interpreter's lock while it waits for the client's)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[tuple[str, int], int] = {}
         self._failures = 0
+        self._due = False
         self._last_error: str | None = None
 
     @property
@@ -43,11 +46,24 @@ class OffsetCommits:
         with self._lock:
             return len(self._open)
 
-    def commit(self, consumer: Any, ranges: Iterable[OffsetRange] = ()) -> None:
-        """Commit the ends of ``ranges`` and all that is not acknowledged yet. Never raises for Kafka's sake."""
+    def note(self, ranges: Iterable[OffsetRange]) -> None:
+        """The ends of ``ranges`` are to be committed."""
         with self._lock:
             for each in ranges:
                 self._open[each.partition.topic, each.partition.partition] = each.until_offset
+            self._due = True
+
+    def repeat(self) -> None:
+        """Whatever is not acknowledged yet is to be committed again."""
+        with self._lock:
+            self._due = True
+
+    def send(self, consumer: Any) -> None:
+        """Commit what is noted and all that is not acknowledged yet. Never raises for Kafka's sake."""
+        with self._lock:
+            if not self._due:
+                return
+            self._due = False
             offsets = [KafkaPartition(topic, number, offset) for (topic, number), offset in self._open.items()]
         if not offsets:
             return

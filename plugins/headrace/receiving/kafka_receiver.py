@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from headrace.blocks import OffsetRange, TopicPartition
+from headrace.blocks import TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.receiving.commits import OffsetCommits
 from headrace.receiving.errors import KafkaClientError
@@ -36,6 +36,7 @@ _FIRST_RECORDS = 500
 _QUERY_SECONDS = 5.0
 _FIRST_BACKOFF_SECONDS = 1.0
 _LONGEST_BACKOFF_SECONDS = 60.0
+_LAG_SECONDS = 1.0
 # 1 + 2 + 4 + ... + 60: about two minutes. What is still unreadable then is lasting damage and not a passing one.
 _DAMAGE_ATTEMPTS = 7
 
@@ -56,8 +57,7 @@ class _Findings:
 
 
 class KafkaReceiver:
-    """One consumer. ``fetch``, ``assign``, ``unassign`` and ``close`` belong to the consuming thread; ``commit``,
-    ``status`` and the counters may be used from any."""
+    """One consumer, of one thread: ``commits.note``, ``status`` and the counters alone may be used from another."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class KafkaReceiver:
         self._commits = OffsetCommits()
         self._fatal: str | None = None
         self._closed = False
+        self._next_lags = 0.0
         self.client_error: str | None = None
         """The client's last error that concerns no partition, None since it went well again."""
         self.connected: bool | None = None
@@ -129,7 +130,7 @@ class KafkaReceiver:
 
         Raises KafkaClientError when the client cannot go on.
         """
-        self._resume_due()
+        self.serve()
         most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
         try:
             messages = self._consumer.consume(most, timeout)
@@ -323,32 +324,41 @@ class KafkaReceiver:
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
-    def commit(self, ranges: Iterable[OffsetRange] = ()) -> None:
-        """Commit what is stored, asynchronously; failures are counted and repeated."""
-        if not self._closed:
-            self._commits.commit(self._consumer, ranges)
+    def serve(self) -> None:
+        """What is due besides reading: commits, partitions whose backoff is over, lags. ``fetch`` does it too."""
+        self._commits.send(self._consumer)
+        self._resume_due()
+        now = self._clock.monotonic()
+        if now >= self._next_lags:
+            self._next_lags = now + _LAG_SECONDS
+            self._measure_lags()
 
     @property
     def commits(self) -> OffsetCommits:
         return self._commits
 
     def status(self) -> list[PartitionStatus]:
-        """Each partition's state and lag, without asking Kafka."""
+        """Each partition's state and lag; the lag is about a second old."""
         with self._lock:
-            owned = [
-                (key, each.partition, each.next_offset, each.state, each.error) for key, each in self._owned.items()
+            return [
+                PartitionStatus(
+                    each.partition,
+                    each.next_offset,
+                    each.state,
+                    None if each.end_offset is None else max(0, each.end_offset - each.next_offset),
+                    each.error,
+                )
+                for each in self._owned.values()
             ]
-        return [
-            PartitionStatus(partition, next_offset, state, self._lag(key, next_offset), error)
-            for key, partition, next_offset, state, error in owned
-        ]
 
-    def _lag(self, key: tuple[str, int], next_offset: int) -> int | None:
-        try:
-            _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), cached=True)
-        except (KafkaException, RuntimeError, TypeError):
-            return None
-        return max(0, high - next_offset) if high >= 0 else None
+    def _measure_lags(self) -> None:
+        """From what the last fetch answers said: Kafka is not asked."""
+        for key, owned in self._owned.items():
+            try:
+                _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), cached=True)
+            except (KafkaException, TypeError):
+                continue
+            owned.end_offset = high if high >= 0 else owned.end_offset
 
     def close(self, commit_seconds: float = 2.0) -> None:
         """Wait a little for open commits to be acknowledged, then leave."""
@@ -357,6 +367,7 @@ class KafkaReceiver:
         until = self._clock.monotonic() + commit_seconds
         for partition in self.partitions:
             self._consumer_unassign((partition.topic, partition.partition))
+        self._commits.send(self._consumer)
         while self._commits.open and self._clock.monotonic() < until and self.connected is not False:
             self._consumer.consume(1, 0.05)
         self._closed = True

@@ -51,6 +51,7 @@ class OwnedPartition:
     error: str | None = None
     retry_at: float = 0.0
     attempts: int = 0
+    end_offset: int | None = None
     skips_damage: bool = False
     """The last try: what cannot be read is passed over, as a gap."""
 

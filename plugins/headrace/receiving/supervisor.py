@@ -155,7 +155,7 @@ class ReceiverSupervisor:
             self._lease,
             self._ledger,
             writer,
-            commit=self._kafka.commit,
+            commit=self._kafka.commits.note,
             wait=self._wait,
             clock=self._clock,
             next_offsets=self._next_offsets,
@@ -182,6 +182,7 @@ class ReceiverSupervisor:
             if self._generator.failure is not None:
                 return
             if not self._generator.wait_for_room(_POLL_SECONDS):
+                self._kafka.serve()
                 continue
             granted = self._limiter.grant(1_000_000)
             if granted == 0:
@@ -271,7 +272,7 @@ class ReceiverSupervisor:
         self._state = ReceiverState.RUNNING if self._state is ReceiverState.STARTING else self._state
         if self._kafka.commits.open and now >= self._next_commit:
             self._next_commit = now + _COMMIT_REPEAT_SECONDS
-            self._kafka.commit(())
+            self._kafka.commits.repeat()
         self._store.idle()
         self._collect_garbage()
 

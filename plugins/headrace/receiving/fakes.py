@@ -1,0 +1,199 @@
+"""A Kafka in memory and a consumer of it, for tests without a server: headrace's own, and those of its users."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaPartition
+
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class FakeEntry:
+    """One offset of a partition. ``control`` entries take an offset and are never seen, as transaction markers."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: list[tuple[str, str | bytes | None]] | None = None
+    kind: Literal["data", "control", "damaged"] = "data"
+
+
+@dataclass(slots=True)
+class FakeLog:
+    """A partition: ``entries[i]`` has offset ``low + i``."""
+
+    low: int = 0
+    entries: list[FakeEntry] = field(default_factory=list)
+
+    @property
+    def high(self) -> int:
+        return self.low + len(self.entries)
+
+
+class FakeKafka:
+    """Topics in memory, shared by any number of `FakeConsumer`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.logs: dict[Key, FakeLog] = {}
+        self.topic_ids: dict[str, str] = {}
+        self.committed: dict[Key, int] = {}
+        self.fail_commits: KafkaError | None = None
+        self._made = 0
+
+    def create(self, topic: str, partitions: int) -> str:
+        """Create the topic, or create it again; its topic id."""
+        with self.lock:
+            for key in [key for key in self.logs if key[0] == topic]:
+                del self.logs[key]
+            self._made += 1
+            self.topic_ids[topic] = f"id-{topic}-{self._made}"
+            for number in range(partitions):
+                self.logs[topic, number] = FakeLog()
+            return self.topic_ids[topic]
+
+    def grow(self, topic: str, partitions: int) -> None:
+        with self.lock:
+            for number in range(partitions):
+                self.logs.setdefault((topic, number), FakeLog())
+
+    def partitions(self, topic: str) -> int:
+        with self.lock:
+            return sum(key[0] == topic for key in self.logs)
+
+    def produce(self, topic: str, partition: int, *values: bytes | FakeEntry | None) -> int:
+        """Append; returns the next offset."""
+        with self.lock:
+            log = self.logs[topic, partition]
+            log.entries.extend(value if isinstance(value, FakeEntry) else FakeEntry(value) for value in values)
+            return log.high
+
+    def expire(self, topic: str, partition: int, low: int) -> None:
+        """Retention: offsets below ``low`` are gone."""
+        with self.lock:
+            log = self.logs[topic, partition]
+            del log.entries[: low - log.low]
+            log.low = low
+
+    def consumer(self, config: Mapping[str, Any]) -> FakeConsumer:
+        """A factory for `KafkaReceiver`."""
+        return FakeConsumer(self, config)
+
+
+class FakeConsumer:
+    """The part of confluent_kafka.Consumer that `KafkaReceiver` uses, over a `FakeKafka`."""
+
+    def __init__(self, kafka: FakeKafka, config: Mapping[str, Any]) -> None:
+        self._kafka = kafka
+        self._on_commit: Callable[[Any, list[Any]], None] = config.get("on_commit", lambda *_: None)
+        self._positions: dict[Key, int] = {}
+        self._read: dict[Key, int] = {}
+        self._told_end: set[Key] = set()
+        self._silent: set[Key] = set()
+        self._pending: list[tuple[KafkaError | None, list[Any]]] = []
+        self.events: list[Message] = []
+        """Returned by the next consume() before anything else."""
+        self.closed = False
+
+    def incremental_assign(self, partitions: Iterable[Any]) -> None:
+        for each in partitions:
+            key = (each.topic, each.partition)
+            if key in self._positions:
+                raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{key} is assigned"))
+            self._positions[key] = each.offset
+            self._silent.discard(key)
+            self._told_end.discard(key)
+
+    def incremental_unassign(self, partitions: Iterable[Any]) -> None:
+        for each in partitions:
+            if self._positions.pop((each.topic, each.partition), None) is None:
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "not assigned"))
+            self._read.pop((each.topic, each.partition), None)
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        pending, self._pending = self._pending, []
+        for error, partitions in pending:
+            self._on_commit(error, partitions)
+        found, self.events = self.events, []
+        with self._kafka.lock:
+            for key in list(self._positions):
+                found += self._consume(key, num_messages - len(found))
+        if not found and timeout:
+            time.sleep(min(timeout, 0.002))
+        return found
+
+    def _consume(self, key: Key, most: int) -> list[Message]:
+        log = self._kafka.logs.get(key)
+        if log is None or key in self._silent:
+            return []
+        position = self._positions[key]
+        if not log.low <= position <= log.high:
+            self._silent.add(key)
+            return [self._event(key, position, KafkaError._AUTO_OFFSET_RESET)]
+        found: list[Message] = []
+        while position < log.high and len(found) < most:
+            entry = log.entries[position - log.low]
+            if entry.kind == "data":
+                found.append(_message(key, position, entry))
+            elif entry.kind == "damaged":
+                found.append(self._event(key, position, KafkaError._BAD_MSG))
+            position += 1
+        if position == log.high and (found or key not in self._told_end) and len(found) < most:
+            self._told_end.add(key)
+            found.append(self._event(key, position, KafkaError._PARTITION_EOF))
+        self._positions[key] = self._read[key] = position
+        return found
+
+    def _event(self, key: Key, offset: int, code: int) -> Message:
+        return Message(topic=key[0], partition=key[1], offset=offset, error=KafkaError(code, "told by the fake"))
+
+    def position(self, partitions: Iterable[Any]) -> list[Any]:
+        return [KafkaPartition(p.topic, p.partition, self._read.get((p.topic, p.partition), -1001)) for p in partitions]
+
+    def get_watermark_offsets(self, partition: Any, **_: object) -> tuple[int, int]:
+        with self._kafka.lock:
+            log = self._kafka.logs.get((partition.topic, partition.partition))
+            if log is None:
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "no such topic"))
+            return log.low, log.high
+
+    def commit(self, *, offsets: list[Any], asynchronous: bool) -> None:
+        if not asynchronous:
+            raise NotImplementedError("a receiver commits asynchronously")
+        error = self._kafka.fail_commits
+        if error is None:
+            self._kafka.committed.update({(each.topic, each.partition): each.offset for each in offsets})
+        self._pending.append((error, offsets))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _message(key: Key, offset: int, entry: FakeEntry) -> Message:
+    return Message(
+        topic=key[0],
+        partition=key[1],
+        offset=offset,
+        key=entry.key,
+        value=entry.value,
+        headers=entry.headers,
+        timestamp=(1, 1_700_000_000_000 + offset),
+    )
+
+
+class FakeTopicIds:
+    """``TopicIds`` of a `FakeKafka`."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self._kafka = kafka
+
+    def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:
+        with self._kafka.lock:
+            ids = {topic: self._kafka.topic_ids.get(topic) for topic in topics}
+        return lambda _: ids

@@ -1,0 +1,204 @@
+"""The clock, the timer, the rate limiter, the assignment and the scheduling policy."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.clock import ManualClock
+from headrace.receiving.assignment import assign
+from headrace.receiving.ledger_clock import LedgerClock
+from headrace.receiving.rate_limiter import RateLimiter
+from headrace.receiving.recurring_timer import RecurringTimer
+from headrace.receiving.scheduling_policy import Executor, ReceiverPlace, reschedule_receiver, schedule_receivers
+
+
+class TestLedgerClock:
+    def test_is_asked_for_once_and_told_from_then_on(self) -> None:
+        clock = ManualClock(1_000)
+        asked = []
+        ledger = LedgerClock(lambda: asked.append(1) or 50_000, clock)
+        with pytest.raises(RuntimeError):
+            ledger.now_ms()
+        ledger.sample()
+        clock.advance(250)
+        assert ledger.now_ms() == 50_250
+        assert len(asked) == 1
+
+    def test_the_answer_counts_for_the_middle_of_its_round_trip(self) -> None:
+        clock = ManualClock(0)
+
+        def slow() -> int:
+            clock.advance(100)
+            return 50_000
+
+        ledger = LedgerClock(slow, clock)
+        ledger.sample()
+        assert ledger.now_ms() == 50_050
+        assert ledger.error_ms == 50
+
+    def test_the_best_round_trip_wins_and_time_never_goes_back(self) -> None:
+        clock = ManualClock(0)
+        answers = iter([(100, 60_000), (2, 50_100)])
+
+        def read() -> int:
+            took, answer = next(answers)
+            clock.advance(took)
+            return answer
+
+        ledger = LedgerClock(read, clock)
+        ledger.sample()
+        first = ledger.now_ms()
+        ledger.sample()
+        assert ledger.now_ms() == first
+        clock.advance(20_000)
+        assert ledger.now_ms() == 50_100 + 1 + 20_000
+
+
+class TestRecurringTimer:
+    def test_basic(self) -> None:
+        clock = ManualClock(1_030)
+        called: list[int] = []
+        timer = RecurringTimer(clock, 100, called.append, "test")
+        assert timer.start() == 1_100
+        for _ in range(3):
+            clock.advance(100)
+        until = time.monotonic() + 5
+        while len(called) < 3 and time.monotonic() < until:
+            time.sleep(0.002)
+        assert timer.stop() == 1_300
+        assert called == [1_100, 1_200, 1_300]
+
+    def test_callback_is_made_once_more_by_a_stop_that_does_not_interrupt(self) -> None:
+        called: list[int] = []
+        timer = RecurringTimer(ManualClock(0), 100, called.append, "test")
+        timer.start()
+        assert timer.stop(interrupt=False) == 100
+        assert called == [100]
+
+
+class TestRateLimiter:
+    def test_initializes_even_without_a_max_rate(self) -> None:
+        limiter = RateLimiter(None, ManualClock())
+        assert limiter.current_limit is None
+        assert limiter.grant(5_000) == 5_000
+        limiter.update(105)
+        assert limiter.current_limit == 105
+
+    def test_updates_when_below_max_rate(self) -> None:
+        limiter = RateLimiter(110, ManualClock())
+        limiter.update(105)
+        assert limiter.current_limit == 105
+
+    def test_stays_below_max_rate_despite_large_updates(self) -> None:
+        limiter = RateLimiter(100, ManualClock())
+        limiter.update(105)
+        assert limiter.current_limit == 100
+        limiter.update(0)
+        assert limiter.current_limit == 100
+        limiter.update(None)
+        assert limiter.current_limit == 100
+
+    def test_the_rate_holds_over_time_with_small_bursts(self) -> None:
+        clock = ManualClock()
+        limiter = RateLimiter(1_000, clock)
+        taken = 0
+        for _ in range(100):
+            clock.advance(100)
+            granted = limiter.grant(10_000)
+            limiter.spend(granted)
+            taken += granted
+        assert taken == pytest.approx(10_000, rel=0.01)
+        clock.advance(60_000)
+        assert limiter.grant(10_000) == 200
+
+    def test_an_overdraft_is_paid_back(self) -> None:
+        clock = ManualClock()
+        limiter = RateLimiter(100, clock)
+        limiter.spend(101)
+        assert limiter.grant(1) == 0
+        assert limiter.delay() == pytest.approx(1.01)
+        clock.advance(1_100)
+        assert limiter.grant(1) == 1
+
+
+class TestAssignment:
+    def test_even_and_interleaved(self) -> None:
+        assert assign([("a", 0), ("a", 1), ("a", 2), ("a", 3)], [0, 1], {}) == {
+            ("a", 0): 0,
+            ("a", 1): 1,
+            ("a", 2): 0,
+            ("a", 3): 1,
+        }
+
+    def test_without_receivers_nothing(self) -> None:
+        assert assign([1, 2], [], {}) == {}
+
+    @given(
+        st.sets(st.integers(0, 60)),
+        st.sets(st.integers(0, 6), min_size=1),
+        st.dictionaries(st.integers(0, 60), st.integers(0, 8)),
+    )
+    def test_even_and_with_fewest_moves(
+        self, partitions: set[int], receivers: set[int], current: dict[int, int]
+    ) -> None:
+        result = assign(partitions, receivers, current)
+        assert set(result) == partitions
+        counts = sorted(list(result.values()).count(receiver) for receiver in receivers)
+        assert counts[-1] - counts[0] <= 1
+        stayed = sum(current.get(partition) == owner for partition, owner in result.items())
+        held = sorted((sum(current.get(p) == r for p in partitions) for r in receivers), reverse=True)
+        least, more = divmod(len(partitions), len(receivers))
+        best = sum(min(count, least + (rank < more)) for rank, count in enumerate(held))
+        assert stayed == best
+        assert assign(partitions, receivers, result) == result
+
+
+A1, A2, B1, C1 = Executor("a", "1"), Executor("a", "2"), Executor("b", "1"), Executor("c", "1")
+
+
+class TestSchedulingPolicy:
+    def test_rescheduling_with_no_executors(self) -> None:
+        assert reschedule_receiver([], []) == ()
+
+    def test_rescheduling_honours_the_preferred_location(self) -> None:
+        assert A1 in reschedule_receiver([A1, B1], [ReceiverPlace(running=A1)], preferred="a")
+
+    def test_rescheduling_returns_all_idle_executors(self) -> None:
+        assert reschedule_receiver([A1, B1, C1], [ReceiverPlace(running=A1)]) == (B1, C1)
+
+    def test_rescheduling_returns_all_of_least_weight_when_none_is_idle(self) -> None:
+        others = [
+            ReceiverPlace(running=A1),
+            ReceiverPlace(candidates=(A2, B1)),
+            ReceiverPlace(candidates=(B1, C1)),
+            ReceiverPlace(candidates=(A2, C1)),
+            ReceiverPlace(running=C1),
+        ]
+        assert reschedule_receiver([A1, A2, B1, C1], others) == (A1, A2, B1)
+
+    def test_more_receivers_than_executors(self) -> None:
+        placed = schedule_receivers(range(6), [A1, B1, C1])
+        assert all(len(candidates) == 1 for candidates in placed.values())
+        assert sorted(candidates[0] for candidates in placed.values()) == [A1, A1, B1, B1, C1, C1]
+
+    def test_more_executors_than_receivers(self) -> None:
+        placed = schedule_receivers(range(3), [Executor("h", str(number)) for number in range(6)])
+        assert [len(candidates) for candidates in placed.values()] == [2, 2, 2]
+        assert len({executor for candidates in placed.values() for executor in candidates}) == 6
+
+    def test_preferred_locations_are_shared_evenly(self) -> None:
+        placed = schedule_receivers(
+            range(6), [A1, A2, B1], dict.fromkeys(range(3), "a") | dict.fromkeys(range(3, 6), "b")
+        )
+        assert {placed[number][0].host for number in range(3)} == {"a"}
+        assert {placed[number][0].host for number in range(3, 6)} == {"b"}
+
+    def test_no_receivers(self) -> None:
+        assert schedule_receivers([], [A1]) == {}
+
+    def test_no_executors(self) -> None:
+        assert schedule_receivers([0, 1], []) == {0: (), 1: ()}
