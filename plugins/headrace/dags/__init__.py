@@ -1,4 +1,8 @@
-"""A stream becomes DAGs in one line: ``receiver, batches = stream_dags(stream)``."""
+"""A stream becomes DAGs in one line: ``receiver, batches = stream_dags(stream)``.
+
+Airflow parses only those files of its DAGs folder that have the words "airflow" and "dag" in them somewhere (unless
+``core.dag_discovery_safe_mode`` is off), so a file of that one line needs a comment that says "airflow".
+"""
 
 from __future__ import annotations
 

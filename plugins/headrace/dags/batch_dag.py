@@ -22,8 +22,8 @@ _DOC = """\
 # {name}: batches
 
 A run for each batch time, which is the end of its data interval. A batch's blocks are allocated once: however often its
-run is repeated, it processes the same records and writes the same documents. To run a completed batch again, clear its
-run or trigger one with the logical date of its interval's start, with `reprocess` set.
+run is repeated, it processes the same records and writes the same documents. To run a completed batch again, trigger a
+run with `reprocess` set and any logical date inside its interval (its start has a run: Airflow gives a date only one).
 
 {stream}
 """

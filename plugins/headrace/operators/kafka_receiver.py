@@ -133,17 +133,22 @@ class KafkaReceiverOperator(BaseOperator):
 
         hook = StreamSparkSubmitHook(
             self.stream,
-            application_args=["--ledger", self.stream.ledger, "--stream", self.stream.name],
+            # A holder is one process: a try that is run again gets another.
+            application_args=[
+                *self._stream_arguments(),
+                "--holder",
+                f"{holder(context)}@{time.time_ns() // 1_000_000}",
+            ],
             name=f"headrace receiver {self.stream.name}",
         )
-        environment = hook.environment()
-        # Who holds the lease is to be seen in the ledger and by whoever finds it held.
-        environment["HEADRACE_HOLDER"] = holder(context)
         log = log_file(self.stream.name)
         self.log.info("The receiver job writes its log to %s on this host.", log)
-        self._process = spawn(hook.command(application("receiver.py")), environment=environment, log=log)
+        self._process = spawn(hook.command(application("receiver.py")), environment=hook.environment(), log=log)
         self.log.info("Started the receiver job as process %d.", self._process.pid)
         return self._process
+
+    def _stream_arguments(self) -> list[str]:
+        return ["--ledger", self.stream.ledger, "--stream", self.stream.name]
 
     def _did_not_start(self, what: str, process: DetachedProcess) -> ReceiverJobError:
         if process.alive():

@@ -19,6 +19,7 @@ LEASE_MS = 1500
 parser = argparse.ArgumentParser()
 parser.add_argument("--ledger", required=True)
 parser.add_argument("--stream", required=True)
+parser.add_argument("--holder", required=True)
 arguments = parser.parse_args()
 behaviour = os.environ.get("TOY", "run")
 
@@ -29,7 +30,7 @@ if behaviour == "crash":
 with Ledger.open(arguments.ledger) as ledger:
     lease = ledger.jobs.acquire(
         arguments.stream,
-        holder=os.environ.get("HEADRACE_HOLDER", "toy"),
+        holder=arguments.holder,
         lease_ms=LEASE_MS,
         attributes={"ui_url": "http://127.0.0.1:4040", "pid": os.getpid()},
     )

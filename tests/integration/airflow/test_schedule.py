@@ -1,0 +1,170 @@
+"""A stream's DAGs under a real Airflow, toys in place of Spark: schedule, states, crashes.
+
+The tests are steps of one story, in order: starting an Airflow costs half a minute.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+RECEIVER, BATCHES = "flights_receiver", "flights_batches"
+FIVE = timedelta(seconds=5)
+
+
+def job(installation):
+    with installation.ledger() as ledger:
+        found = ledger.jobs.current("flights")
+        return found, found is not None and found.alive(ledger.now_ms())
+
+
+def finished(installation, dag_id=BATCHES):
+    return [run for run in installation.api.runs(dag_id) if run["state"] in ("success", "failed")]
+
+
+def test_airflow_has_no_import_errors(installation):
+    assert installation.api.import_errors() == {}
+
+
+def test_the_receiver_dag_starts_the_job_and_waits_deferred(installation, until):
+    installation.api.unpause(RECEIVER)
+    until(lambda: job(installation)[1], what="the receiver job's lease")
+    (run,) = installation.api.runs(RECEIVER)
+    until(
+        lambda: installation.api.task_states(RECEIVER, run["dag_run_id"]) == {"receive": "deferred"},
+        what="the task's deferral",
+    )
+    log = installation.api.task_log(RECEIVER, run["dag_run_id"], "receive")
+    assert "writes its log to" in log
+    assert "http://127.0.0.1:4040" in installation.api.xcom(RECEIVER, run["dag_run_id"], "receive", "_link_SparkUiLink")
+
+
+def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(installation, until):
+    # Long enough for times that no run of the schedule will be about.
+    until(lambda: _unclaimed(installation) >= 2, what="batch times without a run")
+    installation.api.unpause(BATCHES)
+    until(lambda: len(finished(installation)) >= 6, seconds=120, what="runs")
+    runs = finished(installation)
+    assert {run["state"] for run in runs} == {"success"}
+    for run in runs:
+        start, end = (datetime.fromisoformat(run[f"data_interval_{part}"]) for part in ("start", "end"))
+        assert end - start == FIVE
+        assert start.timestamp() % 5 == 0
+        assert run["logical_date"] == run["data_interval_start"]
+    assert any(run["dag_run_id"].startswith("claimed__") for run in runs)
+    with installation.ledger() as ledger:
+        batches = ledger.batches.list("flights", oldest_first=True)
+        assert {batch.state.value for batch in batches[:-1]} == {"completed"}
+        times = [batch.batch_time_ms for batch in batches]
+        assert times == list(range(times[0], times[-1] + 1, 5000))
+        # Every offset from the first on, in one batch each.
+        reached = 0
+        for batch in batches:
+            for taken in ledger.batches.inputs("flights", batch.batch_time_ms):
+                assert taken.from_offset == reached
+                reached = taken.until_offset
+        assert reached > 0
+
+
+def _unclaimed(installation) -> int:
+    with installation.ledger() as ledger:
+        now_ms = ledger.now_ms()
+        return sum(time.batch_time_ms < now_ms for time in ledger.blocks.unclaimed("flights"))
+
+
+def test_a_failed_batch_fails_its_run_though_checkpoint_and_cleanup_run(installation, until):
+    installation.fail_if.touch()
+    try:
+        until(lambda: any(run["state"] == "failed" for run in finished(installation)), what="a failed run")
+    finally:
+        installation.fail_if.unlink()
+    failed = [run for run in finished(installation) if run["state"] == "failed"][-1]
+    assert installation.api.task_states(BATCHES, failed["dag_run_id"]) == {
+        "await_blocks": "success",
+        "allocate_blocks": "success",
+        "generate_batch": "failed",
+        "checkpoint": "success",
+        "cleanup": "success",
+    }
+    log = installation.api.task_log(BATCHES, failed["dag_run_id"], "generate_batch")
+    assert "the transform said no" in log
+
+
+def test_a_cleared_run_processes_the_same_batch_again(installation, until):
+    failed = next(run for run in finished(installation) if run["state"] == "failed")
+    installation.api.clear(BATCHES, failed["dag_run_id"])
+    installation.api.wait_for_run(BATCHES, failed["dag_run_id"], timeout=120)
+    at_ms = _batch_time(failed)
+    with installation.ledger() as ledger:
+        assert ledger.batches.get("flights", at_ms).state.value == "completed"
+
+
+def _batch_time(run) -> int:
+    return int(datetime.fromisoformat(run["data_interval_end"]).timestamp() * 1000)
+
+
+def test_a_completed_batch_is_run_again_when_a_run_asks_for_it(installation):
+    done = next(run for run in finished(installation) if run["state"] == "success")
+    inside = datetime.fromisoformat(done["data_interval_start"]) + timedelta(seconds=1)
+    with installation.ledger() as ledger:
+        before = ledger.batches.get("flights", _batch_time(done))
+    run_id = installation.api.trigger(BATCHES, conf={"reprocess": True}, logical_date=inside)
+    run = installation.api.wait_for_run(BATCHES, run_id, timeout=120)
+    assert run["data_interval_start"] == done["data_interval_start"]
+    with installation.ledger() as ledger:
+        after = ledger.batches.get("flights", _batch_time(done))
+    assert after.attempt == before.attempt + 1
+    assert (after.records, after.manifest_sha256) == (before.records, before.manifest_sha256)
+
+
+def test_a_backfill_runs_intervals_that_nobody_ran(installation, until):
+    start = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=1)
+    installation.api.backfill(BATCHES, start, start + 2 * FIVE)
+    wanted = {start + n * FIVE for n in range(3)}
+
+    def done():
+        return {
+            datetime.fromisoformat(run["logical_date"])
+            for run in finished(installation)
+            if run["run_type"] == "backfill" and run["state"] == "success"
+        }
+
+    until(lambda: done() == wanted, seconds=120, what="the backfill")
+    with installation.ledger() as ledger:
+        for date in wanted:
+            assert ledger.batches.get("flights", int((date + FIVE).timestamp() * 1000)).state.value == "completed"
+
+
+def test_a_killed_triggerer_and_scheduler_cost_the_receiver_job_nothing(installation, until):
+    before, alive = job(installation)
+    assert alive
+    for name in ("triggerer", "scheduler"):
+        installation.airflow.components[name].kill()
+    for name in ("triggerer", "scheduler"):
+        installation.airflow.components[name].start()
+    with installation.ledger() as ledger:
+        ledger.jobs.request_stop("flights", "the test")
+    run = installation.api.runs(RECEIVER)[-1]
+    installation.api.wait_for_run(RECEIVER, run["dag_run_id"], timeout=120)
+    # @continuous: the next run starts the next job.
+    until(lambda: job(installation)[1] and job(installation)[0].epoch == before.epoch + 1, what="the next job")
+
+
+def test_marking_the_deferred_task_stops_the_job(installation, until):
+    before, _ = job(installation)
+    run = until(
+        lambda: next((run for run in installation.api.runs(RECEIVER) if run["state"] == "running"), None), what="a run"
+    )
+    run_id = run["dag_run_id"]
+    until(lambda: installation.api.task_states(RECEIVER, run_id) == {"receive": "deferred"}, what="the deferral")
+    installation.api.pause(RECEIVER)
+    installation.api.request(
+        "PATCH", f"/dags/{RECEIVER}/dagRuns/{run_id.replace('+', '%2B')}/taskInstances/receive", {"new_state": "failed"}
+    )
+    until(lambda: not job(installation)[1], what="the job's end")
+    stopped, _ = job(installation)
+    assert stopped.epoch == before.epoch
+    assert stopped.state.value == "stopped"
