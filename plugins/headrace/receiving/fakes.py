@@ -94,7 +94,7 @@ class FakeConsumer:
         self._on_commit: Callable[[Any, list[Any]], None] = config.get("on_commit", lambda *_: None)
         self._positions: dict[Key, int] = {}
         self._read: dict[Key, int] = {}
-        self._told_end: set[Key] = set()
+        self._told_end: dict[Key, int] = {}
         self._silent: set[Key] = set()
         self._pending: list[tuple[KafkaError | None, list[Any]]] = []
         self.events: list[Message] = []
@@ -108,7 +108,7 @@ class FakeConsumer:
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{key} is assigned"))
             self._positions[key] = each.offset
             self._silent.discard(key)
-            self._told_end.discard(key)
+            self._told_end.pop(key, None)
 
     def incremental_unassign(self, partitions: Iterable[Any]) -> None:
         for each in partitions:
@@ -144,8 +144,8 @@ class FakeConsumer:
             elif entry.kind == "damaged":
                 found.append(self._event(key, position, KafkaError._BAD_MSG))
             position += 1
-        if position == log.high and (found or key not in self._told_end) and len(found) < most:
-            self._told_end.add(key)
+        if position == log.high and self._told_end.get(key) != position and len(found) < most:
+            self._told_end[key] = position
             found.append(self._event(key, position, KafkaError._PARTITION_EOF))
         self._positions[key] = self._read[key] = position
         return found

@@ -136,13 +136,13 @@ class KafkaReceiver:
             messages = self._consumer.consume(most, timeout)
         except KafkaException as error:
             raise KafkaClientError(f"Kafka's client failed: {error}.") from error
-        if self._fatal is not None:
-            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
-        if not messages:
-            return []
         found = _Findings()
         if any([message.error() is not None for message in messages]):
             messages = self._sort_out(messages, found)
+        if self._fatal is not None:
+            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
+        if not messages and not found.ends and not found.held and not found.skipped:
+            return []
         return [*found.skipped, *self._convert(messages, found), *self._lost_gaps(found)]
 
     def _convert(self, messages: Sequence[Any], found: _Findings) -> list[RecordChunk]:

@@ -1,0 +1,195 @@
+"""One consumer over a Kafka in memory: positions, and every trouble a partition can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message
+
+from headrace.blocks import OffsetRange, TopicPartition
+from headrace.clock import ManualClock
+from headrace.receiving.errors import KafkaClientError
+from headrace.receiving.fakes import FakeConsumer, FakeEntry, FakeKafka
+from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.partition_state import FetchState, Gap
+from headrace.receiving.record_batches import RecordChunk
+
+CONTROL = FakeEntry(None, kind="control")
+DAMAGED = FakeEntry(None, kind="damaged")
+
+
+class Setting:
+    def __init__(self, policy: Any = "fail") -> None:
+        self.kafka = FakeKafka()
+        self.clock = ManualClock(0)
+        topic_id = self.kafka.create("a", 2)
+        self.p0, self.p1 = TopicPartition("a", topic_id, 0), TopicPartition("a", topic_id, 1)
+        self.consumers: list[FakeConsumer] = []
+        self.receiver = KafkaReceiver({}, on_lost_offsets=policy, clock=self.clock, consumer_factory=self._consumer)
+
+    def _consumer(self, config: dict[str, Any]) -> FakeConsumer:
+        self.consumers.append(FakeConsumer(self.kafka, config))
+        return self.consumers[-1]
+
+    def fetch(self) -> list[RecordChunk | Gap]:
+        found: list[RecordChunk | Gap] = []
+        for _ in range(5):
+            found += self.receiver.fetch(0)
+        return found
+
+    def ranges(self) -> list[OffsetRange]:
+        return [each for event in self.fetch() if isinstance(event, RecordChunk) for each in event.ranges]
+
+    def state(self, partition: TopicPartition) -> FetchState:
+        return next(each.state for each in self.receiver.status() if each.partition == partition)
+
+
+def test_reads_from_the_position_to_the_end() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"%d" % n for n in range(10)])
+    setting.receiver.assign(setting.p0, 4)
+    assert setting.ranges() == [OffsetRange(setting.p0, 4, 10, 6)]
+    assert setting.state(setting.p0) is FetchState.AT_END
+
+
+def test_the_position_passes_control_records() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, b"1", CONTROL, b"2", CONTROL, CONTROL)
+    setting.receiver.assign(setting.p0, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 5, 2)]
+    setting.kafka.produce("a", 0, CONTROL)
+    assert setting.ranges() == [OffsetRange(setting.p0, 5, 6, 0)]
+
+
+def test_lost_offsets_fail_their_partition_and_no_other() -> None:
+    setting = Setting()
+    for partition in (0, 1):
+        setting.kafka.produce("a", partition, *[b"x"] * 10)
+    setting.kafka.expire("a", 0, 6)
+    setting.receiver.assign(setting.p0, 2)
+    setting.receiver.assign(setting.p1, 0)
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 10, 10)]
+    (status,) = [each for each in setting.receiver.status() if each.state is FetchState.FAILED]
+    assert status.partition == setting.p0
+    assert "[2, 6) are gone" in (status.error or "")
+
+
+def test_lost_offsets_are_a_gap_under_reset() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"x"] * 10)
+    setting.kafka.expire("a", 0, 6)
+    setting.receiver.assign(setting.p0, 2)
+    gap, chunk = setting.fetch()
+    assert isinstance(gap, Gap)
+    assert (gap.from_offset, gap.until_offset) == (2, 6)
+    assert isinstance(chunk, RecordChunk)
+    assert chunk.ranges == (OffsetRange(setting.p0, 6, 10, 4),)
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_a_log_that_ends_before_the_position_fails_under_any_policy(policy: str) -> None:
+    setting = Setting(policy)
+    setting.receiver.assign(setting.p0, 7)
+    assert setting.fetch() == []
+    assert setting.state(setting.p0) is FetchState.FAILED
+
+
+def test_damage_is_fetched_again_with_backoff_while_others_go_on() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, b"0", b"1", DAMAGED, b"3")
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 2, 2)]
+    assert setting.state(setting.p0) is FetchState.BACKING_OFF
+    setting.kafka.produce("a", 1, b"0")
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 1, 1)]
+    setting.kafka.logs["a", 0].entries[2] = FakeEntry(b"2")
+    assert setting.ranges() == []
+    setting.clock.advance(1_000)
+    assert setting.ranges() == [OffsetRange(setting.p0, 2, 4, 2)]
+
+
+def test_lasting_damage_fails_the_partition() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, b"0", DAMAGED, b"2")
+    setting.receiver.assign(setting.p0, 0)
+    for _ in range(10):
+        setting.fetch()
+        setting.clock.advance(60_000)
+    assert setting.state(setting.p0) is FetchState.FAILED
+
+
+@pytest.mark.parametrize("rest", [[b"2", b"3"], []])
+def test_lasting_damage_is_a_gap_under_reset(rest: list[bytes]) -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, b"0", DAMAGED, *rest)
+    setting.receiver.assign(setting.p0, 0)
+    events: list[RecordChunk | Gap] = []
+    for _ in range(12):
+        events += setting.fetch()
+        setting.clock.advance(60_000)
+    gaps = [event for event in events if isinstance(event, Gap)]
+    assert [(gap.from_offset, gap.until_offset) for gap in gaps] == [(1, 2)]
+    assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 1 + len(rest)
+    assert setting.receiver.partitions == {setting.p0: 2 + len(rest)}
+    position = 0
+    for event in events:
+        for each in [event] if isinstance(event, Gap) else event.ranges:
+            assert each.from_offset == position
+            position = each.until_offset
+
+
+def test_unassigned_partitions_are_not_read_and_the_others_go_on() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    setting.receiver.unassign(setting.p0)
+    for partition in (0, 1):
+        setting.kafka.produce("a", partition, b"x")
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 1, 1)]
+
+
+def test_a_failed_commit_is_counted_and_repeated() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.kafka.fail_commits = KafkaError(KafkaError.UNKNOWN_MEMBER_ID, "another member")
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.fetch()
+    assert setting.receiver.commits.failures == 1
+    assert "another member" in (setting.receiver.commits.last_error or "")
+    setting.kafka.fail_commits = None
+    setting.receiver.commits.note([OffsetRange(setting.p1, 0, 3, 3)])
+    setting.fetch()
+    assert setting.kafka.committed == {("a", 0): 5, ("a", 1): 3}
+    assert setting.receiver.commits.open == 0
+
+
+def test_a_fatal_error_of_the_client_ends_it() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.consumers[0].events = [Message(error=KafkaError(KafkaError._FATAL, "fenced", True))]
+    with pytest.raises(KafkaClientError, match="fenced"):
+        setting.receiver.fetch(0)
+
+
+def test_an_error_of_a_topic_is_its_partitions_until_it_goes_on() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.fetch()
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "not yours")
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=-1001, error=error)]
+    setting.receiver.fetch(0)
+    assert "not yours" in (setting.receiver.status()[0].error or "")
+    setting.kafka.produce("a", 0, b"x")
+    setting.fetch()
+    assert setting.receiver.status()[0].error is None
+
+
+def test_large_records_are_fetched_a_few_at_a_time() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x" * 1_000_000] * 40)
+    setting.receiver.assign(setting.p0, 0)
+    chunks = [event for event in setting.fetch() if isinstance(event, RecordChunk)]
+    assert sum(chunk.records for chunk in chunks) == 40
+    assert max(chunk.nbytes for chunk in chunks) <= 16 * 1024 * 1024
