@@ -102,7 +102,7 @@ def end_earlier_attempts(ledger: Ledger, attempt: Attempt, url: str, token: str)
 def open_own_session(stream: Stream, attempt: Attempt) -> SparkSession:
     """The session of an application that runs this batch and nothing else."""
     name = f"headrace {stream.name} batch {attempt.batch_time_ms}"
-    spark = classic_session(name, master=stream.spark.master, conf=stream.spark.conf)
+    spark = classic_session(name, master=stream.spark.master_url(0), conf=stream.spark.conf)
     if not str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.addPyFile(str(package_zip()))
         for path in stream.spark.py_files:

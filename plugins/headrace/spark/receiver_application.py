@@ -15,7 +15,7 @@ from headrace.batching.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
 from headrace.spark.coupling import under_spark_submit
 from headrace.spark.packaging import package_zip
-from headrace.spark.sessions import CONNECT_PLUGIN, prepare_environment, remote_session
+from headrace.spark.sessions import CONNECT_PLUGIN, given_conf, prepare_environment, remote_session
 from headrace.spark.versions import current_versions
 from headrace.spark.wal_source import WalDataSource
 from headrace.wal.storage import open_storage
@@ -77,18 +77,17 @@ def start_application(stream: Stream, *, token: str | None) -> ReceiverApplicati
 
     Raises TaskSlotsError and ExecutorVersionError, after stopping what was started.
     """
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     receivers = stream.receivers
     declared = stream.spark.task_slots()
     if declared is not None and not under_spark_submit():
         check_task_slots(declared, receivers)
-    given = SparkConf()
-    master = str(given.get("spark.master", stream.spark.master))
+    given = given_conf()
+    master = given.get("spark.master") or stream.spark.master_url(receivers)
     prepare_environment(master)
     builder = SparkSession.builder
-    for key, value in receiver_conf(stream, master, token, given=dict(given.getAll())).items():
+    for key, value in receiver_conf(stream, master, token, given=given).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from headrace.errors import HeadraceError
+from headrace.spark.coupling import under_spark_submit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +45,6 @@ def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, 
     Under spark-submit the master and the confs given there win over ``master`` and ``conf``. Times are handled in
     UTC unless ``conf`` says otherwise, so that a batch gives the same documents on every machine.
     """
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     prepare_environment(master)
@@ -52,12 +52,22 @@ def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, 
     if master is not None:
         settings["spark.master"] = master
     settings.update(conf or {})
-    given = SparkConf()
+    given = given_conf()
     builder = SparkSession.builder
     for key, value in settings.items():
-        if not given.contains(key) or key == "spark.app.name":
+        if key not in given or key == "spark.app.name":
             builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def given_conf() -> dict[str, str]:
+    """What spark-submit was told; nothing where this process starts its own JVM."""
+    from pyspark import SparkConf, SparkContext
+
+    if under_spark_submit():
+        # Without it SparkConf knows of no JVM, and would be empty.
+        SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
 
 
 def prepare_environment(master: str | None) -> None:
