@@ -162,7 +162,7 @@ class LocalFile:
         # The bound comes first: a length out of a damaged file must not become an allocation.
         length = max(0, min(length, self.size - offset))
         chunks = []
-        with _told("read", self._name):
+        with _told(f"read {length} bytes at {offset} of", self._name):
             while length:
                 chunk = os.pread(self._fd, length, offset)
                 if not chunk:

@@ -1,6 +1,6 @@
 """Storage over fsspec or pyarrow.fs: no append and no rename, an object is written at once or not at all.
 
-fsspec goes first where it has a driver: it can create an object on the condition that there is none. pyarrow.fs
+fsspec goes first where it has a driver: most can create an object on the condition that there is none. pyarrow.fs
 cannot, there ``exclusive`` looks first, and the log's names (epoch and number) must keep two writers apart.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
+import secrets
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,6 +19,8 @@ import pyarrow.fs as pafs
 
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError, UnknownStorageError
 from headrace.wal.storage import Data, SegmentFile, checked_path, joined
+
+_OBJECT_STORES = {"s3", "gcs", "abfs"}  # pyarrow's names; its other file systems have directories and renames.
 
 
 class ObjectClient(Protocol):
@@ -110,7 +114,7 @@ class ObjectFile:
         length = max(0, min(length, self.size - offset))
         if not length:
             return pa.py_buffer(b"")
-        with _told("read", self._name):
+        with _told(f"read {length} bytes at {offset} of", self._name):
             return pa.py_buffer(self._client.get(self._full_path, offset, length))
 
     def close(self) -> None:
@@ -130,10 +134,17 @@ class FsspecClient:
 
     def __init__(self, filesystem: Any) -> None:
         self._fs = filesystem
+        # Drivers that do not know the mode swallow it with their other options, and overwrite.
+        put = getattr(filesystem, "_pipe_file", filesystem.pipe_file)
+        self._creates_conditionally = "mode" in inspect.signature(put).parameters
 
     def put(self, path: str, data: Data, *, exclusive: bool) -> None:
-        if exclusive:
+        if not exclusive:
+            self._fs.pipe_file(path, bytes(data))
+        elif self._creates_conditionally:
             self._fs.pipe_file(path, bytes(data), mode="create")
+        elif self.size(path) is not None:
+            raise FileExistsError(path)
         else:
             self._fs.pipe_file(path, bytes(data))
 
@@ -169,9 +180,18 @@ class ArrowClient:
     def put(self, path: str, data: Data, *, exclusive: bool) -> None:
         if exclusive and self.size(path) is not None:
             raise FileExistsError(path)
-        if "/" in path:
-            # No more than a check on stores of objects; HDFS has real directories.
-            self._fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        if self._fs.type_name in _OBJECT_STORES:
+            # An object appears when its upload is completed.
+            self._write(path, data)
+            return
+        directory, _, name = path.rpartition("/")
+        if directory:
+            self._fs.create_dir(directory, recursive=True)
+        temporary = joined(directory, f".{name}.{secrets.token_hex(8)}.tmp")
+        self._write(temporary, data)
+        self._fs.move(temporary, path)
+
+    def _write(self, path: str, data: Data) -> None:
         with self._fs.open_output_stream(path) as stream:
             stream.write(data)
 
@@ -185,7 +205,8 @@ class ArrowClient:
 
     def list(self, path: str) -> builtins.list[str]:
         selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
-        return [info.path for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
+        files = (info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File)
+        return [info.path for info in files if not info.base_name.startswith(".")]
 
     def delete(self, path: str) -> None:
         self._fs.delete_file(path)

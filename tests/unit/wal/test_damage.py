@@ -42,7 +42,7 @@ def sequences(storage: FaultyStorage, segment: str, mode: RecoveryMode = SKIP) -
 def test_a_torn_tail_is_reported_at_every_length(storage: FaultyStorage, blocks: Blocks) -> None:
     handles, _ = blocks
     last = handles[-1]
-    for length in range(last.offset + last.length - 1, last.offset, -7):
+    for length in range(last.offset + last.length - 1, last.offset, -97):
         storage.cut(last.segment, length)
         scan = scan_segment(storage, last.segment, newest=True)
         assert [f.header.sequence for f in scan] == [0, 1, 2]

@@ -130,10 +130,10 @@ def test_too_long_a_frame_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
         whole()
 
 
-def test_a_header_of_a_hundred_thousand_partitions_fits() -> None:
+def test_a_header_of_many_partitions_fits() -> None:
     ranges = tuple(
-        OffsetRange(TopicPartition("topic", "id", p), 1_000_000_000, 1_000_000_010, 10) for p in range(100_000)
+        OffsetRange(TopicPartition("topic", "id", p), 1_000_000_000, 1_000_000_010, 10) for p in range(20_000)
     )
-    header = FrameHeader(RECEIVER, 1, 0, None, 0, ranges, 1_000_000, 0)
+    header = FrameHeader(RECEIVER, 1, 0, None, 0, ranges, 200_000, 0)
     read = read_frame(pa.py_buffer(whole(header, PAYLOAD)), segment=9, offset=100)
     assert read.header == header

@@ -249,3 +249,27 @@ def test_objects_are_conditionally_created(receiver: ReceiverId) -> None:
     with pytest.raises(WriteFailedError, match="already"):
         rival.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
     assert len(list(scan_segment(storage, handle.segment, newest=True))) == 1
+
+
+def test_a_driver_without_conditional_creation_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    plain = type(memory).pipe_file
+    monkeypatch.setattr(type(memory), "pipe_file", lambda self, path, value, **_: plain(self, path, value))
+    storage = open_storage(f"memory://bucket/{secrets.token_hex(8)}")
+    storage.write_atomically("a", b"1", exclusive=True)
+    with pytest.raises(StoredFileExistsError):
+        storage.write_atomically("a", b"2", exclusive=True)
+    assert storage.read("a") == b"1"
+
+
+def test_an_unreadable_disk_is_named_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write_atomically("a", b"0123456789")
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with storage.open("a") as file, monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(StorageError, match="read 4 bytes at 3 of 'a': Input/output error"):
+            file.read_at(3, 4)
