@@ -1,0 +1,178 @@
+"""docker-compose.yaml and what belongs to it, as far as that can be checked without an engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.connections import from_text
+from headrace.local import jars
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+
+
+def environments() -> Iterator[tuple[str, str, str]]:
+    for name, service in SERVICES.items():
+        for variable, value in (service.get("environment") or {}).items():
+            yield name, variable, value
+
+
+def test_there_is_everything() -> None:
+    parts = {"kafka", "elasticsearch", "postgres", "spark-master", "spark-worker-1", "spark-worker-2"}
+    airflow = {f"airflow-{part}" for part in ("init", "api-server", "scheduler", "dag-processor", "triggerer")}
+    assert parts | airflow <= SERVICES.keys()
+
+
+def test_services_wait_for_services_that_exist_and_are_healthy_in_some_way() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert other in SERVICES, f"{name} waits for {other}"
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[other], f"{name} waits for the health of {other}"
+            else:
+                assert how["condition"] == "service_completed_successfully"
+                assert SERVICES[other]["restart"] == "no"
+
+
+def test_every_service_that_stays_has_a_health_check() -> None:
+    for name, service in SERVICES.items():
+        assert service["restart"] == "no" or "healthcheck" in service, name
+
+
+def test_ports_are_published_on_loopback_only_and_once() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert published
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in published)
+    assert len({port.split(":")[1] for port in published}) == len(published)
+
+
+def test_images_are_pinned_to_the_versions_that_the_embedded_stack_runs() -> None:
+    images = {service["image"] for service in SERVICES.values()}
+    assert all(re.search(r":\d+\.\d+", image) for image in images)
+    assert f"apache/kafka:{jars.KAFKA_VERSION}" in images
+    assert f"docker.elastic.co/elasticsearch/elasticsearch:{jars.ELASTICSEARCH_VERSION}" in images
+    assert f"postgres:{jars.POSTGRES_VERSION.rpartition('.')[0]}" in images
+
+
+def test_the_image_is_built_from_the_pinned_requirements() -> None:
+    assert re.search(r"^FROM python:3\.11\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
+    assert "--require-hashes -r requirements-bootstrap.txt" in DOCKERFILE
+    assert "--require-hashes -r requirements.txt" in DOCKERFILE
+    assert "--no-deps ." in DOCKERFILE
+    assert "openjdk-17-jre-headless" in DOCKERFILE
+
+
+def test_the_image_copies_what_exists() -> None:
+    sources = [word for line in DOCKERFILE.splitlines() if line.startswith("COPY") for word in line.split()[1:-1]]
+    assert sources
+    assert all((ROOT / source).exists() for source in sources)
+
+
+def test_all_that_runs_headrace_runs_one_image() -> None:
+    assert len({service["image"] for service in OURS.values()}) == 1
+    assert {service["build"]["dockerfile"] for service in OURS.values()} == {"docker/Dockerfile"}
+    version = re.search(r'__version__ = "([^"]+)"', (ROOT / "plugins/headrace/__init__.py").read_text())
+    assert version is not None
+    assert SERVICES["airflow-scheduler"]["image"] == f"headrace:{version[1]}"
+
+
+def test_the_dags_environment_is_what_they_read() -> None:
+    read = set(re.findall(r'"(HEADRACE_\w+)"', (ROOT / "dags" / "deployment.py").read_text()))
+    given = {variable for variable in SERVICES["airflow-scheduler"]["environment"] if variable.startswith("HEADRACE_")}
+    assert read
+    assert given == read
+
+
+def test_the_dags_accept_that_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in SERVICES["airflow-scheduler"]["environment"].items():
+        if variable.startswith("HEADRACE_"):
+            monkeypatch.setenv(variable, value)
+    monkeypatch.syspath_prepend(str(ROOT / "dags"))
+    spec = importlib.util.spec_from_file_location("deployment_of_compose", ROOT / "dags" / "deployment.py")
+    assert spec is not None
+    assert spec.loader is not None
+    deployment = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(deployment)
+    assert deployment.STORAGE.shared
+    assert deployment.SPARK.master == "spark://spark-master:7077"
+    assert deployment.LEDGER == "connection:headrace_ledger"
+    assert deployment.SPARK.task_slots() == 3
+
+
+def test_all_see_the_same_storage_and_ledger_environment() -> None:
+    for variable in ("HEADRACE_STORAGE", "HEADRACE_LEDGER", "AIRFLOW_CONN_KAFKA_DEFAULT"):
+        assert len({service["environment"][variable] for service in OURS.values()}) == 1
+    storage = SERVICES["airflow-scheduler"]["environment"]["HEADRACE_STORAGE"]
+    for name in ("spark-worker-1", "spark-worker-2", "airflow-scheduler", "airflow-triggerer"):
+        assert f"storage:{storage}" in SERVICES[name]["volumes"], name
+
+
+def test_volumes_are_declared() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), source
+            else:
+                assert source in COMPOSE["volumes"], source
+
+
+@pytest.mark.parametrize("name", ["KAFKA_DEFAULT", "ELASTICSEARCH_DEFAULT", "HEADRACE_LEDGER"])
+def test_the_connections_are_connections(name: str) -> None:
+    text = SERVICES["airflow-scheduler"]["environment"][f"AIRFLOW_CONN_{name}"]
+    connection = from_text(name.lower(), re.sub(r"\$\{(\w+)[^}]*\}", r"secret", text))
+    assert connection.conn_type in ("kafka", "elasticsearch", "postgres")
+    host = connection.host or connection.extra["bootstrap.servers"].split(":")[0]
+    assert host in SERVICES
+
+
+SECRET = re.compile(r"PASSWORD|SECRET|FERNET")
+REFERENCE = re.compile(r"\$\{(\w+)(:\?[^}]+)?\}")
+
+
+def test_secrets_come_from_the_environment_and_have_no_defaults() -> None:
+    for name, variable, value in environments():
+        if SECRET.search(variable) and not variable.endswith("PASSWORDS_FILE"):
+            assert REFERENCE.fullmatch(value), f"{name}: {variable}"
+    text = (ROOT / "docker-compose.yaml").read_text()
+    assert ":-" not in text, "a default is no secret"
+
+
+def make_env() -> Any:
+    spec = importlib.util.spec_from_file_location("make_env", ROOT / "docker" / "make_env.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_make_env_makes_every_secret_that_is_asked_for() -> None:
+    asked = {match[0] for match in REFERENCE.findall((ROOT / "docker-compose.yaml").read_text())}
+    made = dict(line.split("=", 1) for line in make_env().env_text().splitlines())
+    assert made.keys() == asked
+    assert len(set(made.values())) == len(made)
+    assert all(len(value) >= 43 for value in made.values())
+
+
+def test_the_secrets_file_is_not_in_version_control() -> None:
+    assert ".env" in (ROOT / ".gitignore").read_text().split()
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "docker").glob("*.sh")), ids=lambda script: script.name)
+def test_scripts_are_bash(script: Path) -> None:
+    assert script.stat().st_mode & 0o111
+    done = subprocess.run(["bash", "-n", shlex.quote(str(script))], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
