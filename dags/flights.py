@@ -8,7 +8,7 @@ from __future__ import annotations
 from deployment import LEDGER, SPARK, STORAGE
 
 from headrace.dags import stream_dags
-from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+from headrace.stream import ElasticsearchOutput, KafkaInput, Limits, Stream
 
 stream = Stream(
     name="flights",
@@ -17,6 +17,8 @@ stream = Stream(
     # flights-dead-letters.
     outputs=ElasticsearchOutput(connection="elasticsearch_default", index="flights"),
     batch_interval="10 s",
+    # A file of the log every ten seconds: what is indexed and checkpointed leaves the disk half a minute later.
+    limits=Limits(segment_interval="10 s"),
     storage=STORAGE,
     ledger=LEDGER,
     spark=SPARK,

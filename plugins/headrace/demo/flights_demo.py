@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ MAPPINGS: dict[str, Any] = {
 _POLL_SECONDS = 0.5
 # On a busy machine Spark alone needs one of these minutes.
 _STALL_SECONDS = 180.0
+_WORRY_SECONDS = 45.0
+_LOG_LINES = 20
 
 
 @dataclass(slots=True)
@@ -73,9 +75,6 @@ def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: floa
     try:
         with watch.over("from producing to the last cleanup"), Ledger.open(stack.ledger_url) as ledger:
             unpause(stack, view, f"{STREAM}_receiver", f"{STREAM}_batches")
-            producing.start()
-            pace = "as fast as it goes" if rate is None else f"{rate:,.0f} a second"
-            view.say(f"producing {to_produce:,} flights into the topic {TOPIC}, {PARTITIONS} partitions, {pace}")
             observer = Observer(
                 STREAM,
                 ledger=ledger,
@@ -84,7 +83,12 @@ def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: floa
                 elasticsearch=elasticsearch,
                 index=INDEX,
             )
-            last = follow(stack, view, observer, producing)
+            # Sooner would do as well, but then the first batch would have nearly everything.
+            follow(stack, view, observer, producing, until=lambda snapshot: snapshot.receiving == "running")
+            pace = "as fast as it goes" if rate is None else f"{rate:,.0f} a second"
+            view.say(f"producing {to_produce:,} flights into the topic {TOPIC}, {PARTITIONS} partitions, {pace}")
+            producing.start()
+            last = follow(stack, view, observer, producing, until=lambda snapshot: snapshot.settled)
     finally:
         producing.stop()
     view.say("everything is indexed, checkpointed and cleaned up; now the proof")
@@ -116,34 +120,48 @@ def unpause(stack: DemoStack, view: View, *dag_ids: str) -> None:
     view.say(f"unpaused {' and '.join(dag_ids)}")
 
 
-def follow(stack: DemoStack, view: View, observer: Observer, producing: Producing) -> Snapshot:
-    """Look until everything is settled; the last look."""
+def follow(
+    stack: DemoStack, view: View, observer: Observer, producing: Producing, *, until: Callable[[Snapshot], bool]
+) -> Snapshot:
+    """Look until all is as wanted; the last look. What keeps it from moving is told after a while.
+
+    Raises:
+        DemoError: nothing moved for three minutes, or a part of the stack has died.
+    """
     progress: object = None
     moved = time.monotonic()
+    told = False
     while True:
         _ = producing.done  # raises what went wrong there
         snapshot = observer.look()
         view.stream(snapshot)
-        if snapshot.settled:
+        if until(snapshot):
             return snapshot
         if snapshot.progress != progress:
-            progress, moved = snapshot.progress, time.monotonic()
+            progress, moved, told = snapshot.progress, time.monotonic(), False
         if dead := stack.failures():
             raise DemoError(f"A part of the stack has died. {'; '.join(dead)}")
-        if time.monotonic() - moved > _STALL_SECONDS:
+        still = time.monotonic() - moved
+        if still > _WORRY_SECONDS and not told:
+            told = True
+            ill = explain(stack, STREAM, states=("failed", "up_for_retry"))
+            view.say(f"nothing has moved for {_WORRY_SECONDS:g} s. {ill}")
+        if still > _STALL_SECONDS:
             raise DemoError(f"Nothing moved for {_STALL_SECONDS:g} s. {explain(stack, STREAM)}")
         time.sleep(_POLL_SECONDS)
 
 
-def explain(stack: DemoStack, stream: str) -> str:
-    """What Airflow has to say about the tasks that are not well."""
+def explain(
+    stack: DemoStack, stream: str, *, states: Collection[str] = ("failed", "up_for_retry", "running", "deferred")
+) -> str:
+    """What Airflow has to say about the tasks that are in one of these states."""
     api = stack.airflow()
     lines = [f"{file}: {trace}" for file, trace in api.import_errors().items()]
     for dag_id in (f"{stream}_receiver", f"{stream}_batches"):
         for run in api.runs(dag_id, limit=3):
             for task in api.task_instances(dag_id, run["dag_run_id"]):
-                if task["state"] in ("failed", "up_for_retry", "running"):
+                if task["state"] in states:
                     log = api.task_log(dag_id, run["dag_run_id"], task["task_id"], try_number=task["try_number"])
                     lines.append(f"{dag_id} {run['dag_run_id']} {task['task_id']} is {task['state']}:")
-                    lines += [f"  {line}" for line in log.splitlines()[-20:]]
-    return "\n".join(lines)
+                    lines += [f"  {line}" for line in log.splitlines()[-_LOG_LINES:]]
+    return "\n".join(lines) or "No task has failed."

@@ -70,7 +70,7 @@ class Snapshot:
     def progress(self) -> tuple[object, ...]:
         """What grows as long as anything goes on."""
         documents = (self.indexed, self.dead_lettered)
-        return (self.produced, self.received, *documents, self.cleaned, *sorted(self.states.items()))
+        return (self.produced, self.receiving, self.received, *documents, self.cleaned, *sorted(self.states.items()))
 
 
 class Observer:
