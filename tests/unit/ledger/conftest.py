@@ -136,3 +136,9 @@ def build(ledger: Ledger, clock: ManualClock) -> Callable[..., World]:
 @pytest.fixture
 def world(build: Callable[..., World]) -> World:
     return build()
+
+
+@pytest.fixture
+def fresh_url(tmp_path: Path) -> str:
+    """A database that nobody has opened yet."""
+    return f"sqlite:///{tmp_path}/fresh.db"

@@ -1,0 +1,34 @@
+"""Those of `tests/unit/ledger/test_opening.py` that concern the database, on Postgres, and its own settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.ledger.test_opening import (
+    test_a_forked_child_has_connections_of_its_own,
+    test_a_ledger_pickles_as_its_url,
+    test_an_older_schema_is_not_migrated_unasked_and_a_newer_one_refused,
+    test_an_open_ledger_needs_no_alembic,
+    test_the_clock_is_the_databases,
+    test_the_migrations_make_the_tables,
+    test_threads_and_event_loops_share_a_ledger,
+)
+
+__all__ = [
+    "test_a_forked_child_has_connections_of_its_own",
+    "test_a_ledger_pickles_as_its_url",
+    "test_an_older_schema_is_not_migrated_unasked_and_a_newer_one_refused",
+    "test_an_open_ledger_needs_no_alembic",
+    "test_the_clock_is_the_databases",
+    "test_the_migrations_make_the_tables",
+    "test_threads_and_event_loops_share_a_ledger",
+]
+
+
+def test_a_commit_is_durable_even_where_the_server_says_otherwise(ledger: Any) -> None:
+    # The test server runs with synchronous_commit=off.
+    with ledger.streams._database.read() as connection:
+        shown = [
+            connection.exec_driver_sql(f"SHOW {setting}").scalar() for setting in ("synchronous_commit", "lock_timeout")
+        ]
+    assert shown == ["on", "30s"]

@@ -1,0 +1,119 @@
+"""One of two processes in a race: `race.py <url> <scenario> <arguments, pickled and in base64>`.
+
+Prints "ready" when it stands at the line, starts at the first line of stdin, and prints its results as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import sys
+from typing import Any
+
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
+from headrace.ledger import Ledger
+from headrace.ledger.errors import AttemptFencedError, LeaseHeldError, LedgerError
+from headrace.ledger.rows import ReceiverLease
+
+
+def _block(ledger: Ledger, lease: ReceiverLease, tp: TopicPartition, number: int, segment: str) -> BlockInfo:
+    start = number * 10
+    return BlockInfo(
+        receiver=lease.receiver_id,
+        epoch=lease.epoch,
+        sequence=number,
+        cut_time_ms=ledger.now_ms(),
+        handle=BlockHandle(segment, start, 10),
+        ranges=(OffsetRange(tp, start, start + 10, 10),),
+        records=10,
+        payload_bytes=10,
+    )
+
+
+def add_same(ledger: Ledger, me: str, lease: ReceiverLease, tp: TopicPartition, rounds: int) -> list[int]:
+    """Add the same ranges as the other, from a segment of one's own; which were taken."""
+    won = []
+    for number in range(rounds):
+        try:
+            ledger.blocks.add(lease, _block(ledger, lease, tp, number, f"{me}-{number}"))
+        except LedgerError:
+            continue
+        won.append(number)
+    return won
+
+
+def add_many(ledger: Ledger, me: str, lease: ReceiverLease, tp: TopicPartition, rounds: int) -> list[list[int]]:
+    """Add blocks as fast as one can; their ids and batch times."""
+    added = []
+    for number in range(rounds):
+        result = ledger.blocks.add(lease, _block(ledger, lease, tp, number, "a"))
+        added.append([result.block_id, result.batch_time_ms])
+    return added
+
+
+def allocate(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list[Any]]:
+    """Seal and allocate each time as the allocation task does; whose manifest stands, and the blocks in it."""
+    batches, allocated = ledger.batches, []
+    for time_ms in times:
+        batches.seal(stream, time_ms)
+        blocks = batches.blocks_of(stream, time_ms)
+        row = batches.allocate(stream, time_ms, manifest_uri=me, manifest_sha256="0", blocks_expected=len(blocks))
+        allocated.append([row.manifest_uri, row.blocks, [block.block_id for block in blocks]])
+    return allocated
+
+
+def chase(ledger: Ledger, me: str, stream: str, rounds: int, interval_ms: int) -> list[list[Any]]:
+    """Allocate one batch time after the other, as soon as each has come."""
+    first = (ledger.now_ms() // interval_ms - 1) * interval_ms
+    times = [first + number * interval_ms for number in range(rounds)]
+    return [[time_ms, *allocate(ledger, me, stream, [time_ms])[0][2]] for time_ms in times]
+
+
+def acquire(ledger: Ledger, me: str, streams: list[str]) -> list[str]:
+    """Acquire each stream's job; which were got."""
+    got = []
+    for stream in streams:
+        try:
+            ledger.jobs.acquire(stream, holder=me, lease_ms=60_000)
+        except LeaseHeldError:
+            continue
+        got.append(stream)
+    return got
+
+
+def attempt(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list[int]]:
+    """Begin each batch, and complete it unless fenced; batch time, attempt, whether it completed it."""
+    ended = []
+    for time_ms in times:
+        mine = ledger.batches.begin_attempt(stream, time_ms, holder=me, way="connect", lease_ms=60_000, force=True)
+        try:
+            ledger.batches.record_output(mine, "index", {"by": me})
+            ledger.batches.complete_attempt(mine)
+        except AttemptFencedError:
+            ended.append([time_ms, mine.number, 0])
+        else:
+            ended.append([time_ms, mine.number, 1])
+    return ended
+
+
+def migrate(ledger: None, me: str, url: str) -> str:
+    """Open a ledger that has no schema yet."""
+    opened = Ledger.open(url)
+    opened.streams.register(me, "{}", batch_interval_ms=1000, block_interval_ms=200)
+    return me
+
+
+def main() -> None:
+    url, scenario, arguments = sys.argv[1:]
+    ledger = Ledger.open(url, migrate=False) if scenario != "migrate" else None
+    if ledger is not None:
+        ledger.now_ms()
+    print("ready", flush=True)
+    me = sys.stdin.readline().strip()
+    result = globals()[scenario](ledger, me, *pickle.loads(base64.b64decode(arguments)))  # noqa: S301
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

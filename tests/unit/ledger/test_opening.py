@@ -1,0 +1,181 @@
+"""Opening a ledger: URLs, schema, secrets, threads, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from headrace.blocks import TopicPartition
+from headrace.ledger import Ledger, errors
+from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError
+from headrace.ledger.schema import HEAD, MIGRATIONS
+from headrace.ledger.tables import metadata
+from headrace.ledger.urls import engine_url
+
+SECRET = "hunter2"
+STREAM = {"batch_interval_ms": 1000, "block_interval_ms": 200}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql+psycopg://me:{SECRET}@db/ledger",
+        f"postgresql://db/ledger?user=me&password={SECRET}",
+        f"postgresql://db/ledger?sslpassword={SECRET}",
+    ],
+)
+def test_a_url_with_a_password_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(LedgerUrlError, match="connection:<conn_id>") as refused:
+        Ledger.open(url)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///:memory:", "sqlite:///relative.db", "mysql://db/x", "nonsense"]
+)
+def test_other_urls_are_refused_with_a_remedy(url: str) -> None:
+    with pytest.raises(LedgerUrlError) as refused:
+        Ledger.open(url)
+    assert refused.value.remedy
+
+
+def test_postgres_means_psycopg() -> None:
+    assert engine_url("postgresql://me@db/ledger").drivername == "postgresql+psycopg"
+
+
+def test_a_connection_brings_its_password_and_nobody_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "me", "password": SECRET}
+    extra = {"sslmode": "disable", "cursor": "dictcursor"}
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps(connection | {"schema": "ledger", "extra": extra}))
+    url = engine_url("connection:ledger")
+    assert (url.password, url.database, dict(url.query)) == (SECRET, "ledger", {"sslmode": "disable"})
+    assert SECRET not in repr(url)
+    with pytest.raises(LedgerUnavailableError) as refused:
+        Ledger.open("connection:ledger")
+    assert SECRET not in repr(refused.value) + str(refused.value) + repr(refused.value.__cause__)
+
+
+def test_a_connection_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps({"conn_type": "http", "host": "x"}))
+    with pytest.raises(LedgerUrlError, match="'http'"):
+        Ledger.open("connection:ledger")
+
+
+def test_a_sqlite_connection_names_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps({"conn_type": "sqlite", "host": f"{tmp_path}/l.db"}))
+    with Ledger.open("connection:ledger") as ledger:
+        assert ledger.url == "connection:ledger"
+        assert (tmp_path / "l.db").exists()
+
+
+def test_opening_makes_the_folder_and_the_schema_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new folder/ledger.db"
+    with pytest.raises(LedgerUnavailableError, match="no ledger at"):
+        Ledger.open(url, migrate=False)
+    assert not (tmp_path / "new folder").exists()
+    with Ledger.open(url) as ledger:
+        ledger.streams.register("s", "{}", **STREAM)
+    with Ledger.open(url, migrate=False) as ledger:
+        assert ledger.streams.get("s").name == "s"
+
+
+def test_an_open_ledger_needs_no_alembic(ledger_url: str) -> None:
+    Ledger.open(ledger_url)
+    script = (
+        "import sys; from headrace.ledger import Ledger; Ledger.open(sys.argv[1]); "
+        "print([name for name in ('alembic', 'airflow', 'pyspark') if name in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, ledger_url], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout.strip() == "[]"
+
+
+def test_an_older_schema_is_not_migrated_unasked_and_a_newer_one_refused(ledger: Any) -> None:
+    database = ledger.streams._database
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaError, match="is 9999"):
+        Ledger.open(ledger.url, migrate=False)
+    with pytest.raises(SchemaError, match="newer headrace"):
+        Ledger.open(ledger.url)
+
+
+def test_the_head_is_the_newest_migration() -> None:
+    assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
+
+
+def test_the_migrations_make_the_tables(ledger: Any) -> None:
+    with ledger.streams._database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"target_metadata": metadata})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_a_ledger_pickles_as_its_url(ledger: Any) -> None:
+    ledger.streams.register("s", "{}", **STREAM)
+    again = pickle.loads(pickle.dumps(ledger))  # noqa: S301
+    assert again.url == ledger.url
+    assert again.streams.get("s") == ledger.streams.get("s")
+
+
+def test_the_clock_is_the_databases(ledger_url: str) -> None:
+    with Ledger.open(ledger_url) as ledger:
+        first, second = ledger.now_ms(), ledger.now_ms()
+    assert 1_700_000_000_000 < first <= second < first + 60_000
+
+
+def test_threads_and_event_loops_share_a_ledger(world: Any) -> None:
+    events = world.ledger.events
+    before = len(events.list("flights"))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: world.ledger.jobs.renew(world.job), range(40)))
+        list(threads.map(lambda n: world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=n), range(40)))
+
+    async def look() -> list[Any]:
+        return await asyncio.gather(*(asyncio.to_thread(world.ledger.jobs.current, "flights") for _ in range(20)))
+
+    assert {row.epoch for row in asyncio.run(look())} == {1}
+    assert len(events.list("flights")) == before
+    assert world.ledger.receivers.list("flights")[0].sealed_through_ms == 39
+
+
+def test_a_forked_child_has_connections_of_its_own(world: Any) -> None:
+    child = os.fork()
+    if child == 0:
+        # Nothing of pytest may run in here.
+        try:
+            world.add({0: (0, 10)})
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert world.position() == 10
+    world.add({0: (10, 20)}, sequence=1)
+
+
+def test_errors_pickle(world: Any) -> None:
+    partition = TopicPartition("t", "id", 1)
+    raised = [
+        errors.StreamNotFoundError("s"),
+        errors.PositionConflictError(partition, expected=1, got=2),
+        errors.PartitionNotAssignedError("r", partition, None),
+        errors.OutputsMissingError(1, {"a"}),
+        errors.SlotBusyError("busy", busy=[1], remedy="wait"),
+        errors.LeaseHeldError("held", holder="h", since_ms=1, until_ms=2, remedy="wait"),
+    ]
+    for error in raised:
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301
+        assert (type(again), str(again), again.__dict__) == (type(error), str(error), error.__dict__)
+        assert isinstance(error, LedgerError)

@@ -1,0 +1,144 @@
+"""Two processes that want the same: the database decides, and exactly one gets it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger import AttemptState, Ledger
+from headrace.ledger.rows import ReceiverLease
+
+ROUNDS = 40
+
+
+def race(url: str, *runners: tuple[Any, ...]) -> list[Any]:
+    """Run (scenario, arguments…) in a process each, started together; their results in order."""
+    script = Path(__file__).with_name("race.py")
+    processes = []
+    try:
+        for scenario, *arguments in runners:
+            packed = base64.b64encode(pickle.dumps(tuple(arguments))).decode()
+            command = [sys.executable, str(script), url, scenario, packed]
+            processes.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+            )
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for number, process in enumerate(processes):
+            assert process.stdin is not None
+            process.stdin.write(f"runner-{number}\n")
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0] * len(processes)
+        return [json.loads(output) for output in outputs]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def live(ledger_url: str) -> Iterator[Ledger]:
+    """A ledger by the database's own clock, as the racing processes have it."""
+    with Ledger.open(ledger_url) as ledger:
+        yield ledger
+
+
+def receiver(ledger: Ledger, interval_ms: int = 1000) -> tuple[ReceiverLease, TopicPartition]:
+    definition = '{"outputs": [{"id": "index"}], "limits": {"max_concurrent_batches": 1000}}'
+    ledger.streams.register("flights", definition, batch_interval_ms=interval_ms, block_interval_ms=200)
+    job = ledger.jobs.acquire("flights", holder="driver", lease_ms=60_000)
+    tp = TopicPartition(
+        "departures", "id-1", 0, ledger.topics.observe(job, "kafka", "departures", "id-1", 1).incarnation
+    )
+    ledger.positions.ensure(job, "kafka", tp, 0)
+    ledger.positions.assign(job, "kafka", {tp: 0})
+    return ledger.receivers.register(job, ReceiverId("flights", "kafka", 0), host="here", lease_ms=60_000), tp
+
+
+def test_of_two_that_add_the_same_range_one_wins(live: Ledger) -> None:
+    lease, tp = receiver(live)
+    first, second = race(live.url, ("add_same", lease, tp, ROUNDS), ("add_same", lease, tp, ROUNDS))
+    # One that is refused its range may find the next ones taken too, but none is taken twice, and none skipped.
+    won = sorted(first + second)
+    assert won == list(range(len(won)))
+    assert won
+    (position,) = live.positions.list("flights")
+    assert position.next_offset == 10 * len(won)
+
+
+def test_of_two_that_allocate_a_batch_one_manifest_stands(live: Ledger) -> None:
+    lease, tp = receiver(live, interval_ms=10)
+    race(live.url, ("add_many", lease, tp, ROUNDS))
+    times = [row.batch_time_ms for row in live.blocks.unclaimed("flights")]
+    first, second = race(live.url, ("allocate", "flights", times), ("allocate", "flights", times))
+    assert first == second
+    taken = [block for _, _, ids in first for block in ids]
+    assert sorted(taken) == sorted(set(taken))
+    assert len(taken) == ROUNDS
+    assert live.blocks.unclaimed("flights") == []
+
+
+def test_a_block_added_beside_allocations_is_in_one_batch(live: Ledger) -> None:
+    lease, tp = receiver(live, interval_ms=5)
+    added, allocated = race(live.url, ("add_many", lease, tp, 3 * ROUNDS), ("chase", "flights", 4 * ROUNDS, 5))
+    by_time: dict[int, list[int]] = {}
+    for block_id, time_ms in added:
+        by_time.setdefault(time_ms, []).append(block_id)
+    claimed = {time_ms: ids for time_ms, *ids in allocated}
+    for time_ms, ids in claimed.items():
+        assert ids == by_time.get(time_ms, [])
+        assert live.batches.get("flights", time_ms).blocks == len(ids)
+    left = {row.batch_time_ms: row.blocks for row in live.blocks.unclaimed("flights")}
+    assert left == {time_ms: len(ids) for time_ms, ids in by_time.items() if time_ms not in claimed}
+    # The batches' ranges of the partition join without overlap.
+    ends = [0]
+    for time_ms in sorted(claimed):
+        for taken in live.batches.inputs("flights", time_ms):
+            assert taken.from_offset == ends[-1]
+            ends.append(taken.until_offset)
+
+
+def test_of_two_jobs_one_gets_the_lease(live: Ledger) -> None:
+    streams = [f"stream-{number}" for number in range(ROUNDS)]
+    for stream in streams:
+        live.streams.register(stream, "{}", batch_interval_ms=1000, block_interval_ms=200)
+    first, second = race(live.url, ("acquire", streams), ("acquire", streams))
+    assert sorted(first + second) == sorted(streams)
+    for stream in streams:
+        job = live.jobs.current(stream)
+        assert job is not None
+        assert (job.epoch, job.holder) == (1, "runner-0" if stream in first else "runner-1")
+
+
+def test_of_two_attempts_the_newer_completes_the_batch(live: Ledger) -> None:
+    receiver(live, interval_ms=10)
+    last = live.now_ms() // 10 * 10
+    times = [last - 10 * number for number in range(ROUNDS)]
+    for time_ms in times:
+        live.batches.allocate("flights", time_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=0)
+    ended = race(live.url, ("attempt", "flights", times), ("attempt", "flights", times))
+    completed = {(time_ms, number) for runner in ended for time_ms, number, done in runner if done}
+    for time_ms in times:
+        attempts = live.batches.attempts("flights", time_ms)
+        assert [row.number for row in attempts] == [1, 2]
+        assert attempts[1].state is AttemptState.COMPLETED
+        # The first has completed before the second began, or was fenced by it.
+        assert attempts[0].state is (AttemptState.COMPLETED if (time_ms, 1) in completed else AttemptState.FENCED)
+        (output,) = live.batches.outputs("flights", time_ms)
+        assert (output.attempt, output.counts) == (2, {"by": attempts[1].holder})
+
+
+def test_two_that_open_an_empty_database_migrate_it_once(fresh_url: str) -> None:
+    assert race(fresh_url, *[("migrate", fresh_url)] * 3) == ["runner-0", "runner-1", "runner-2"]
+    with Ledger.open(fresh_url, migrate=False) as ledger:
+        assert len(ledger.streams.list()) == 3

@@ -1,0 +1,33 @@
+"""What only a SQLite ledger has: its settings, and a file that can go away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+
+
+def test_every_connection_syncs_and_waits(ledger: Any) -> None:
+    with ledger.streams._database.read() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
+
+
+def test_a_deleted_file_is_an_error_and_not_a_new_ledger(ledger: Any, ledger_url: str, tmp_path: Path) -> None:
+    ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200)
+    for file in tmp_path.glob("ledger.db*"):
+        file.unlink()
+    with pytest.raises(LedgerUnavailableError):
+        ledger.streams.list()
+    assert not (tmp_path / "ledger.db").exists()
+    # The same process may make it anew.
+    with Ledger.open(ledger_url) as again:
+        assert again.streams.list() == []
+    assert ledger.streams.list() == []
