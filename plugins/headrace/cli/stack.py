@@ -60,7 +60,10 @@ def up(
     )
     state = read_state(data)
     if state is not None and state.supervised:
-        _print(_revive(data, state), as_json)
+        state = _revive(data, state)
+        _print(state, as_json)
+        if not _all_run(state):
+            raise typer.Exit(1)
     elif detach:
         _print(_start_detached(options), as_json)
     else:
@@ -169,7 +172,7 @@ def _start_detached(options: StackOptions) -> StackState:
 
 def _revive(data: Path, state: StackState) -> StackState:
     """Wait for a stack that is starting; have what has died in a running one started again."""
-    if state.phase is Phase.RUNNING and not _all_run(state) and state.supervisor is not None:
+    if state.phase is Phase.RUNNING and not _all_run(state.as_found()) and state.supervisor is not None:
         os.kill(state.supervisor.pid, RESTART_SIGNAL)
         time.sleep(1.0)  # until the supervisor has taken notice
     with Progress() as progress:

@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -99,7 +100,13 @@ class PostgresServer(Server):
         shutil.rmtree(self.data, ignore_errors=True)
 
     def _initialise(self, binaries: Path) -> None:
-        self.data.mkdir(parents=True, exist_ok=True)
+        self.data.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.data.mkdir(0o700)
+        # Below /var/tmp anybody could have been there first, with a link to what root is to give away.
+        found = self.data.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), *(self._user or ())[:1]}:
+            raise LocalStackError(f"{self.data} is not a folder of ours.", remedy="Delete it.")
         self.data.chmod(0o700)
         user: dict[str, Any] = {}
         if self._user is not None:
@@ -159,8 +166,8 @@ def _unpacked(by_others: bool) -> Path:
                 partial.rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    owner = folder.stat()
-    if owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
+    owner = folder.lstat()
+    if not stat.S_ISDIR(owner.st_mode) or owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
         raise LocalStackError(
             f"{folder} belongs to somebody else or can be changed by others, so it is not run.",
             remedy="Delete it, or name a cache folder in HEADRACE_CACHE.",

@@ -111,14 +111,14 @@ class GuardedProcess:
 
     def request_stop(self) -> None:
         """Ask for an orderly stop, without waiting for it."""
+        if self._suspended:
+            self.resume()
         if self._guard.stdin is not None and not self._guard.stdin.closed:
             with contextlib.suppress(OSError):
                 self._guard.stdin.close()
 
     def stop(self) -> None:
         """Stop the server and all its descendants, in order and then by force; returns when they are gone."""
-        if self._suspended:
-            self.resume()
         self.request_stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(self.spec.grace_seconds + 15)

@@ -24,6 +24,7 @@ class Server(ABC):
         # Absolute: the server may run in another folder.
         self.folder = folder.absolute()
         self._process: GuardedProcess | None = None
+        self._earlier: list[GuardedProcess] = []
 
     @abstractmethod
     def specify(self) -> ProcessSpec:
@@ -65,14 +66,19 @@ class Server(ABC):
         if self.alive:
             return
         if self._process is not None:
-            self._process.stop()  # the guard may still hold descendants
+            # Its guard may still hold what a crashed server has left running, which is to run on until `stop`.
+            self._earlier.append(self._process)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._process = GuardedProcess(self.specify())
 
     def stop(self) -> None:
-        """Stop in order; nothing if it does not run."""
-        if self._process is not None:
-            self._process.stop()
+        """Stop in order, with everything that it and its earlier runs have started; nothing if nothing runs."""
+        processes = [process for process in (self._process, *self._earlier) if process is not None]
+        for process in processes:
+            process.request_stop()
+        for process in processes:
+            process.stop()
+        self._earlier.clear()
 
     def kill(self) -> None:
         """Kill -9, as a crash would. `start` brings it back on what the data folder then holds."""

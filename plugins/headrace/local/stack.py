@@ -257,14 +257,16 @@ class Stack:
         self._change()
 
     def _restart_dead(self) -> None:
+        dead = [server for name, server in self.servers.items() if self.state.services[name].phase is Phase.FAILED]
+        if not dead:
+            return
         self._starting = True
-        for name, server in self.servers.items():
-            if self.state.services[name].phase is Phase.FAILED and not self._stop_requested.is_set():
-                # Its failure is in its state; the others go on.
-                try:
-                    self._start(server)
-                except HeadraceError:
-                    continue
+        for server in dead:
+            self.state.services[server.name].phase = Phase.STARTING
+        self._change()
+        with ThreadPoolExecutor(len(dead)) as pool:
+            # Whether it worked is in each one's state; the others go on.
+            wait([pool.submit(self._start, server) for server in dead])
         self._starting = False
 
     def _stop_servers(self) -> None:

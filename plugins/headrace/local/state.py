@@ -39,6 +39,12 @@ class ServiceState(BaseModel):
     seconds_to_start: float | None = None
     error: str | None = None
 
+    def as_found(self) -> ServiceState:
+        """This state, but failed if it should run and its process is not there."""
+        if self.phase is not Phase.RUNNING or (self.process is not None and self.process.find() is not None):
+            return self
+        return self.model_copy(update={"phase": Phase.FAILED, "error": f"{self.name} has ended; its log is {self.log}"})
+
 
 class Login(BaseModel):
     """Who may log in to Airflow; the password is in a file that only its owner can read."""
@@ -69,8 +75,12 @@ class StackState(BaseModel):
 
     def as_found(self) -> StackState:
         """This state without what its processes' absence disproves."""
-        if self.supervised or self.phase in (Phase.STOPPED, Phase.FAILED):
+        if self.phase in (Phase.STOPPED, Phase.FAILED):
             return self
+        if self.supervised:
+            # A death is in the file when the supervisor has taken notice; this is told at once.
+            services = {name: service.as_found() for name, service in self.services.items()}
+            return self.model_copy(update={"services": services})
         services = {
             name: service.model_copy(update={"phase": Phase.STOPPED}) for name, service in self.services.items()
         }

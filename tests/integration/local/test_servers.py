@@ -15,7 +15,7 @@ from elasticsearch import Elasticsearch
 from sqlalchemy import create_engine, text
 
 from headrace.local.elasticsearch import ElasticsearchServer
-from headrace.local.errors import ServerDiedError
+from headrace.local.errors import LocalStackError, ServerDiedError
 from headrace.local.kafka import KafkaServer
 from headrace.local.postgres import PostgresServer
 
@@ -124,6 +124,29 @@ def test_postgres_keeps_its_data_over_a_crash(server_folder: Path) -> None:
         with engine.begin() as connection:
             assert connection.execute(text("select a from kept")).scalar() == 1
         engine.dispose()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only for root does Postgres run as another user")
+def test_postgres_of_root_works_in_a_closed_folder(server_folder: Path) -> None:
+    server_folder.chmod(0o700)
+    server = PostgresServer(server_folder / "postgres")
+    try:
+        with server:
+            assert server.create_database("a") == server.create_database("a")
+            assert psutil.Process(server.process.pid).uids().effective != 0
+        assert not server.data.is_relative_to(server_folder)
+        again = PostgresServer(server_folder / "postgres")
+        assert again.data == server.data, "the next start finds its data"
+    finally:
+        server.wipe()
+    assert not server.data.exists()
+
+
+def test_a_folder_that_is_a_link_to_elsewhere_is_not_given_to_postgres(server_folder: Path) -> None:
+    (server_folder / "elsewhere").mkdir()
+    (server_folder / "data").symlink_to(server_folder / "elsewhere")
+    with pytest.raises(LocalStackError, match="not a folder of ours"):
+        PostgresServer(server_folder).start()
 
 
 def test_a_server_that_dies_at_start_says_why(server_folder: Path) -> None:

@@ -42,6 +42,19 @@ def test_a_running_stack_without_supervisor_is_told_as_stopped() -> None:
     assert "headrace down" in found.error
 
 
+def test_a_server_that_has_just_died_is_told_as_failed() -> None:
+    own = ProcessRef.of(os.getpid())
+    services = {
+        "kafka": ServiceState(name="kafka", phase=Phase.RUNNING, process=ProcessRef(pid=os.getpid(), started=1.0)),
+        "postgres": ServiceState(name="postgres", phase=Phase.RUNNING, process=own),
+    }
+    found = StackState(id="a", phase=Phase.RUNNING, supervisor=own, services=services).as_found()
+    assert {name: service.phase for name, service in found.services.items()} == {
+        "kafka": Phase.FAILED,
+        "postgres": Phase.RUNNING,
+    }
+
+
 def test_a_process_is_known_by_id_and_start() -> None:
     own = ProcessRef.of(os.getpid())
     assert own is not None
