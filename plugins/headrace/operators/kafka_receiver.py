@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # The job's own heartbeat is of this order; a look costs the ledger a millisecond.
 _START_POLL_SECONDS = 0.5
+# A job that cannot start is tried again for as long as nobody looks, with a log file each time.
+_KEEP_LOGS = 30
 
 
 class ReceiverJobError(HeadraceError):
@@ -257,7 +259,9 @@ def log_folder(stream: str) -> Path:
 
 
 def log_file(stream: str) -> Path:
-    """A new log file for a job that starts now."""
+    """A new log file for a job that starts now; the oldest of earlier jobs' files go."""
+    for old in sorted(log_folder(stream).glob("receiver-*.log"))[: -_KEEP_LOGS + 1]:
+        old.unlink(missing_ok=True)
     return log_folder(stream) / f"receiver-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.log"
 
 

@@ -14,7 +14,7 @@ TOYS = Path(os.environ["HEADRACE_TOYS"])
 FOLDER = os.environ["HEADRACE_FOLDER"]
 
 spark_submit.application = lambda name: str(TOYS / {"receiver.py": "toy_receiver.py"}.get(name, "toy_batch.py"))
-spark_submit.StreamSparkSubmitHook.command = lambda hook, application: [
+spark_submit.StreamSparkSubmitHook._build_spark_submit_command = lambda hook, application: [
     sys.executable,
     application,
     *hook._application_args,
@@ -28,6 +28,7 @@ stream = Stream(
     storage=f"{FOLDER}/storage",
     ledger=f"sqlite:///{FOLDER}/ledger.db",
     spark={"master": "local[2]", "run_batches": "submit"},
+    limits={"max_concurrent_batches": 3},
 )
 receiver = receiver_dag(stream)
 batches = batch_dag(stream, default_args={"retries": 0})

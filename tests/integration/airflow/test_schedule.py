@@ -43,10 +43,14 @@ def test_the_receiver_dag_starts_the_job_and_waits_deferred(installation, until)
 
 
 def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(installation, until):
-    # Long enough for times that no run of the schedule will be about.
+    # Until there are times that no run of the schedule will be about.
     until(lambda: _unclaimed(installation) >= 2, what="batch times without a run")
     installation.api.unpause(BATCHES)
-    until(lambda: len(finished(installation)) >= 6, seconds=120, what="runs")
+    until(
+        lambda: len(finished(installation)) >= 5 and _unclaimed(installation) == 0,
+        seconds=200,
+        what="runs for all that was received",
+    )
     runs = finished(installation)
     assert {run["state"] for run in runs} == {"success"}
     for run in runs:
@@ -54,10 +58,10 @@ def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(i
         assert end - start == FIVE
         assert start.timestamp() % 5 == 0
         assert run["logical_date"] == run["data_interval_start"]
-    assert any(run["dag_run_id"].startswith("claimed__") for run in runs)
+    assert any(run["dag_run_id"].startswith("claimed__") for run in installation.api.runs(BATCHES))
     with installation.ledger() as ledger:
         batches = ledger.batches.list("flights", oldest_first=True)
-        assert {batch.state.value for batch in batches[:-1]} == {"completed"}
+        assert "failed" not in {batch.state.value for batch in batches}
         times = [batch.batch_time_ms for batch in batches]
         assert times == list(range(times[0], times[-1] + 1, 5000))
         # Every offset from the first on, in one batch each.
@@ -71,8 +75,9 @@ def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(i
 
 def _unclaimed(installation) -> int:
     with installation.ledger() as ledger:
-        now_ms = ledger.now_ms()
-        return sum(time.batch_time_ms < now_ms for time in ledger.blocks.unclaimed("flights"))
+        # The newest are not due yet, or are about to be.
+        due_ms = ledger.now_ms() - 15_000
+        return sum(time.batch_time_ms < due_ms for time in ledger.blocks.unclaimed("flights"))
 
 
 def test_a_failed_batch_fails_its_run_though_checkpoint_and_cleanup_run(installation, until):

@@ -6,7 +6,7 @@ import threading
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, newest_log
+from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
 
@@ -138,3 +138,12 @@ def test_without_deferring_it_waits_in_the_task(toy, ledger, task, stream):
         ledger.jobs.request_stop("flights", "test")
         done.join(15)
     assert not done.is_alive()
+
+
+def test_log_files_do_not_pile_up(monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRFLOW__HEADRACE__LOG_FOLDER", str(tmp_path))
+    (tmp_path / "flights").mkdir()
+    for _ in range(40):
+        log_file("flights").touch()
+    assert len(list((tmp_path / "flights").iterdir())) == 30
+    assert newest_log("flights") == str(sorted((tmp_path / "flights").iterdir())[-1])
