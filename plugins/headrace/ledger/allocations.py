@@ -136,6 +136,8 @@ def _seal(connection: Connection, locked: LockedStream, batch_time_ms: int) -> i
 
 
 def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, absorbed: Sequence[int]) -> None:
+    if not absorbed:
+        return
     later = [time_ms for time_ms in absorbed if time_ms >= batch_time_ms]
     claimed = connection.execute(
         select(batches.c.batch_time_ms).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(absorbed))

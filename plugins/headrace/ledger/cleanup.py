@@ -92,7 +92,6 @@ class Cleanup(Role):
         own = exists().where(blocks.c.stream == batches.c.stream, blocks.c.batch_time_ms == batches.c.batch_time_ms)
         taken_over = exists().where(
             absorbed.c.stream == batches.c.stream,
-            absorbed.c.state == BatchState.ABSORBED,
             absorbed.c.absorbed_by_ms == batches.c.batch_time_ms,
             exists().where(blocks.c.stream == absorbed.c.stream, blocks.c.batch_time_ms == absorbed.c.batch_time_ms),
         )

@@ -119,7 +119,7 @@ segments = Table(
     Column("removed_at_ms", BigInteger),
     UniqueConstraint("stream", "path"),
     # A segment's row outlives its file, so that its name is never used again; the files that exist are few.
-    Index("ix_segments_present", "stream", "removed_at_ms", "closed_at_ms", "segment_id"),
+    Index("ix_segments_present", "stream", "removed_at_ms", "segment_id"),
     sqlite_autoincrement=True,
 )
 
@@ -254,6 +254,13 @@ batches = Table(
     Index("ix_batches_state", "stream", "state", "batch_time_ms"),
     Index("ix_batches_cleaned", "stream", "cleaned_at_ms", "batch_time_ms"),
 )
+Index(
+    "ix_batches_absorbed",
+    batches.c.stream,
+    batches.c.absorbed_by_ms,
+    sqlite_where=batches.c.absorbed_by_ms.is_not(None),
+    postgresql_where=batches.c.absorbed_by_ms.is_not(None),
+)
 
 
 def _batch() -> list[Any]:
@@ -341,6 +348,7 @@ gaps = Table(
     Column("batch_time_ms", BigInteger),
     Column("at_ms", BigInteger, nullable=False),
     UniqueConstraint("stream", "input_id", "topic", "topic_id", "partition", "from_offset", name="uq_gaps_range"),
+    Index("ix_gaps_stream", "stream", "gap_id"),
     sqlite_autoincrement=True,
 )
 

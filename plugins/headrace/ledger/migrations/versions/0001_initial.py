@@ -62,6 +62,13 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["stream"], ["streams.name"], name="fk_batches_streams"),
         sa.PrimaryKeyConstraint("stream", "batch_time_ms", name="pk_batches"),
     )
+    op.create_index(
+        "ix_batches_absorbed",
+        "batches",
+        ["stream", "absorbed_by_ms"],
+        sqlite_where=sa.text("absorbed_by_ms IS NOT NULL"),
+        postgresql_where=sa.text("absorbed_by_ms IS NOT NULL"),
+    )
     op.create_index("ix_batches_cleaned", "batches", ["stream", "cleaned_at_ms", "batch_time_ms"])
     op.create_index("ix_batches_state", "batches", ["stream", "state", "batch_time_ms"])
     op.create_table(
@@ -115,6 +122,7 @@ def upgrade() -> None:
         ),
         sqlite_autoincrement=True,
     )
+    op.create_index("ix_gaps_stream", "gaps", ["stream", "gap_id"])
     op.create_table(
         "receiver_jobs",
         sa.Column("stream", sa.Text(), nullable=False),
@@ -152,7 +160,7 @@ def upgrade() -> None:
         sa.UniqueConstraint("stream", "path", name="uq_segments_stream_path"),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_segments_present", "segments", ["stream", "removed_at_ms", "closed_at_ms", "segment_id"])
+    op.create_index("ix_segments_present", "segments", ["stream", "removed_at_ms", "segment_id"])
     op.create_table(
         "topics",
         sa.Column("stream", sa.Text(), nullable=False),
