@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.spark.sessions import attempt_tag, is_connect
 
@@ -34,6 +34,9 @@ class JobScope:
             self._spark.addTag(self._tag)
             self._spark.addTag(group)
             return
+        # A writer looks its data source up in its thread's active session, and a new thread has none.
+        jvm: Any = self._spark._jvm
+        self._spark._get_j_spark_session_class(jvm).setActiveSession(self._spark._jsparkSession)
         context = self._spark.sparkContext
         context.setJobGroup(group, f"{self._name}: {part}", interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", POOL)

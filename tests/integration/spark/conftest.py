@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.batching.allocation import allocate
 from headrace.batching.manifest import Manifest, ManifestBlock
-from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
+from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.ledger import Ledger
+from headrace.ledger.rows import Attempt, ReceiverLease
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import WalDataSource
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
@@ -76,6 +81,79 @@ class WrittenLog:
         manifest = Manifest(self.stream, batch_time_ms, interval_ms, inputs, str(self.folder))
         manifest.write(open_storage(str(self.folder)))
         return manifest.uri
+
+
+class BatchLedger:
+    """A ledger with a stream whose blocks come from a `WrittenLog` instead of Kafka."""
+
+    def __init__(self, stream: Stream, log: WrittenLog) -> None:
+        self.stream = stream
+        self.log = log
+        self.ledger = Ledger.open(stream.ledger)
+        self.ledger.streams.register(
+            stream.name,
+            stream.to_json(),
+            batch_interval_ms=stream.batch_interval_ms,
+            block_interval_ms=stream.block_interval_ms,
+        )
+        self._job = self.ledger.jobs.acquire(stream.name, holder="test", lease_ms=600_000)
+        self._leases: dict[str, ReceiverLease] = {}
+
+    def add(self, batch: pa.RecordBatch, *, input_id: str = "records") -> None:
+        """Write a block and take it into the next open batch."""
+        lease = self._leases.get(input_id)
+        if lease is None:
+            receiver = ReceiverId(self.stream.name, input_id, 0)
+            lease = self.ledger.receivers.register(self._job, receiver, host="test", lease_ms=600_000)
+            self._leases[input_id] = lease
+        sequence = self.log.writers[input_id].next_sequence if input_id in self.log.writers else 0
+        block = self.log.add(batch, input_id=input_id)
+        partition, first = block.ranges[0].partition, block.ranges[0].from_offset
+        if first == 0:
+            self.ledger.topics.observe(self._job, input_id, partition.topic, partition.topic_id, 1)
+            self.ledger.positions.ensure(self._job, input_id, partition, 0)
+            self.ledger.positions.assign(self._job, input_id, {partition: 0})
+        info = BlockInfo(
+            lease.receiver_id, lease.epoch, sequence, 0, block.handle, block.ranges, block.records, block.payload_bytes
+        )
+        self.ledger.blocks.add(lease, info)
+
+    def allocate(self) -> int:
+        """Allocate the next batch time; the batch time."""
+        sealed = self.ledger.streams.get(self.stream.name).sealed_until_ms
+        batch_time_ms = sealed + self.stream.batch_interval_ms
+        allocate(self.stream, self.ledger, open_storage(self.stream.storage.url), batch_time_ms)
+        return batch_time_ms
+
+    def begin(self, batch_time_ms: int, *, way: str = "submit", force: bool = False) -> Attempt:
+        return self.ledger.batches.begin_attempt(
+            self.stream.name, batch_time_ms, holder="test", way=way, lease_ms=30_000, force=force
+        )
+
+
+@pytest.fixture
+def make_batch_ledger(tmp_path: Path) -> Iterator[Callable[..., BatchLedger]]:
+    """Builds a `BatchLedger`; takes the fields of a Stream, with a console output by default."""
+    made: list[BatchLedger] = []
+
+    def make(**fields: Any) -> BatchLedger:
+        stream = Stream(
+            **{
+                "name": "clicks",
+                "inputs": KafkaInput(bootstrap_servers="localhost:9092", topics="clicks"),
+                "outputs": ConsoleOutput(),
+                "batch_interval": "10 s",
+                "storage": str(tmp_path / "storage"),
+                "ledger": f"sqlite:///{tmp_path}/ledger.db",
+                **fields,
+            }
+        )
+        made.append(BatchLedger(stream, WrittenLog(tmp_path / "storage" / stream.name, stream.name)))
+        return made[-1]
+
+    yield make
+    for batch_ledger in made:
+        batch_ledger.ledger.close()
 
 
 @pytest.fixture

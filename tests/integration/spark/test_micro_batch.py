@@ -1,0 +1,274 @@
+"""A batch from a plain script: a classic session, the ledger, the log and real outputs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.ledger import AttemptState, BatchState
+from headrace.ledger.errors import AttemptFencedError
+from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
+from headrace.stream import (
+    ColumnIds,
+    ConsoleOutput,
+    ElasticsearchOutput,
+    JsonDecoder,
+    KafkaInput,
+    SparkSettings,
+    Utf8Decoder,
+)
+
+Records = Callable[..., pa.RecordBatch]
+Make = Callable[..., Any]
+
+TRANSFORMS = """
+import time
+from pyspark.sql import functions as F
+
+def words(lines):
+    return (lines.select(F.explode(F.split("value", " ")).alias("word")).groupBy("word").count().orderBy("word"))
+
+def timed(records, batch):
+    return records.select(F.lit(str(batch.batch_time)).alias("time"), F.lit(batch.attempt).alias("attempt")).limit(1)
+
+def both(left, right):
+    return left.select("value").union(right.select("value")).orderBy("value")
+
+def fails(records):
+    def wrong(value):
+        raise ValueError("this value is wrong")
+    return records.select(F.udf(wrong, "string")("value"))
+
+def slow(records):
+    def sleep(value):
+        time.sleep(60)
+        return value
+    return records.select(F.udf(sleep, "binary")("value"))
+
+def count(records):
+    return records.agg(F.count("*").alias("n"))
+"""
+
+
+@pytest.fixture
+def transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """The fields of a stream whose transform is one of the above."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"transforms_{uuid.uuid4().hex}"
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / f"{name}.py").write_text(TRANSFORMS)
+    yield lambda function: {
+        "transform": f"{name}:{function}",
+        "spark": SparkSettings(py_files=(str(tmp_path / "code"),)),
+    }
+    sys.modules.pop(name, None)
+
+
+def run(spark: Any, batch: Any, **options: Any) -> tuple[Any, str]:
+    """Run the next batch; its result and what it printed."""
+    time_ms = batch.allocate()
+    out = io.StringIO()
+    result = run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(time_ms), out=out, **options)
+    return result, out.getvalue()
+
+
+def refuse() -> SparkSession:
+    raise AssertionError("this batch needs no Spark")
+
+
+def test_records_are_printed_and_the_batch_completes(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records
+) -> None:
+    batch = make_batch_ledger(outputs=ConsoleOutput(rows=1))
+    batch.add(make_records([b"one", b"two"]))
+    told: list[str] = []
+    result, printed = run(spark, batch, tell=told.append)
+    assert "Time: 10000 ms (1970-01-01 00:00:10 UTC)" in printed
+    assert printed.splitlines()[3].startswith("('key-0', 'one', 'clicks', 0, 0, ")
+    assert printed.splitlines()[4] == "..."
+    assert (result.records, result.blocks, result.attempt) == (2, 1, 1)
+    row = batch.ledger.batches.get("clicks", 10_000)
+    assert row.state is BatchState.COMPLETED
+    (output,) = batch.ledger.batches.outputs("clicks", 10_000)
+    assert (output.output_id, output.counts["printed"]) == ("console", 1)
+    assert told[0] == "2 records in 1 blocks"
+
+
+def test_word_count_as_in_sparks_quick_example(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    lines = KafkaInput(id="lines", bootstrap_servers="localhost:9092", topics="clicks", value_decoder=Utf8Decoder())
+    batch = make_batch_ledger(inputs=lines, **transforms("words"))
+    batch.add(make_records([b"to be or", b"not to be"]), input_id="lines")
+    _, printed = run(spark, batch)
+    assert printed.splitlines()[3:7] == ["('be', 2)", "('not', 1)", "('or', 1)", "('to', 2)"]
+
+
+def test_a_transform_is_told_its_batch(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    batch = make_batch_ledger(**transforms("timed"))
+    batch.add(make_records([b"x"]))
+    _, printed = run(spark, batch)
+    assert printed.splitlines()[3] == "('1970-01-01 00:00:10+00:00', 1)"
+
+
+def test_several_inputs_reach_the_transform_by_name(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    inputs = tuple(KafkaInput(id=name, bootstrap_servers="localhost:9092", topics=name) for name in ("left", "right"))
+    batch = make_batch_ledger(inputs=inputs, **transforms("both"))
+    batch.add(make_records([b"l"], topic="left"), input_id="left")
+    batch.add(make_records([b"r"], topic="right"), input_id="right")
+    _, printed = run(spark, batch)
+    assert printed.splitlines()[3:5] == ["l", "r"]
+
+
+def test_an_empty_batch_spares_spark_but_prints_its_header(make_batch_ledger: Make) -> None:
+    batch = make_batch_ledger()
+    result, printed = run(refuse, batch)
+    assert printed.splitlines()[1] == "Time: 10000 ms (1970-01-01 00:00:10 UTC)"
+    assert result.records == 0
+    assert batch.ledger.batches.get("clicks", 10_000).state is BatchState.COMPLETED
+
+
+def test_an_empty_batch_runs_where_rows_can_come_of_nothing(
+    spark: SparkSession, make_batch_ledger: Make, transforms: Any
+) -> None:
+    _, printed = run(spark, make_batch_ledger(**transforms("count")))
+    assert printed.splitlines()[3] == "0"
+
+
+def test_jobs_are_named_by_batch_and_output(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records
+) -> None:
+    batch = make_batch_ledger()
+    batch.add(make_records([b"x"]))
+    run(spark, batch)
+    assert spark.sparkContext.statusTracker().getJobIdsForGroup("headrace/clicks/10000/1/console")
+
+
+def test_a_failing_transform_fails_the_batch_with_its_reason(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    batch = make_batch_ledger(**transforms("fails"))
+    batch.add(make_records([b"x"]))
+    with pytest.raises(BatchFailedError, match="ValueError: this value is wrong"):
+        run(spark, batch)
+    row = batch.ledger.batches.get("clicks", 10_000)
+    assert (row.state, row.error) == (BatchState.FAILED, "ValueError: this value is wrong")
+
+
+def test_a_fenced_attempt_cancels_its_own_spark_jobs_and_no_others(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    batch = make_batch_ledger(**transforms("slow"))
+    batch.add(make_records([b"x"]))
+    time_ms = batch.allocate()
+    first = batch.ledger.batches.begin_attempt("clicks", time_ms, holder="first", way="submit", lease_ms=1_500)
+    failures: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            run_micro_batch(spark, batch.stream, batch.ledger, first, out=io.StringIO())
+        except BaseException as error:
+            failures.append(error)
+
+    tracker = spark.sparkContext.statusTracker()
+    others: list[int] = []
+
+    def other() -> None:
+        spark.sparkContext.setJobGroup("somebody else's", "")
+        others.append(spark.sparkContext.parallelize([5], 1).map(_sleep).sum())
+
+    threads = [threading.Thread(target=target) for target in (attempt, other)]
+    for thread in threads:
+        thread.start()
+    deadline = threading.Event()
+    for _ in range(200):
+        if len(tracker.getActiveJobsIds()) >= 2:
+            break
+        deadline.wait(0.1)
+    batch.begin(time_ms)
+    for thread in threads:
+        thread.join(40)
+    assert isinstance(failures[0], AttemptFencedError)
+    assert others == [5]
+    assert not tracker.getActiveJobsIds()
+    states = [row.state for row in batch.ledger.batches.attempts("clicks", time_ms)]
+    assert states == [AttemptState.FENCED, AttemptState.RUNNING]
+
+
+def _sleep(seconds: int) -> int:
+    import time
+
+    time.sleep(seconds)
+    return seconds
+
+
+def documents(url: str, index: str) -> dict[str, Any]:
+    urllib.request.urlopen(f"{url}/{index}/_refresh", data=b"").read()  # noqa: S310
+    with urllib.request.urlopen(f"{url}/{index}/_search?size=100") as answer:  # noqa: S310
+        return {hit["_id"]: hit["_source"] for hit in json.load(answer)["hits"]["hits"]}
+
+
+def test_documents_reach_elasticsearch_and_what_does_not_decode_its_dead_letters(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
+) -> None:
+    index = f"clicks-{uuid.uuid4().hex}"
+    batch = make_batch_ledger(
+        inputs=KafkaInput(
+            bootstrap_servers="localhost:9092", topics="clicks", value_decoder=JsonDecoder(fields="id INT")
+        ),
+        outputs=(ElasticsearchOutput(hosts=elasticsearch, index=index), ConsoleOutput()),
+    )
+    batch.add(make_records([b'{"id": 1, "more": true}', b'{"id": "one"}', b"\xff\xfe"]))
+    result, printed = run(spark, batch)
+    assert documents(elasticsearch, index) == {"clicks+0+0": {"id": 1, "more": True}}, "the value's own bytes"
+    letters = documents(elasticsearch, f"{index}-dead-letters")
+    assert set(letters) == {"clicks+0+1", "clicks+0+2"}
+    assert {letter["value"] for letter in letters.values()} == {"eyJpZCI6ICJvbmUifQ==", "//4="}
+    counts = result.outputs["elasticsearch"]
+    assert (counts["rows"], counts["indexed"], counts["dead_lettered"], counts["undecodable"]) == (3, 1, 2, 2)
+    assert "Row(id=1)" in printed
+    assert not list((Path(batch.stream.folder_url) / "reports").glob("*")), "reports are read and gone"
+
+
+def test_the_same_batch_again_changes_nothing(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
+) -> None:
+    index = f"clicks-{uuid.uuid4().hex}"
+    batch = make_batch_ledger(outputs=ElasticsearchOutput(hosts=elasticsearch, index=index))
+    batch.add(make_records([b'{"id": 1}', b'{"id": 2}']))
+    run(spark, batch)
+    before = documents(elasticsearch, index)
+    again = run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(10_000, force=True))
+    counts = again.outputs["elasticsearch"]
+    assert (again.attempt, counts["indexed"], counts["repeated"]) == (2, 0, 2)
+    assert documents(elasticsearch, index) == before
+
+
+def test_an_aggregate_goes_to_column_ids(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    index = f"words-{uuid.uuid4().hex}"
+    lines = KafkaInput(id="lines", bootstrap_servers="localhost:9092", topics="clicks", value_decoder=Utf8Decoder())
+    output = ElasticsearchOutput(hosts=elasticsearch, index=index, document_ids=ColumnIds(columns=("word",)))
+    batch = make_batch_ledger(inputs=lines, outputs=output, **transforms("words"))
+    batch.add(make_records([b"a b a", b"\xff"]), input_id="lines")
+    result, _ = run(spark, batch)
+    found = documents(elasticsearch, index)
+    assert sorted((document["word"], document["count"]) for document in found.values()) == [("a", 2), ("b", 1)]
+    assert set(documents(elasticsearch, f"{index}-dead-letters")) == {"clicks+0+1"}
+    assert result.outputs["elasticsearch"]["dead_lettered"] == 1

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.spark.receiver_application import TOKEN_VARIABLE, TaskSlotsError, check_task_slots, receiver_conf
+from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
+
+LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def stream(**spark: Any) -> Stream:
+    return Stream(
+        name="clicks",
+        inputs=KafkaInput(bootstrap_servers="localhost:9092", topics="clicks"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage={"url": "/tmp/clicks", "shared": True},
+        ledger="sqlite:////tmp/ledger.db",
+        spark=SparkSettings(**spark),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "before")
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+
+
+def test_a_receivers_application_neither_speculates_nor_shrinks_and_shares_fairly() -> None:
+    conf = receiver_conf(stream(), "local[4]", None, given={"spark.speculation": "true"}, environment=LOOPBACK)
+    assert conf["spark.speculation"] == "false"
+    assert conf["spark.dynamicAllocation.enabled"] == "false"
+    assert conf["spark.scheduler.mode"] == "FAIR"
+    assert conf["spark.driver.bindAddress"] == "127.0.0.1"
+    assert "spark.plugins" not in conf
+
+
+def test_what_was_given_to_spark_submit_wins_over_the_streams_conf() -> None:
+    conf = receiver_conf(
+        stream(conf={"spark.a": "stream", "spark.b": "stream"}),
+        "local[4]",
+        None,
+        given={"spark.a": "submit"},
+        environment=LOOPBACK,
+    )
+    assert (conf["spark.a"], conf["spark.b"]) == ("submit", "stream")
+
+
+def test_the_connect_server_listens_on_loopback_and_its_token_is_not_for_a_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import os
+
+    conf = receiver_conf(stream(), "local[4]", "the token", given={}, environment=LOOPBACK)
+    assert conf["spark.connect.grpc.binding.address"] == "127.0.0.1"
+    assert "the token" not in conf.values()
+    assert os.environ[TOKEN_VARIABLE] == "the token"
+
+
+def test_under_spark_submit_the_token_is_set_in_the_running_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    conf = receiver_conf(stream(), "local[4]", "the token", given={}, environment=LOOPBACK)
+    assert conf["spark.connect.authenticate.token"] == "the token"
+
+
+def test_a_user_interface_that_would_listen_everywhere_is_not_started() -> None:
+    assert receiver_conf(stream(), "local[4]", None, given={}, environment={})["spark.ui.enabled"] == "false"
+    assert "spark.ui.enabled" not in receiver_conf(stream(), "local[4]", None, given={}, environment=LOOPBACK)
+
+
+def test_executors_elsewhere_get_the_connections_from_the_application() -> None:
+    environment = {"AIRFLOW_CONN_KAFKA": "secret", "HEADRACE_SECRET_KEY": "secret"}
+    conf = receiver_conf(stream(), "spark://host:7077", None, given={}, environment=environment)
+    assert conf["spark.executorEnv.AIRFLOW_CONN_KAFKA"] == "secret"
+    assert "HEADRACE_SECRET_KEY" not in str(conf)
+    import re
+
+    assert re.search(conf["spark.redaction.regex"].removeprefix("(?i)"), "spark.executorEnv.AIRFLOW_CONN_KAFKA")
+
+
+@pytest.mark.parametrize(("slots", "receivers"), [(1, 1), (2, 2), (0, 1)])
+def test_slots_that_receivers_would_fill_are_refused(slots: int, receivers: int) -> None:
+    with pytest.raises(TaskSlotsError, match=rf"at least {receivers + 1}"):
+        check_task_slots(slots, receivers)
+
+
+def test_one_slot_more_than_receivers_will_do(tmp_path: Path) -> None:
+    check_task_slots(3, 2)

@@ -1,0 +1,103 @@
+# ruff: noqa: ARG005 - the parameters are the point
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.spark.transforms import BatchContext, TransformError, apply_transform, arguments, load_transform
+from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
+
+CONTEXT = BatchContext.of("clicks", 1_700_000_010_000, 10_000, 2)
+
+
+def stream(tmp_path: Path, **fields: Any) -> Stream:
+    return Stream(
+        name="clicks",
+        inputs=KafkaInput(bootstrap_servers="localhost:9092", topics="clicks"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=str(tmp_path),
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+        **fields,
+    )
+
+
+def test_a_context_tells_the_batchs_time_and_interval() -> None:
+    assert CONTEXT.batch_time == datetime(2023, 11, 14, 22, 13, 30, tzinfo=UTC)
+    assert CONTEXT.interval == timedelta(seconds=10)
+    assert CONTEXT.attempt == 2
+
+
+def test_one_input_is_passed_whatever_the_parameter_is_called() -> None:
+    assert arguments(lambda df: df, {"records": 1}, CONTEXT) == ((1,), {})
+
+
+def test_inputs_are_passed_by_their_ids() -> None:
+    assert arguments(lambda left, right: 0, {"left": 1, "right": 2}, CONTEXT) == ((), {"left": 1, "right": 2})
+    assert arguments(lambda page_views: 0, {"page-views": 1}, CONTEXT) == ((), {"page_views": 1})
+    assert arguments(lambda **inputs: 0, {"left": 1, "right": 2}, CONTEXT) == ((), {"left": 1, "right": 2})
+
+
+def test_the_batch_is_passed_to_whoever_asks_for_it() -> None:
+    assert arguments(lambda df, batch: 0, {"records": 1}, CONTEXT) == ((1,), {"batch": CONTEXT})
+    assert arguments(lambda df, *, batch=None: 0, {"records": 1}, CONTEXT) == ((1,), {"batch": CONTEXT})
+
+
+@pytest.mark.parametrize("transform", [lambda: 0, lambda batch: 0, lambda left, middle: 0])
+def test_parameters_that_do_not_fit_are_refused(transform: Any) -> None:
+    inputs = {"left": 1, "right": 2} if transform.__code__.co_argcount > 1 else {"records": 1}
+    with pytest.raises(TransformError, match="by the inputs' ids"):
+        arguments(transform, inputs, CONTEXT)
+
+
+def test_what_is_no_dataframe_is_refused() -> None:
+    with pytest.raises(TransformError, match="returned a NoneType for output 'console'"):
+        apply_transform(lambda df: None, {"records": 1}, ("console",), CONTEXT)  # type: ignore[dict-item]
+
+
+def test_a_mapping_has_to_name_every_output() -> None:
+    with pytest.raises(TransformError, match="returned DataFrames for"):
+        apply_transform(lambda df: {"other": df}, {"records": 1}, ("console",), CONTEXT)  # type: ignore[dict-item]
+
+
+def test_without_a_transform_the_input_is_the_result() -> None:
+    frames: Any = apply_transform(None, {"records": "frame"}, ("a", "b"), CONTEXT)  # type: ignore[dict-item]
+    assert frames == {"a": "frame", "b": "frame"}
+
+
+def test_a_transform_from_py_files_travels_by_value_with_what_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark import cloudpickle
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "unit_transform_module.py").write_text(
+        "from unit_transform_helper import twice\ndef transform(df):\n    return twice(df)\n"
+    )
+    (tmp_path / "lib" / "unit_transform_helper.py").write_text("def twice(x):\n    return [x, x]\n")
+    transform = load_transform(
+        stream(
+            tmp_path,
+            transform="unit_transform_module:transform",
+            spark=SparkSettings(py_files=(str(tmp_path / "lib"),)),
+        )
+    )
+    assert transform is not None
+    pickled = cloudpickle.dumps(transform)
+    for name in ("unit_transform_module", "unit_transform_helper"):
+        cloudpickle.unregister_pickle_by_value(sys.modules.pop(name))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.startswith(str(tmp_path))])
+    assert cloudpickle.loads(pickled)(1) == [1, 1]
+
+
+def test_py_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+    with pytest.raises(TransformError, match="does not exist"):
+        load_transform(
+            stream(tmp_path, transform="m:f", spark=SparkSettings(py_files=(str(tmp_path / "missing.zip"),)))
+        )
