@@ -28,6 +28,10 @@ class ElasticsearchSide:
         body = {"settings": {"number_of_shards": 1, "number_of_replicas": 0}, "mappings": mappings}
         self._call("PUT", f"/{index}", body)
 
+    def get(self, path: str) -> Any:
+        """The JSON below a path."""
+        return self._call("GET", path)
+
     def count(self, index: str) -> int:
         """Documents that a search sees by now; 0 while there is no such index."""
         try:

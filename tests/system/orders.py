@@ -1,0 +1,240 @@
+"""A stream outside the repository: its DAG file, its transform, its topic, and the proof of what became of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+
+from headrace.demo.damage import Damage
+from headrace.demo.elasticsearch_side import ElasticsearchSide
+from headrace.demo.flights import FlightRecord
+from headrace.demo.kafka_side import offsets, read_topic
+from headrace.demo.observing import Observer, Snapshot
+from headrace.demo.producing import Producing, create_topic
+from headrace.demo.proof import Place, Proof, prove
+from headrace.errors import HeadraceError
+from headrace.ledger import Ledger
+from headrace.ledger.rows import JobRow
+from headrace.local.airflow_api import AirflowApi
+from headrace.local.processes import processes_of_stack
+from headrace.local.stack import Stack
+
+STREAM = TOPIC = INDEX = "orders"
+PARTITIONS = 3
+
+DAG_FILE = '''
+"""A stream for Airflow, made of the public parts of headrace alone."""
+
+import os
+from pathlib import Path
+
+from headrace.dags import stream_dags
+from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, SparkSettings, Stream
+
+stream = Stream(
+    name="orders",
+    inputs=KafkaInput(
+        connection="kafka_default",
+        topics="orders",
+        value_decoder=JsonDecoder(fields="number LONG, item STRING, cents INT, pieces INT"),
+    ),
+    transform="orders_transform:with_total",
+    outputs=ElasticsearchOutput(connection="elasticsearch_default", index="orders"),
+    batch_interval="5 s",
+    storage=os.environ["ORDERS_STORAGE"],
+    ledger="connection:headrace_ledger",
+    spark=SparkSettings(py_files=(str(Path(__file__).with_name("orders_transform.py")),)),
+)
+
+receiver, batches = stream_dags(stream)
+'''
+
+TRANSFORM_FILE = """
+from pyspark.sql import functions as F
+
+
+def with_total(records):
+    order = F.col("value")
+    return records.select("topic", "partition", "offset", "value.*", (order.cents * order.pieces).alias("total"))
+"""
+
+_DEADLINE_SECONDS = 240.0
+_POLL_SECONDS = 0.25
+_DAMAGES = {
+    Damage.TRUNCATED: b'{"number": 1, "item": "cu',
+    Damage.ARRAY: b"[1, 2]",
+    Damage.NOT_UTF8: b'{"item": "\xff"}',
+}
+
+
+class Orders:
+    """The stream as its tests use it."""
+
+    def __init__(self, stack: Stack, ledger: Ledger) -> None:
+        assert stack.kafka is not None
+        assert stack.elasticsearch is not None
+        assert stack.airflow is not None
+        self.stack = stack
+        self.ledger = ledger
+        self.kafka = stack.kafka.bootstrap_servers
+        self.elasticsearch = ElasticsearchSide(stack.elasticsearch.url)
+        self.airflow = stack.airflow
+        self._produced = 0
+        self._malformed: dict[Place, Damage] = {}
+        self._number = 0
+
+    @property
+    def api(self) -> AirflowApi:
+        """Airflow's REST API."""
+        return self.airflow.api()
+
+    def begin(self) -> None:
+        """Make the topic, and let the DAGs run."""
+        create_topic(self.kafka, TOPIC, PARTITIONS)
+        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
+            self.api.wait_for_dag(dag_id)
+            self.api.unpause(dag_id)
+        self.until(lambda snapshot: snapshot.receiving == "running")
+
+    def produce(self, records: int, *, rate: float | None = None) -> Producing:
+        """Begin to produce; one order in a hundred is malformed."""
+        producing = Producing(self.kafka, TOPIC, self._orders(records), rate=rate)
+        producing.start()
+        return producing
+
+    def finish(self, producing: Producing) -> None:
+        """Wait until all is produced, and remember what has to be found."""
+        producing.wait()
+        self._produced += producing.delivered
+        self._malformed |= producing.malformed
+
+    def settle(self) -> Snapshot:
+        """Wait until everything produced so far is in a completed and checkpointed batch, and can be seen."""
+        return self.until(
+            lambda snapshot: snapshot.processed and snapshot.indexed + snapshot.dead_lettered >= snapshot.to_produce
+        )
+
+    def prove(self) -> Proof:
+        """Compare everything that was ever produced with everything that is in the index and the dead letters."""
+        again = read_topic(self.kafka, TOPIC)
+        records = {
+            place: value if place in self._malformed else with_total(value) for place, value in again.values.items()
+        }
+        return prove(
+            produced=self._produced,
+            held=again.held,
+            records=records,
+            malformed=self._malformed.keys(),
+            documents=self.elasticsearch.documents(INDEX),
+            dead_letters=self.elasticsearch.dead_letters(f"{INDEX}-dead-letters"),
+        )
+
+    def assert_proved(self) -> None:
+        """Settle, and require the proof to hold."""
+        self.settle()
+        proof = self.prove()
+        assert proof.holds, list(proof.problems())
+        assert proof.dead_lettered == len(self._malformed) > 0
+        assert self.ledger.gaps.list(STREAM) == []
+
+    def look(self) -> Snapshot:
+        """How far the stream is."""
+        ends = sum(end for _, end in offsets(self.kafka, TOPIC).values())
+        observer = Observer(
+            STREAM,
+            ledger=self.ledger,
+            to_produce=self._produced,
+            produced=lambda: ends,
+            elasticsearch=self.elasticsearch,
+            index=INDEX,
+        )
+        return observer.look()
+
+    def until(self, condition: Callable[[Snapshot], bool], *, seconds: float = _DEADLINE_SECONDS) -> Snapshot:
+        """Look until ``condition`` holds; fails with the last look, and with what Airflow's tasks say."""
+        looks: list[Snapshot] = []
+
+        def holds() -> bool:
+            try:
+                looks[:] = [self.look()]
+            except HeadraceError:  # while a server is being killed or started
+                return False
+            return condition(looks[0])
+
+        try:
+            wait_until(holds, seconds=seconds)
+        except AssertionError:
+            raise AssertionError(f"after {seconds:g} s: {looks}\n{self._explain()}") from None
+        return looks[0]
+
+    def job(self) -> JobRow:
+        """The newest receiver job."""
+        job = self.ledger.jobs.current(STREAM)
+        assert job is not None
+        return job
+
+    def batch_process(self) -> psutil.Process | None:
+        """The process that runs a batch just now."""
+        for process in processes_of_stack(self.stack.state.id):
+            try:
+                command = process.cmdline()
+            except psutil.Error:
+                continue
+            if any(word.endswith("micro_batch.py") for word in command) and STREAM in command:
+                return process
+        return None
+
+    def indexings(self) -> int:
+        """Documents that the index has taken so far, whether a search sees them yet or not."""
+        found = self.elasticsearch.get(f"/{INDEX}/_stats/indexing")
+        return int(found["_all"]["primaries"]["indexing"]["index_total"])
+
+    def _orders(self, records: int) -> Iterator[FlightRecord]:
+        for _ in range(records):
+            number, self._number = self._number, self._number + 1
+            key = str(number % 997).encode()
+            if number % 100 == 50:
+                kind = list(_DAMAGES)[number // 100 % len(_DAMAGES)]
+                yield FlightRecord(key, _DAMAGES[kind], kind)
+                continue
+            order = {
+                "number": number,
+                "item": f"cup {number % 7} é",
+                "cents": random.randint(1, 9_999),
+                "pieces": number % 5,
+            }
+            yield FlightRecord(key, json.dumps(order).encode())
+
+    def _explain(self) -> str:
+        lines = []
+        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
+            for run in self.api.runs(dag_id, limit=3):
+                for task in self.api.task_instances(dag_id, run["dag_run_id"]):
+                    if task["state"] in ("failed", "up_for_retry", "running", "deferred"):
+                        log = self.api.task_log(
+                            dag_id, run["dag_run_id"], task["task_id"], try_number=task["try_number"]
+                        )
+                        lines += [f"{run['dag_run_id']} {task['task_id']} {task['state']}:", log[-3000:]]
+        return "\n".join(lines)
+
+
+def with_total(value: bytes | None) -> bytes:
+    """What the transform makes of an order, computed without Spark."""
+    order: dict[str, Any] = json.loads(value or b"")
+    return json.dumps({**order, "total": order["cents"] * order["pieces"]}).encode()
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float, poll: float = _POLL_SECONDS) -> None:
+    """Poll with a deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(poll)
+
+
+__all__ = ["DAG_FILE", "INDEX", "STREAM", "TRANSFORM_FILE", "Orders", "wait_until"]

@@ -1,0 +1,107 @@
+"""A stream of one's own on a real Airflow: to the end, and through crashes. Each test proves all that was ever sent."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+from tests.system.orders import STREAM, Orders, wait_until
+
+from headrace.ledger.states import JobState
+from headrace.local.stack import Stack
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_everything_arrives_once_and_unchanged(orders: Orders) -> None:
+    orders.finish(orders.produce(20_000))
+    orders.assert_proved()
+
+
+def test_a_batch_run_again_changes_nothing(orders: Orders) -> None:
+    orders.finish(orders.produce(1_000))
+    batch = orders.settle().with_records[-1]
+    orders.api.wait_for_dag(f"{STREAM}_batches")
+    (run,) = [
+        run
+        for run in orders.api.runs(f"{STREAM}_batches")
+        if run["state"] == "success" and _ends_at(run, batch.batch_time_ms)
+    ]
+    orders.api.clear(f"{STREAM}_batches", run["dag_run_id"])
+    orders.api.wait_for_run(f"{STREAM}_batches", run["dag_run_id"])
+    orders.assert_proved()
+
+
+def test_kill_9_of_the_receiver_job(orders: Orders) -> None:
+    before = orders.job()
+    received = orders.look().received
+    producing = orders.produce(20_000, rate=2_000)
+    orders.until(lambda snapshot: snapshot.received > received + 2_000)
+    _kill_session(before.attributes["pid"])
+    orders.finish(producing)
+    orders.assert_proved()
+    after = orders.job()
+    assert after.epoch > before.epoch
+    assert after.state is JobState.RUNNING
+
+
+def test_kill_9_of_a_batchs_process(orders: Orders) -> None:
+    taken = orders.indexings()
+    orders.finish(orders.produce(60_000))
+    killed: list[psutil.Process] = []
+
+    def caught() -> bool:
+        process = orders.batch_process()
+        if process is None or orders.indexings() == taken:
+            return False
+        process.kill()
+        killed.append(process)
+        return True
+
+    # When it has begun to index, and most likely has not ended: should it have, the next one is due.
+    wait_until(caught, seconds=240, poll=0.01)
+    orders.assert_proved()
+    attempts = [
+        attempt
+        for batch in orders.look().with_records
+        for attempt in orders.ledger.batches.attempts(STREAM, batch.batch_time_ms)
+    ]
+    assert killed
+    assert any(attempt.number > 1 for attempt in attempts), "no batch was attempted again"
+
+
+def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
+    before = orders.job()
+    received = orders.look().received
+    producing = orders.produce(20_000, rate=2_000)
+    orders.until(lambda snapshot: snapshot.received > received + 2_000)
+    scheduler = orders.airflow.components["scheduler"]
+    scheduler.kill()
+    # The receiver job does not need Airflow.
+    orders.finish(producing)
+    orders.until(lambda snapshot: snapshot.received == snapshot.produced)
+    assert orders.job().epoch == before.epoch
+    scheduler.start()
+    orders.assert_proved()
+    assert orders.job().epoch == before.epoch, "the receiver job outlives Airflow's crash"
+    assert orders.job().alive(orders.ledger.now_ms())
+
+
+def _ends_at(run: dict[str, object], batch_time_ms: int) -> bool:
+    from datetime import datetime
+
+    return round(datetime.fromisoformat(str(run["data_interval_end"])).timestamp() * 1000) == batch_time_ms
+
+
+def _kill_session(pid: int) -> None:
+    """Kill -9 the receiver job whole: spark-submit's JVM, the driver and the receivers, as a host's crash would."""
+    session = os.getsid(pid)
+    assert session != os.getsid(0)
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session:
+                process.send_signal(signal.SIGKILL)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
