@@ -146,7 +146,7 @@ def test_a_data_stream_that_a_template_made_is_found(real: Any, rows: Any) -> No
         with pytest.raises(UnsuitableTargetError, match="data stream"):
             concrete(real)
     finally:
-        real.transport.request("DELETE", f"/.ds-{real.name}*?expand_wildcards=all")
+        # The data stream's index cannot be deleted without the data stream, and that not on this server.
         real.transport.request("DELETE", template)
 
 

@@ -1,0 +1,357 @@
+"""The sink from DataFrames into a real Elasticsearch, in a classic session and over Spark Connect."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.indexing.errors import UnsuitableRowsError
+from headrace.indexing.reports import IndexingReport
+from headrace.spark.documents import prepare_documents, sink_options, write_documents
+from headrace.spark.elasticsearch_sink import ElasticsearchDataSource
+from headrace.stream import ColumnIds, ElasticsearchOutput, KeyIds
+
+Records = Callable[..., pa.RecordBatch]
+
+AN_HOUR = 3_600_000
+
+
+class Index:
+    """One test's index: an output that writes to it, and what is in it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.name = f"spark-{uuid.uuid4().hex[:12]}"
+        self._folder = folder
+
+    def output(self, **fields: Any) -> ElasticsearchOutput:
+        return ElasticsearchOutput(hosts=(self.url,), index=self.name, max_retry_seconds=20, **fields)
+
+    def write(self, df: DataFrame, *, manifest: str | None = None, batch_time_ms: int = AN_HOUR, **fields: Any) -> Any:
+        report = f"file://{self._folder}/reports/{uuid.uuid4().hex}.json"
+        output = self.output(**fields)
+        written = write_documents(
+            df, output, report=report, stream="clicks", batch_time_ms=batch_time_ms, manifest=manifest
+        )
+        return written.counts
+
+    def documents(self, suffix: str = "") -> dict[str, Any]:
+        return {hit["_id"]: hit["_source"] for hit in self._hits(suffix)}
+
+    def state(self) -> dict[str, tuple[int, int]]:
+        """(version, sequence number) by id: both stay when nothing is written."""
+        return {hit["_id"]: (hit["_version"], hit["_seq_no"]) for hit in self._hits("")}
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(  # noqa: S310
+            f"{self.url}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            return json.load(answer)
+
+    def _hits(self, suffix: str) -> list[Any]:
+        self.ask("POST", f"/{self.name}{suffix}/_refresh")
+        query = {"size": 10_000, "version": True, "seq_no_primary_term": True}
+        hits: list[Any] = self.ask("POST", f"/{self.name}{suffix}/_search", query)["hits"]["hits"]
+        return hits
+
+
+@pytest.fixture
+def index(elasticsearch: str, tmp_path: Path) -> Iterator[Index]:
+    one = Index(elasticsearch, tmp_path)
+    yield one
+    for name in one.ask("GET", f"/{one.name}*/_settings?filter_path=*.settings.index.provided_name"):
+        one.ask("DELETE", f"/{name}")
+
+
+@pytest.fixture
+def records(spark: SparkSession, written_log: Any, make_records: Records) -> Callable[..., tuple[DataFrame, str]]:
+    """A batch of the log with these values, as a DataFrame, and its manifest."""
+
+    def read(*values: bytes | None) -> tuple[DataFrame, str]:
+        half = len(values) // 2 or 1
+        written_log.add(make_records(list(values[:half])))
+        if values[half:]:
+            written_log.add(make_records(list(values[half:]), first_offset=half))
+        manifest = written_log.manifest()
+        frame = spark.read.format("wal").options(manifest=manifest, input="records", numPartitions=2).load()
+        return frame, manifest
+
+    return read
+
+
+def test_records_become_documents_once_however_often_they_are_written(index: Index, records: Any) -> None:
+    df, _ = records(*(json.dumps({"n": n}).encode() for n in range(500)))
+    first = index.write(df)
+    before = index.state()
+    second = index.write(df)
+    assert (first.rows, first.created, second.repeated, second.indexed) == (500, 500, 500, 0)
+    assert index.documents()["clicks+0+499"] == {"n": 499}
+    assert index.state() == before
+
+
+def test_the_log_can_be_written_without_any_preparation(spark: SparkSession, index: Index, records: Any) -> None:
+    df, _ = records(b'{"n": 1}', b'{"n": 2}')
+    spark.dataSource.register(ElasticsearchDataSource)
+    df.write.format("elasticsearch").mode("append").option("hosts", index.url).save(index.name)
+    assert set(index.documents()) == {"clicks+0+0", "clicks+0+1"}
+
+
+def test_dead_letters_tell_all(index: Index, records: Any) -> None:
+    df, _ = records(b'{"n": 1}', b"junk", None, b'{"n": "\xff"}')
+    for _ in range(2):
+        counts = index.write(df)
+        assert (counts.dead_lettered, counts.rows) == (3, 4)
+    letters = index.documents("-dead-letters")
+    assert set(letters) == {"clicks+0+1", "clicks+0+2", "clicks+0+3"}
+    junk = letters["clicks+0+1"]
+    assert (junk["stream"], junk["batch_time"], junk["value_text"]) == ("clicks", AN_HOUR, "junk")
+    assert base64.b64decode(junk["key"]) == b"key-1"
+    assert junk["headers"] == [{"key": "trace", "value": base64.b64encode(b"\x00\xff").decode()}]
+    assert counts.dead_letter_reasons == {"malformed_document": 2, "tombstone": 1}
+
+
+def test_a_transformed_rows_dead_letter_has_the_record_of_the_log(index: Index, records: Any) -> None:
+    index.ask("PUT", f"/{index.name}", {"mappings": {"properties": {"word": {"type": "long"}}}})
+    df, manifest = records(b"one", b"2", b"three")
+    words = df.selectExpr("topic", "partition", "offset", "incarnation", "upper(cast(value as string)) AS word")
+    counts = index.write(words, manifest=manifest)
+    assert (counts.created, counts.dead_lettered) == (1, 2)
+    assert index.documents() == {"clicks+0+1": {"word": "2"}}
+    letter = index.documents("-dead-letters")["clicks+0+2"]
+    assert letter["document_text"] == '{"word":"THREE"}'
+    assert base64.b64decode(letter["value"]) == b"three"
+    assert base64.b64decode(letter["key"]) == b"key-2"
+
+
+def test_rows_that_a_transform_rejects_are_dead_letters(index: Index, records: Any) -> None:
+    df, _ = records(b'{"n": 1}', b'{"n": 2}')
+    marked = df.selectExpr("*", "CASE WHEN offset = 1 THEN 'odd' END AS rejected_because")
+    counts = index.write(marked)
+    assert (counts.created, counts.dead_lettered) == (1, 1)
+    assert index.documents("-dead-letters")["clicks+0+1"]["reason"] == {"type": "rejected", "text": "odd"}
+
+
+def test_keys_hold_their_latest_value(spark: SparkSession, index: Index) -> None:
+    newer = rows(spark, "('a', 9, '{\"n\":9}'), ('b', 8, NULL)")
+    older = rows(spark, "('a', 5, '{\"n\":5}'), ('b', 4, '{\"n\":4}')")
+    assert (counts := index.write(newer, document_ids=KeyIds())).created == 1
+    assert counts.deleted == 1
+    assert index.write(older, document_ids=KeyIds()).superseded == 2
+    assert index.write(newer, document_ids=KeyIds()).repeated == 2
+    assert index.documents() == {"a": {"n": 9}}
+
+
+def test_a_named_version_may_be_any_column(spark: SparkSession, index: Index) -> None:
+    by_time = KeyIds(version_from="changed")
+    df = rows(spark, "('a', 9, '{\"n\":9}'), ('a', 1, '{\"n\":1}')").selectExpr(
+        "*", "timestamp_millis(CASE offset WHEN 9 THEN 1000 ELSE 2000 END) AS changed"
+    )
+    index.write(df.where("offset = 1"), document_ids=by_time)
+    assert index.write(df, document_ids=by_time).superseded == 1
+    assert index.documents() == {"a": {"n": 1}}
+
+
+def test_aggregates_are_documents_of_their_batch(spark: SparkSession, index: Index) -> None:
+    counted = rows(spark, "('a', 1, 'x'), ('a', 2, 'y'), ('b', 3, 'z')").groupBy("topic", "key").count()
+    df = counted.selectExpr("topic", "cast(key as string) AS user", "count")
+    ids = ColumnIds(columns=("topic", "user"))
+    for _ in range(2):
+        counts = index.write(df, document_ids=ids)
+    assert (counts.repeated, counts.indexed) == (2, 0)
+    index.write(df, document_ids=ids, batch_time_ms=2 * AN_HOUR)
+    documents = index.documents()
+    assert documents[f"t+a+{AN_HOUR}"] == {"topic": "t", "user": "a", "count": 2}
+    assert len(documents) == 4
+
+
+def test_named_columns_without_a_batch_time_hold_the_last_write(spark: SparkSession, index: Index) -> None:
+    ids = ColumnIds(columns=("id",), with_batch_time=False)
+    index.write(spark.sql("SELECT 1 AS id, 'old' AS state"), document_ids=ids)
+    assert index.write(spark.sql("SELECT 1 AS id, 'new' AS state"), document_ids=ids).updated == 1
+    assert index.documents() == {"1": {"id": 1, "state": "new"}}
+
+
+def test_a_decoded_value_is_the_document(spark: SparkSession, index: Index) -> None:
+    df = rows(spark, "('a', 1, '{\"n\":1}'), ('b', 2, NULL)").selectExpr(
+        "topic", "partition", "offset", "key", "from_json(cast(value as string), 'n INT') AS value"
+    )
+    counts = index.write(df)
+    assert counts.dead_letter_reasons == {"tombstone": 1}
+    assert index.documents() == {"t+0+1": {"n": 1}}
+
+
+def test_the_records_columns_stay_out_of_its_document(spark: SparkSession, index: Index) -> None:
+    df = rows(spark, "('a', 1, 'x')").selectExpr("*", "1 AS incarnation", "'u' AS user").drop("value")
+    prepared = prepare_documents(df, index.output())
+    assert prepared.columns == ["topic", "partition", "offset", "incarnation", "document"]
+    assert [row.document for row in prepared.collect()] == ['{"user":"u"}']
+
+
+def test_a_value_with_columns_beside_it_is_not_guessed_at(spark: SparkSession, index: Index) -> None:
+    df = rows(spark, "('a', 1, 'x')").selectExpr("*", "'u' AS user")
+    with pytest.raises(UnsuitableRowsError, match="not clear what the document is"):
+        prepare_documents(df, index.output())
+
+
+def test_no_rows_are_reported_as_none(spark: SparkSession, index: Index, tmp_path: Path) -> None:
+    index.ask("PUT", f"/{index.name}")
+    counts = index.write(rows(spark, "('a', 1, 'x')").where("offset > 5"))
+    assert (counts.rows, counts.requests) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"bulk_byte": "1"}, "is 'bulk_bytes' meant"),
+        ({"document_id": "columns", "id_columns": "missing"}, "no column 'missing'"),
+        ({"connection": "nowhere", "hosts": None}, "'nowhere' is not known"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_row(
+    spark: SparkSession, index: Index, options: dict[str, str | None], says: str
+) -> None:
+    spark.dataSource.register(ElasticsearchDataSource)
+    given = {**sink_options(index.output()), **options}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    with pytest.raises(PySparkException, match=says):
+        rows(spark, "('a', 1, '{}')").write.format("elasticsearch").options(**chosen).mode("append").save()
+
+
+def test_an_alias_that_rolls_over_is_refused(spark: SparkSession, index: Index) -> None:
+    index.ask("PUT", f"/{index.name}-000001", {"aliases": {index.name: {"is_write_index": True}}})
+    with pytest.raises(PySparkException, match="rolls over"):
+        index.write(rows(spark, "('a', 1, '{}')"))
+
+
+def test_an_index_is_not_overwritten(spark: SparkSession, index: Index) -> None:
+    spark.dataSource.register(ElasticsearchDataSource)
+    writer = rows(spark, "('a', 1, '{}')").write.format("elasticsearch").options(**sink_options(index.output()))
+    with pytest.raises(PySparkException, match="append"):
+        writer.mode("overwrite").save()
+
+
+def test_a_failed_write_leaves_no_report(spark: SparkSession, index: Index, tmp_path: Path) -> None:
+    index.ask("PUT", f"/{index.name}")
+    index.ask("POST", f"/{index.name}/_close")
+    with pytest.raises(PySparkException, match="Open the index"):
+        index.write(rows(spark, "('a', 1, '{}')"))
+    assert not list(tmp_path.glob("reports/*.json"))
+
+
+def rows(spark: SparkSession, values: str) -> DataFrame:
+    """(key, offset, value) rows of topic "t", partition 0, in two Spark partitions."""
+    return spark.sql(
+        "SELECT 't' AS topic, 0 AS partition, CAST(offset AS BIGINT) AS offset, CAST(key AS BINARY) AS key, "
+        f"CAST(value AS BINARY) AS value FROM VALUES {values} AS t(key, offset, value)"
+    ).repartition(2)
+
+
+SERVER = """
+import sys
+from headrace.spark.receiver_application import start_application
+from headrace.stream import ElasticsearchOutput, KafkaInput, SparkSettings, Stream
+
+stream = Stream.model_validate_json(sys.argv[1])
+application = start_application(stream, token="connect-test")
+print(application.connect_url, flush=True)
+sys.stdin.read()
+application.spark.stop()
+"""
+
+CLIENT = """
+import json, sys
+from headrace.spark.documents import write_documents
+from headrace.spark.sessions import connect_session
+from headrace.stream import ElasticsearchOutput
+
+url, index, report = sys.argv[1:]
+spark = connect_session(url, "connect-test")
+df = spark.range(1000).selectExpr(
+    "'t' AS topic", "0 AS partition", "id AS offset", "cast(cast(id as string) as binary) AS key",
+    "cast(CASE WHEN id = 7 THEN 'junk' ELSE concat('{\\"n\\":', id, '}') END AS binary) AS value")
+output = ElasticsearchOutput(connection="secret_es", index=index)
+for attempt in (1, 2):
+    print(json.dumps(write_documents(df, output, report=f"{report}-{attempt}.json", stream="s").counts.to_dict()))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_over_spark_connect_the_server_knows_the_connection_and_the_caller_the_counts(
+    index: Index, tmp_path: Path
+) -> None:
+    host, _, port = index.url.removeprefix("http://").partition(":")
+    connection = {"conn_type": "elasticsearch", "host": host, "port": int(port), "login": "me", "password": "hunter2"}
+    stream = {
+        "name": "s",
+        "inputs": [{"bootstrap_servers": "127.0.0.1:1", "topics": ["t"]}],
+        "outputs": [{"kind": "elasticsearch", "hosts": [index.url], "index": index.name}],
+        "spark": {
+            "master": "local[2]",
+            "conf": {
+                "spark.ui.enabled": "false",
+                "spark.eventLog.enabled": "true",
+                "spark.eventLog.dir": f"file://{tmp_path}",
+                "spark.eventLog.compress": "false",
+            },
+        },
+        "batch_interval": 10,
+        "storage": {"url": str(tmp_path / "storage")},
+        "ledger": f"sqlite:///{tmp_path}/ledger.db",
+    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_CONNECT")}
+    with (
+        (tmp_path / "server.log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", SERVER, json.dumps(stream)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment | {"AIRFLOW_CONN_SECRET_ES": json.dumps(connection)},
+        ) as server,
+    ):
+        assert server.stdout is not None
+        assert server.stdin is not None
+        try:
+            url = server.stdout.readline().strip()
+            assert url, (tmp_path / "server.log").read_text()[-3000:]
+            client = subprocess.run(
+                [sys.executable, "-c", CLIENT, url, index.name, f"{tmp_path}/reports/r"],
+                capture_output=True,
+                text=True,
+                timeout=180,
+                check=False,
+                env=environment,
+            )
+        finally:
+            server.stdin.close()
+            server.wait(60)
+    assert client.returncode == 0, client.stderr[-3000:]
+    first, second = (json.loads(line) for line in client.stdout.splitlines())
+    assert (first["created"], first["dead_lettered"]) == (999, 1)
+    assert (second["repeated"], second["dead_lettered"], second["indexed"]) == (999, 1, 0)
+    assert IndexingReport.load(f"{tmp_path}/reports/r-1.json").counts.created == 999
+    written = client.stdout + client.stderr
+    for path in tmp_path.rglob("*"):
+        written += path.read_text(errors="replace") if path.is_file() else ""
+    assert "SparkListener" in written
+    for secret in ("hunter2", base64.b64encode(b"me:hunter2").decode()):
+        assert secret not in written
