@@ -73,8 +73,7 @@ def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: floa
     elasticsearch.create_index(INDEX, MAPPINGS)
     producing = Producing(kafka, TOPIC, flight_records(to_produce), rate=rate)
     try:
-        with watch.over("from producing to the last cleanup"), Ledger.open(stack.ledger_url) as ledger:
-            unpause(stack, view, f"{STREAM}_receiver", f"{STREAM}_batches")
+        with Ledger.open(stack.ledger_url) as ledger:
             observer = Observer(
                 STREAM,
                 ledger=ledger,
@@ -83,12 +82,16 @@ def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: floa
                 elasticsearch=elasticsearch,
                 index=INDEX,
             )
-            # Sooner would do as well, but then the first batch would have nearly everything.
-            follow(stack, view, observer, producing, until=lambda snapshot: snapshot.receiving == "running")
-            pace = "as fast as it goes" if rate is None else f"{rate:,.0f} a second"
-            view.say(f"producing {to_produce:,} flights into the topic {TOPIC}, {PARTITIONS} partitions, {pace}")
-            producing.start()
-            last = follow(stack, view, observer, producing, until=lambda snapshot: snapshot.settled)
+            # Produced sooner, the first batch would have nearly everything; and batches before it would be empty.
+            with watch.over("start of the receiver job"):
+                unpause(stack, view, f"{STREAM}_receiver")
+                follow(stack, view, observer, producing, until=lambda snapshot: snapshot.receiving == "running")
+            with watch.over("from the first record to the last cleanup"):
+                unpause(stack, view, f"{STREAM}_batches")
+                pace = "as fast as it goes" if rate is None else f"{rate:,.0f} a second"
+                view.say(f"producing {to_produce:,} flights into the topic {TOPIC}, {PARTITIONS} partitions, {pace}")
+                producing.start()
+                last = follow(stack, view, observer, producing, until=lambda snapshot: snapshot.settled)
     finally:
         producing.stop()
     view.say("everything is indexed, checkpointed and cleaned up; now the proof")
