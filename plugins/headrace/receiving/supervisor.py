@@ -94,13 +94,12 @@ class ReceiverSupervisor:
         self._collect_garbage = OccasionalCollection()
         self._state = ReceiverState.STARTING
         self._orders_lock = threading.Lock()
-        self._orders: ReceiverOrders | None = None
+        self._orders: tuple[ReceiverOrders, frozenset[TopicPartition]] | None = None
         self._next_beat = 0.0
         self._next_commit = 0.0
         self._give_up_at = float("inf")
         self._releasing: set[TopicPartition] = set()
         self._told_failed: set[TopicPartition] = set()
-        self._seen_failed: set[TopicPartition] = set()
         self._told_commit_error: str | None = None
         self._next_offsets: dict[TopicPartition, int] = {}
         self._lease: ReceiverLease
@@ -173,12 +172,13 @@ class ReceiverSupervisor:
 
     def _receive(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            orders = self._take_orders()
-            if orders is not None:
+            given = self._take_orders()
+            if given is not None:
+                orders, told_failed = given
                 if orders.stop:
                     logger.info("receiver %s was asked to stop", self._receiver_id)
                     return
-                self._follow(orders)
+                self._follow(orders, told_failed)
             if self._generator.failure is not None:
                 return
             if not self._generator.wait_for_room(_POLL_SECONDS):
@@ -198,17 +198,19 @@ class ReceiverSupervisor:
             else:
                 self._generator.after_push(partial(self._store_gap, event))
 
-    def _follow(self, orders: ReceiverOrders) -> None:
+    def _follow(self, orders: ReceiverOrders, told_failed: frozenset[TopicPartition]) -> None:
+        """``told_failed``: what the ledger had been told to have failed before it gave these orders."""
         self._limiter.update(orders.max_rate)
         mine = self._kafka.partitions
         for partition, assigned in orders.assigned.items():
             if partition in self._releasing:
                 continue
+            told = partition in told_failed
             if assigned.state is not PartitionState.ACTIVE:
-                self._seen_failed.add(partition)
-            elif partition in self._seen_failed or partition not in mine:
+                if partition in mine and not told:
+                    self._kafka.unassign(partition)
+            elif told or partition not in mine:
                 # New, or set going again by a person or the tracker.
-                self._seen_failed.discard(partition)
                 self._told_failed.discard(partition)
                 self._next_offsets[partition] = assigned.next_offset
                 self._kafka.assign(partition, mine.get(partition, assigned.next_offset))
@@ -220,7 +222,7 @@ class ReceiverSupervisor:
             self._releasing.update(revoked)
             self._generator.after_push(partial(self._release, revoked))
 
-    def _take_orders(self) -> ReceiverOrders | None:
+    def _take_orders(self) -> tuple[ReceiverOrders, frozenset[TopicPartition]] | None:
         with self._orders_lock:
             orders, self._orders = self._orders, None
             return orders
@@ -262,13 +264,14 @@ class ReceiverSupervisor:
         if now < self._next_beat:
             return
         self._next_beat = now + HEARTBEAT_SECONDS
+        told_failed = frozenset(self._told_failed)
         try:
             orders = self._beat(now)
         except LedgerUnavailableError as error:
             logger.warning("receiver %s: no heartbeat, the ledger does not answer: %s", self._receiver_id, error)
             return
         with self._orders_lock:
-            self._orders = orders
+            self._orders = (orders, told_failed)
         self._state = ReceiverState.RUNNING if self._state is ReceiverState.STARTING else self._state
         if self._kafka.commits.open and now >= self._next_commit:
             self._next_commit = now + _COMMIT_REPEAT_SECONDS

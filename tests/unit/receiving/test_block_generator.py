@@ -47,7 +47,7 @@ class Listener:
     def on_tick(self) -> None:
         self.ticks += 1
 
-    def on_error(self, message: str, error: BaseException) -> None:
+    def on_error(self, _message: str, error: BaseException) -> None:
         self.errors.append(error)
 
     @property

@@ -1,0 +1,315 @@
+"""A receiver's life with a real log and a real ledger, over a Kafka in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.rows import JobLease
+from headrace.receiving.fakes import FakeKafka, FakeTopicIds
+from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.supervisor import ReceiverReport, ReceiverSupervisor
+from headrace.stream import Stream
+from headrace.wal.reader import read_block
+from headrace.wal.storage import open_storage
+
+MakeStream = Callable[..., Stream]
+OpenLedger = Callable[[Stream], tuple[Ledger, JobLease]]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.01)
+
+
+class Running:
+    def __init__(self, supervisor: ReceiverSupervisor) -> None:
+        self.supervisor = supervisor
+        self.stop = threading.Event()
+        self.report: ReceiverReport | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.report = self.supervisor.run(self.stop)
+
+    def end(self) -> ReceiverReport:
+        self.stop.set()
+        return self.join()
+
+    def join(self) -> ReceiverReport:
+        self.thread.join(30)
+        assert self.report is not None
+        return self.report
+
+
+class Setting:
+    def __init__(self, stream: Stream, ledger: Ledger, job: JobLease, kafka: FakeKafka) -> None:
+        self.stream, self.ledger, self.job, self.kafka = stream, ledger, job, kafka
+        self.storage = open_storage(stream.folder_url)
+        self.partitions: list[TopicPartition] = []
+
+    def topic(self, partitions: int = 2) -> None:
+        topic_id = self.kafka.create("flights", partitions)
+        row = self.ledger.topics.observe(self.job, "records", "flights", topic_id, partitions)
+        self.partitions = [TopicPartition("flights", topic_id, n, row.incarnation) for n in range(partitions)]
+        self.ledger.positions.ensure_all(self.job, "records", dict.fromkeys(self.partitions, 0))
+
+    def assign(self, *indexes: int) -> None:
+        self.ledger.positions.assign(self.job, "records", dict(zip(self.partitions, indexes, strict=True)))
+
+    def supervisor(self, index: int = 0, storage: Any = None, ledger: Any = None) -> ReceiverSupervisor:
+        return ReceiverSupervisor(
+            self.stream,
+            ReceiverId("air", "records", index),
+            ledger or self.ledger,
+            storage or self.storage,
+            self.job,
+            kafka_factory=lambda: KafkaReceiver(
+                {}, on_lost_offsets=self.stream.inputs[0].on_lost_offsets, consumer_factory=self.kafka.consumer
+            ),
+            topic_ids=FakeTopicIds(self.kafka),
+        )
+
+    @contextmanager
+    def running(self, index: int = 0, **options: Any) -> Iterator[Running]:
+        running = Running(self.supervisor(index, **options))
+        try:
+            yield running
+        finally:
+            running.end()
+
+    def positions(self) -> list[int]:
+        rows = {row.partition: row.next_offset for row in self.ledger.positions.list("air")}
+        return [rows[partition] for partition in self.partitions]
+
+    def stored(self) -> list[tuple[int, int, bytes]]:
+        """(partition, offset, value) of every accepted block, read back from the log."""
+        found = []
+        for each in self.ledger.blocks.unclaimed("air"):
+            for block in self.ledger.blocks.of_batch("air", each.batch_time_ms):
+                _, batch = read_block(self.storage.below("log"), block.info.handle)
+                found += [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
+        return sorted(found)
+
+    def events(self, kind: EventKind) -> list[dict[str, Any]]:
+        return [event.payload for event in self.ledger.events.list("air", kinds=[kind])]
+
+
+@pytest.fixture
+def setting(make_stream: MakeStream, open_ledger: OpenLedger, fake_kafka: FakeKafka) -> Setting:
+    stream = make_stream(receivers=2)
+    made = Setting(stream, *open_ledger(stream), fake_kafka)
+    made.topic()
+    return made
+
+
+def test_receiver_life_cycle(setting: Setting) -> None:
+    setting.assign(0, 0)
+    with setting.running() as running:
+        setting.kafka.produce("flights", 0, b"a", b"b")
+        setting.kafka.produce("flights", 1, b"c")
+        eventually(lambda: setting.positions() == [2, 1])
+        assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b"), (1, 0, b"c")]
+        eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("records") == 3)
+        (row,) = setting.ledger.receivers.list("air")
+        assert row.state is ReceiverState.RUNNING
+        assert row.stats["lag"] == {"flights-0": 0, "flights-1": 0}
+        eventually(lambda: setting.kafka.committed == {("flights", 0): 2, ("flights", 1): 1})
+        report = running.end()
+    assert (report.state, report.records, report.error) == (ReceiverState.STOPPED, 3, None)
+    assert setting.ledger.receivers.list("air")[0].state is ReceiverState.STOPPED
+
+
+def test_a_stop_ordered_by_the_ledger_drains_what_was_read(setting: Setting) -> None:
+    setting.assign(0, 0)
+    running = Running(setting.supervisor())
+    setting.kafka.produce("flights", 0, *[b"x"] * 5_000)
+    eventually(lambda: setting.positions()[0] > 0)
+    setting.ledger.jobs.request_stop("air", "a person")
+    report = running.join()
+    assert report.state is ReceiverState.STOPPED
+    assert len(setting.stored()) == report.records == setting.positions()[0]
+
+
+def test_a_restarted_receiver_goes_on_at_the_ledgers_position(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+    setting.kafka.produce("flights", 0, b"b")
+    with setting.running():
+        eventually(lambda: setting.positions() == [2, 0])
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+def test_a_revoked_partition_is_drained_and_goes_over(setting: Setting) -> None:
+    setting.assign(0, 0)
+    with setting.running(0) as first, setting.running(1):
+        setting.kafka.produce("flights", 0, b"a")
+        setting.kafka.produce("flights", 1, b"b")
+        eventually(lambda: setting.positions() == [1, 1])
+        setting.assign(0, 1)
+        eventually(lambda: [row.receiver_index for row in setting.ledger.positions.list("air")] == [0, 1])
+        setting.kafka.produce("flights", 0, b"c")
+        setting.kafka.produce("flights", 1, b"d")
+        eventually(lambda: setting.positions() == [2, 2])
+        assert first.report is None
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"c"), (1, 0, b"b"), (1, 1, b"d")]
+
+
+def test_a_fenced_receiver_stores_nothing_more(setting: Setting) -> None:
+    setting.assign(0, 0)
+    zombie = Running(setting.supervisor())
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == [1, 0])
+    with setting.running():
+        setting.kafka.produce("flights", 0, b"b")
+        report = zombie.join()
+        eventually(lambda: setting.positions() == [2, 0])
+    assert report.state is ReceiverState.LOST
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+class BrokenDisk:
+    """Fails the next ``failures`` writes."""
+
+    def __init__(self, storage: Any, failures: list[int]) -> None:
+        self._storage, self._failures = storage, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def below(self, path: str) -> BrokenDisk:
+        return BrokenDisk(self._storage.below(path), self._failures)
+
+    def create_segment(self, path: str) -> Any:
+        if self._failures[0]:
+            self._failures[0] -= 1
+            raise OSError("no space left on device")
+        return self._storage.create_segment(path)
+
+
+def test_three_failures_to_store_are_survived(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    with setting.running(storage=BrokenDisk(setting.storage, [3])) as running:
+        eventually(lambda: setting.positions() == [1, 0])
+        assert running.end().state is ReceiverState.STOPPED
+    assert setting.stored() == [(0, 0, b"a")]
+
+
+def test_the_fourth_failure_ends_the_receiver_with_the_error_and_loses_nothing(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    report = Running(setting.supervisor(storage=BrokenDisk(setting.storage, [99]))).join()
+    assert report.state is ReceiverState.FAILED
+    assert "no space left on device" in (report.error or "")
+    (row,) = setting.ledger.receivers.list("air")
+    assert (row.state, "no space left" in (row.last_error or "")) == (ReceiverState.FAILED, True)
+    assert setting.kafka.committed == {}
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+    assert setting.stored() == [(0, 0, b"a")]
+
+
+class ForgetfulBlocks:
+    """A ledger whose answers get lost: the first add happens, and is said to have failed."""
+
+    def __init__(self, blocks: Any) -> None:
+        self._blocks, self.lost = blocks, 0
+
+    def add(self, lease: Any, info: Any) -> Any:
+        added = self._blocks.add(lease, info)
+        if not self.lost:
+            self.lost += 1
+            raise LedgerUnavailableError("the connection broke")
+        return added
+
+
+def test_a_block_whose_answer_was_lost_is_not_stored_twice(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    ledger = Ledger.open(setting.stream.ledger)
+    ledger.blocks = ForgetfulBlocks(ledger.blocks)  # type: ignore[assignment]
+    with setting.running(ledger=ledger) as running:
+        eventually(lambda: setting.positions() == [1, 0])
+        setting.kafka.produce("flights", 0, b"b")
+        eventually(lambda: setting.positions() == [2, 0])
+        assert running.end().state is ReceiverState.STOPPED
+    ledger.close()
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_going(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a", b"b")
+    log = setting.kafka.logs["flights", 0]
+    log.low, log.entries = 1, log.entries[1:]
+    with setting.running():
+        setting.kafka.produce("flights", 1, b"c")
+        eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
+        eventually(lambda: setting.positions() == [0, 1])
+        assert "[0, 1) are gone" in (setting.ledger.positions.list("air")[0].error or "")
+        log.low, log.entries = 0, [log.entries[0], *log.entries]
+        setting.ledger.positions.set_state(setting.job, "records", setting.partitions[:1], PartitionState.ACTIVE)
+        eventually(lambda: setting.positions() == [2, 1])
+
+
+def test_lost_offsets_are_a_gap_in_the_ledger_under_reset(
+    make_stream: MakeStream, open_ledger: OpenLedger, fake_kafka: FakeKafka
+) -> None:
+    stream = make_stream(on_lost_offsets="reset")
+    setting = Setting(stream, *open_ledger(stream), fake_kafka)
+    setting.topic(1)
+    setting.assign(0)
+    fake_kafka.produce("flights", 0, *[b"%d" % n for n in range(10)])
+    fake_kafka.expire("flights", 0, 7)
+    with setting.running():
+        eventually(lambda: setting.positions() == [10])
+    assert [(gap.from_offset, gap.until_offset) for gap in setting.ledger.gaps.list("air")] == [(0, 7)]
+    assert [offset for _, offset, _ in setting.stored()] == [7, 8, 9]
+
+
+def test_records_of_a_topic_created_again_are_not_taken_for_the_old_ones(setting: Setting) -> None:
+    """Even where the new topic has reached the old position before anyone looked."""
+    setting.assign(0, 0)
+    with setting.running():
+        setting.kafka.produce("flights", 0, b"old")
+        eventually(lambda: setting.positions() == [1, 0])
+        old = setting.partitions
+        with setting.kafka.lock:
+            setting.kafka.create("flights", 2)
+            setting.kafka.produce("flights", 0, b"new 0", b"new 1")
+        eventually(lambda: any(row.stats.get("dropped") for row in setting.ledger.receivers.list("air")))
+        setting.partitions = old
+        assert setting.positions() == [1, 0]
+    assert setting.stored() == [(0, 0, b"old")]
+
+
+def test_idle_positions_move_on_without_a_block(setting: Setting) -> None:
+    from headrace.receiving.fakes import FakeEntry
+
+    setting.assign(0, 0)
+    with setting.running():
+        setting.kafka.produce("flights", 0, FakeEntry(None, kind="control"))
+        eventually(lambda: setting.positions() == [1, 0])
+    assert setting.stored() == []
+
+
+def test_sealed_through_follows_the_ledgers_clock(setting: Setting) -> None:
+    setting.assign(0, 0)
+    with setting.running():
+        begun = setting.ledger.now_ms()
+        eventually(lambda: any(row.sealed_through_ms > begun + 500 for row in setting.ledger.receivers.list("air")))
+        assert setting.ledger.receivers.list("air")[0].sealed_through_ms <= setting.ledger.now_ms() + 50

@@ -1,0 +1,249 @@
+"""The tracker with a real ledger and receivers in threads, over a Kafka in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+
+from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
+from headrace.ledger.rows import JobLease
+from headrace.receiving.discovery import Discovery, PartitionKey
+from headrace.receiving.fakes import FakeKafka, FakeTopicIds
+from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.receiver_task import ReceiverTask
+from headrace.receiving.supervisor import ReceiverSupervisor
+from headrace.receiving.topic_watch import SeenTopic, changes
+from headrace.receiving.tracker import ReceiverTracker, TrackerEnd, TrackerReport
+from headrace.stream import Stream
+from headrace.wal.storage import open_storage
+
+MakeStream = Callable[..., Stream]
+OpenLedger = Callable[[Stream], tuple[Ledger, JobLease]]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 25.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.02)
+
+
+class FakeDiscoverer:
+    def __init__(self, kafka: FakeKafka) -> None:
+        self.kafka = kafka
+        self.foreign: tuple[str, ...] = ()
+        self.missing: tuple[str, ...] = ()
+
+    def discover(self, known: Collection[PartitionKey], *, is_first: bool) -> Discovery:
+        with self.kafka.lock:
+            topics = tuple(
+                SeenTopic(topic, topic_id, self.kafka.partitions(topic))
+                for topic, topic_id in sorted(self.kafka.topic_ids.items())
+            )
+        keys = [(seen.topic, seen.topic_id, number) for seen in topics for number in range(seen.partitions)]
+        return Discovery(topics, self.missing, {key: 0 for key in keys if key not in known}, self.foreign)
+
+
+class Handle:
+    """A receiver in a thread that a test can end as a crash would: without a word to the ledger."""
+
+    def __init__(self, run: Callable[[threading.Event], Any]) -> None:
+        self.stop = threading.Event()
+        self.crashed = False
+        self.thread = threading.Thread(target=run, args=(self.stop,), daemon=True)
+        self.thread.start()
+
+    def done(self) -> bool:
+        return self.crashed or not self.thread.is_alive()
+
+    def error(self) -> str | None:
+        return "killed" if self.crashed else None
+
+    def cancel(self) -> None:
+        self.stop.set()
+
+
+class Launcher:
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.handles: dict[int, list[Handle]] = {}
+        self.broken = False
+
+    def start(self, task: ReceiverTask) -> Handle:
+        if self.broken:
+            raise RuntimeError("no executor")
+        setting = self.setting
+        supervisor = ReceiverSupervisor(
+            setting.stream,
+            task.receiver_id,
+            setting.ledger,
+            open_storage(setting.stream.folder_url),
+            task.job_lease,
+            lease_ms=task.lease_ms,
+            kafka_factory=lambda: KafkaReceiver({}, consumer_factory=setting.kafka.consumer),
+            topic_ids=FakeTopicIds(setting.kafka),
+        )
+        handle = Handle(supervisor.run)
+        self.handles.setdefault(task.receiver_id.index, []).append(handle)
+        return handle
+
+
+class Setting:
+    def __init__(self, stream: Stream, ledger: Ledger, job: JobLease, kafka: FakeKafka) -> None:
+        self.stream, self.ledger, self.job, self.kafka = stream, ledger, job, kafka
+        self.launcher = Launcher(self)
+        self.discoverer = FakeDiscoverer(kafka)
+        self.stop = threading.Event()
+        self.report: TrackerReport | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        tracker = ReceiverTracker(
+            self.stream,
+            self.ledger,
+            self.launcher,
+            self.job,
+            discoverer=lambda _: self.discoverer,
+            receiver_lease_ms=4_000,
+            restart_seconds=0.2,
+            metadata_seconds=0.2,
+        )
+        self.report = tracker.run(self.stop)
+
+    def begin(self) -> None:
+        self.thread.start()
+
+    def end(self) -> TrackerReport:
+        self.stop.set()
+        self.thread.join(40)
+        assert self.report is not None
+        return self.report
+
+    def owners(self) -> dict[tuple[str, int], int | None]:
+        return {
+            (row.partition.topic, row.partition.partition): row.receiver_index
+            for row in self.ledger.positions.list("air")
+            if row.state is not PartitionState.ENDED
+        }
+
+    def loads(self) -> list[int]:
+        owners = list(self.owners().values())
+        return [owners.count(index) for index in range(self.stream.inputs[0].receivers)]
+
+    def positions(self) -> int:
+        return sum(row.next_offset for row in self.ledger.positions.list("air"))
+
+    def errors(self) -> str:
+        events = self.ledger.events.list("air", kinds=[EventKind.RECEIVER_ERROR])
+        return " ".join(str(event.payload.get("error")) for event in events)
+
+
+@pytest.fixture
+def setting(make_stream: MakeStream, open_ledger: OpenLedger, fake_kafka: FakeKafka) -> Any:
+    stream = make_stream(receivers=2)
+    fake_kafka.create("flights", 4)
+    made = Setting(stream, *open_ledger(stream), fake_kafka)
+    yield made
+    if made.thread.is_alive():
+        made.end()
+
+
+def test_partitions_are_shared_and_read_and_a_stop_drains(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    for partition in range(4):
+        setting.kafka.produce("flights", partition, b"a", b"b")
+    eventually(lambda: setting.positions() == 8)
+    report = setting.end()
+    assert report.end is TrackerEnd.STOPPED
+    assert {row.state for row in setting.ledger.receivers.list("air")} == {ReceiverState.STOPPED}
+
+
+def test_a_stop_in_the_ledger_is_heard(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.ledger.jobs.request_stop("air", "maintenance")
+    setting.thread.join(30)
+    assert setting.report == TrackerReport(TrackerEnd.STOPPED, "maintenance")
+
+
+def test_should_restart_receiver_after_stopping_it(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.handles[0][0].stop.set()
+    eventually(lambda: len(setting.launcher.handles[0]) == 2)
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == 1)
+
+
+def test_a_dead_receivers_partitions_move_and_come_back(setting: Setting) -> None:
+    """Its job says that it has ended, and nothing can be started: the other one takes over when the lease is over."""
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.broken = True
+    setting.launcher.handles[0][0].stop.set()
+    eventually(lambda: setting.loads() == [0, 4])
+    for partition in range(4):
+        setting.kafka.produce("flights", partition, b"a")
+    eventually(lambda: setting.positions() == 4)
+    assert "no executor" in setting.errors()
+    setting.launcher.broken = False
+    eventually(lambda: setting.loads() == [2, 2])
+
+
+def test_new_topics_and_grown_ones_are_handed_out(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.kafka.grow("flights", 6)
+    setting.kafka.create("weather", 2)
+    eventually(lambda: setting.loads() == [4, 4])
+    setting.kafka.produce("flights", 5, b"a")
+    setting.kafka.produce("weather", 1, b"b")
+    eventually(lambda: setting.positions() == 2)
+
+
+def test_a_topic_created_again_is_another_incarnation(setting: Setting) -> None:
+    setting.begin()
+    setting.kafka.produce("flights", 0, b"old", b"old")
+    eventually(lambda: setting.positions() == 2)
+    with setting.kafka.lock:
+        setting.kafka.create("flights", 4)
+        setting.kafka.produce("flights", 0, b"new", b"new", b"new")
+    eventually(lambda: setting.positions() == 5)
+    rows = [row for row in setting.ledger.positions.list("air") if row.partition.partition == 0]
+    assert [(row.partition.incarnation, row.next_offset, row.state) for row in rows] == [
+        (1, 2, PartitionState.ENDED),
+        (2, 3, PartitionState.ACTIVE),
+    ]
+    assert len(setting.ledger.events.list("air", kinds=[EventKind.TOPIC_RECREATED])) == 1
+
+
+def test_a_foreign_member_and_a_missing_topic_are_told_once(setting: Setting) -> None:
+    setting.discoverer.foreign = ("rogue at /10.0.0.9",)
+    setting.discoverer.missing = ("absent",)
+    setting.begin()
+    eventually(lambda: "rogue" in setting.errors() and "absent" in setting.errors())
+    eventually(lambda: setting.loads() == [2, 2])
+    assert setting.errors().count("rogue") == 1
+    assert "headrace-air-records" in setting.errors()
+
+
+def test_a_tracker_that_lost_its_lease_ends_and_so_do_its_receivers(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.ledger.jobs.release(setting.job, "failed", "taken")
+    setting.ledger.jobs.acquire("air", holder="another", lease_ms=60_000)
+    setting.thread.join(30)
+    assert setting.report is not None
+    assert setting.report.end is TrackerEnd.LOST
+    eventually(lambda: all(handle.done() for handles in setting.launcher.handles.values() for handle in handles))
+
+
+def test_changes_between_two_looks() -> None:
+    before = [SeenTopic("a", "1", 2), SeenTopic("b", "2", 2)]
+    now = [SeenTopic("a", "1", 3), SeenTopic("b", "9", 2), SeenTopic("c", "3", 1)]
+    assert changes(before, now) == {"grown": [now[0]], "recreated": [now[1]], "new": [now[2]]}
