@@ -16,7 +16,7 @@ from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError
 from headrace.ledger.events import record
-from headrace.ledger.rows import BatchRow, StoredBlock
+from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.states import BatchState, EventKind
 from headrace.ledger.tables import batch_inputs, batches, streams, unclaimed_times
 
@@ -99,13 +99,13 @@ class BatchAllocations(Role):
                 "records": sum(block.info.records for block in taken),
                 "payload_bytes": sum(block.info.payload_bytes for block in taken),
             }
-            _insert_absorbed(connection, base, batch_time_ms, absorbed)
+            insert_absorbed(connection, base, batch_time_ms, absorbed)
             connection.execute(
                 insert(batches).values(
                     **base, **sums, batch_time_ms=batch_time_ms, state=BatchState.ALLOCATED, absorbed=absorbed
                 )
             )
-            _insert_inputs(connection, stream, batch_time_ms, taken)
+            insert_inputs(connection, sum_inputs(stream, batch_time_ms, taken))
             connection.execute(
                 delete(unclaimed_times).where(
                     unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms.in_([*absorbed, batch_time_ms])
@@ -151,7 +151,7 @@ def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, abs
         )
 
 
-def _insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms: int, absorbed: Sequence[int]) -> None:
+def insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms: int, absorbed: Sequence[int]) -> None:
     """A row for every absorbed time, so that nobody claims it again. The batch that took its blocks counts them."""
     rows = [
         {
@@ -180,7 +180,8 @@ class _Taken:
     blocks: int = 0
 
 
-def _insert_inputs(connection: Connection, stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) -> None:
+def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) -> builtins.list[BatchInputRow]:
+    """What a batch of these blocks takes of each partition."""
     sums: dict[tuple[str, TopicPartition], _Taken] = {}
     for block in taken:
         for r in block.info.ranges:
@@ -190,19 +191,36 @@ def _insert_inputs(connection: Connection, stream: str, batch_time_ms: int, take
             total.until_offset = max(total.until_offset, r.until_offset)
             total.records += r.records
             total.blocks += 1
+    return [
+        BatchInputRow(
+            stream,
+            batch_time_ms,
+            input_id,
+            partition,
+            total.from_offset,
+            total.until_offset,
+            total.records,
+            total.blocks,
+        )
+        for (input_id, partition), total in sums.items()
+    ]
+
+
+def insert_inputs(connection: Connection, inputs: Iterable[BatchInputRow]) -> None:
+    """Write the inputs of a batch whose row exists, within the caller's transaction."""
     rows = [
         {
-            "stream": stream,
-            "batch_time_ms": batch_time_ms,
-            "input_id": input_id,
-            **partition_key(partition),
-            "incarnation": partition.incarnation,
-            "from_offset": total.from_offset,
-            "until_offset": total.until_offset,
-            "records": total.records,
-            "blocks": total.blocks,
+            "stream": taken.stream,
+            "batch_time_ms": taken.batch_time_ms,
+            "input_id": taken.input_id,
+            **partition_key(taken.partition),
+            "incarnation": taken.partition.incarnation,
+            "from_offset": taken.from_offset,
+            "until_offset": taken.until_offset,
+            "records": taken.records,
+            "blocks": taken.blocks,
         }
-        for (input_id, partition), total in sums.items()
+        for taken in inputs
     ]
     if rows:
         connection.execute(insert(batch_inputs), rows)

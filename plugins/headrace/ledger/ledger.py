@@ -16,6 +16,7 @@ from headrace.ledger.events import Events
 from headrace.ledger.gaps import Gaps
 from headrace.ledger.jobs import Jobs
 from headrace.ledger.positions import Positions
+from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
 from headrace.ledger.schema import ensure_schema
 from headrace.ledger.segments import Segments
@@ -43,6 +44,7 @@ class Ledger:
         self.segments = Segments(database)
         self.batches = Batches(database)
         self.cleanup = Cleanup(database)
+        self.rebuild = Rebuild(database)
         self.gaps = Gaps(database)
         self.events = Events(database)
 

@@ -1,0 +1,323 @@
+"""Filling an empty stream again from what the log, the manifests and the checkpoints say (rule 10 of the design)."""
+
+from __future__ import annotations
+
+import builtins
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, exists, insert, select, update
+
+from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
+from headrace.ledger.allocations import insert_absorbed, insert_inputs, sum_inputs
+from headrace.ledger.codec import dump_ranges, partition_key
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.errors import LedgerError
+from headrace.ledger.events import record
+from headrace.ledger.rows import BatchInputRow, StoredBlock
+from headrace.ledger.states import BatchState, EventKind, PartitionState, ReceiverState
+from headrace.ledger.tables import (
+    batches,
+    blocks,
+    positions,
+    receivers,
+    segments,
+    streams,
+    topics,
+    unclaimed_times,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSegment:
+    """A segment of the log. Its writer is gone: it is closed."""
+
+    path: str
+    receiver_id: ReceiverId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBlock:
+    """A block of the log that counts, and its batch time: its manifest's, or a later one of the finder's choice."""
+
+    info: BlockInfo
+    batch_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatch:
+    """A batch by its manifest. ``inputs`` are needed where its blocks are no longer in the log, else summed up.
+
+    With ``checkpoint_uri`` it has completed; with ``abandoned``, a reason, it was given up.
+    """
+
+    batch_time_ms: int
+    manifest_uri: str
+    manifest_sha256: str
+    absorbed: tuple[int, ...] = ()
+    inputs: tuple[BatchInputRow, ...] = ()
+    checkpoint_uri: str | None = None
+    completed_at_ms: int | None = None
+    abandoned: str | None = None
+    code_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStream:
+    """What was found of a stream. Blocks are ascending along each partition.
+
+    ``positions`` are next offsets by input and partition. ``job_epoch`` and ``receiver_epochs`` are the highest seen:
+    the next ones are above them, so that no segment's name comes again and old writers stay fenced.
+    """
+
+    job_epoch: int
+    receiver_epochs: Mapping[ReceiverId, int]
+    positions: Mapping[tuple[str, TopicPartition], int]
+    segments: Sequence[FoundSegment] = ()
+    blocks: Sequence[FoundBlock] = ()
+    batches: Sequence[FoundBatch] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Rebuild(Role):
+    """Rebuilds a lost ledger."""
+
+    def restore(self, stream: str, found: FoundStream) -> None:
+        """Fill a stream that is registered and otherwise empty, in one transaction. It is sealed up to its last batch.
+
+        Raises:
+            StreamNotFoundError: the stream is not registered.
+            LedgerError: it has blocks, batches, positions or jobs already.
+            LedgerConflictError: what was found contradicts itself (a block or a batch time twice).
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            _require_empty(connection, locked)
+            _insert_positions(connection, locked, found)
+            _insert_receivers(connection, locked, found)
+            _insert_blocks(connection, locked, found)
+            _insert_batches(connection, locked, found)
+            sealed_ms = max((batch.batch_time_ms for batch in found.batches), default=0)
+            connection.execute(
+                update(streams)
+                .where(streams.c.name == stream)
+                .values(job_epoch=found.job_epoch, sealed_until_ms=sealed_ms)
+            )
+            payload = {"blocks": len(found.blocks), "batches": len(found.batches), **found.notes}
+            record(connection, stream, locked.now_ms, EventKind.LEDGER_REBUILT, payload)
+
+
+def _require_empty(connection: Connection, locked: LockedStream) -> None:
+    stream = locked.row.name
+    used = [
+        table.name
+        for table in (blocks, batches, positions, segments)
+        if connection.execute(select(exists().where(table.c.stream == stream))).scalar_one()
+    ]
+    if used or locked.row.job_epoch:
+        raise LedgerError(
+            f"Stream {stream!r} is not empty: it has {', '.join(used or ['receiver jobs'])}.",
+            remedy="Rebuild into a new ledger, and keep the old one aside.",
+        )
+
+
+def _insert_positions(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    latest: dict[tuple[str, TopicPartition], int] = defaultdict(int)
+    for block in found.blocks:
+        for r in block.info.ranges:
+            key = (block.info.receiver.input_id, r.partition)
+            latest[key] = max(latest[key], block.batch_time_ms)
+    sizes: dict[tuple[str, str, str, int], int] = defaultdict(int)
+    current: dict[tuple[str, str], int] = defaultdict(int)
+    for input_id, tp in found.positions:
+        topic = (input_id, tp.topic, tp.topic_id, tp.incarnation)
+        sizes[topic] = max(sizes[topic], tp.partition + 1)
+        current[input_id, tp.topic] = max(current[input_id, tp.topic], tp.incarnation)
+    stream, now_ms = locked.row.name, locked.now_ms
+    _insert_all(
+        connection,
+        topics,
+        (
+            {
+                "stream": stream,
+                "input_id": input_id,
+                "topic": topic,
+                "topic_id": topic_id,
+                "incarnation": incarnation,
+                "partitions": size,
+                "current": incarnation == current[input_id, topic],
+                "first_seen_ms": now_ms,
+                "changed_at_ms": now_ms,
+            }
+            for (input_id, topic, topic_id, incarnation), size in sizes.items()
+        ),
+    )
+    _insert_all(
+        connection,
+        positions,
+        (
+            {
+                "stream": stream,
+                "input_id": input_id,
+                **partition_key(tp),
+                "incarnation": tp.incarnation,
+                "next_offset": offset,
+                "starting_offset": offset,
+                "last_batch_time_ms": latest[input_id, tp],
+                "state": PartitionState.ACTIVE,
+                "updated_at_ms": now_ms,
+            }
+            for (input_id, tp), offset in found.positions.items()
+        ),
+    )
+
+
+def _insert_receivers(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    _insert_all(
+        connection,
+        receivers,
+        (
+            {
+                "stream": locked.row.name,
+                "input_id": receiver_id.input_id,
+                "receiver_index": receiver_id.index,
+                "epoch": epoch,
+                "job_epoch": found.job_epoch,
+                "state": ReceiverState.LOST,
+                "host": "",
+                "registered_at_ms": locked.now_ms,
+                "lease_ms": 0,
+                "lease_until_ms": 0,
+                "heartbeat_ms": 0,
+                "sealed_through_ms": 0,
+                "last_accepted_sequence": -1,
+                "stats": {},
+                "restarts": 0,
+                "stop_requested": False,
+            }
+            for receiver_id, epoch in found.receiver_epochs.items()
+        ),
+    )
+
+
+def _insert_blocks(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    stream, now_ms = locked.row.name, locked.now_ms
+    _insert_all(
+        connection,
+        segments,
+        (
+            {
+                "stream": stream,
+                "path": segment.path,
+                "input_id": segment.receiver_id.input_id,
+                "receiver_index": segment.receiver_id.index,
+                "epoch": segment.epoch,
+                "opened_at_ms": now_ms,
+                "closed_at_ms": now_ms,
+            }
+            for segment in found.segments
+        ),
+    )
+    known = select(segments.c.path, segments.c.segment_id).where(segments.c.stream == stream)
+    ids = {row.path: row.segment_id for row in connection.execute(known)}
+    unknown = {block.info.handle.segment for block in found.blocks} - ids.keys()
+    if unknown:
+        raise LedgerError(f"Blocks were found in segments that were not: {', '.join(sorted(unknown))}.")
+    _insert_all(
+        connection,
+        blocks,
+        (
+            {
+                "stream": stream,
+                "batch_time_ms": block.batch_time_ms,
+                "input_id": block.info.receiver.input_id,
+                "receiver_index": block.info.receiver.index,
+                "epoch": block.info.epoch,
+                "sequence": block.info.sequence,
+                "cut_time_ms": block.info.cut_time_ms,
+                "added_at_ms": now_ms,
+                "segment_id": ids[block.info.handle.segment],
+                "frame_offset": block.info.handle.offset,
+                "frame_length": block.info.handle.length,
+                "ranges": dump_ranges(r for r in block.info.ranges if r.until_offset > r.from_offset),
+                "records": block.info.records,
+                "payload_bytes": block.info.payload_bytes,
+            }
+            for block in found.blocks
+        ),
+    )
+
+
+def _insert_batches(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    stream = locked.row.name
+    by_time: dict[int, builtins.list[StoredBlock]] = defaultdict(list)
+    for block in found.blocks:
+        by_time[block.batch_time_ms].append(StoredBlock(0, block.batch_time_ms, locked.now_ms, block.info))
+    claimed: set[int] = set()
+    for batch in found.batches:
+        times = [*batch.absorbed, batch.batch_time_ms]
+        claimed.update(times)
+        _insert_batch(connection, locked, batch, [block for time_ms in times for block in by_time[time_ms]])
+    _insert_all(
+        connection,
+        unclaimed_times,
+        (
+            {
+                "stream": stream,
+                "batch_time_ms": time_ms,
+                "blocks": len(taken),
+                "records": sum(block.info.records for block in taken),
+                "payload_bytes": sum(block.info.payload_bytes for block in taken),
+            }
+            for time_ms, taken in by_time.items()
+            if taken and time_ms not in claimed
+        ),
+    )
+
+
+def _insert_batch(
+    connection: Connection, locked: LockedStream, batch: FoundBatch, taken: Sequence[StoredBlock]
+) -> None:
+    inputs = batch.inputs or tuple(sum_inputs(locked.row.name, batch.batch_time_ms, taken))
+    base = {
+        "stream": locked.row.name,
+        "interval_ms": locked.row.batch_interval_ms,
+        "revision": locked.row.revision,
+        "manifest_uri": batch.manifest_uri,
+        "manifest_sha256": batch.manifest_sha256,
+        "code_version": batch.code_version,
+        "attempt": 0,
+        "allocated_at_ms": locked.now_ms,
+    }
+    insert_absorbed(connection, base, batch.batch_time_ms, batch.absorbed)
+    done_ms = batch.completed_at_ms or locked.now_ms
+    state = BatchState.ALLOCATED
+    if batch.checkpoint_uri is not None:
+        state = BatchState.COMPLETED
+    elif batch.abandoned is not None:
+        state = BatchState.ABANDONED
+    connection.execute(
+        insert(batches).values(
+            **base,
+            batch_time_ms=batch.batch_time_ms,
+            state=state,
+            blocks=sum(row.blocks for row in inputs) if batch.inputs else len(taken),
+            records=sum(row.records for row in inputs),
+            payload_bytes=sum(block.info.payload_bytes for block in taken),
+            absorbed=list(batch.absorbed),
+            started_at_ms=done_ms if state is BatchState.COMPLETED else None,
+            completed_at_ms=done_ms if state is BatchState.COMPLETED else None,
+            checkpointed_at_ms=done_ms if state is BatchState.COMPLETED else None,
+            checkpoint_uri=batch.checkpoint_uri,
+            error=batch.abandoned,
+        )
+    )
+    insert_inputs(connection, inputs)
+
+
+def _insert_all(connection: Connection, table: Any, rows: Iterable[dict[str, Any]]) -> None:
+    values = list(rows)
+    if values:
+        connection.execute(insert(table), values)

@@ -1,0 +1,101 @@
+"""A ledger that is rebuilt goes on where the lost one stood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.ledger import BatchState, EventKind
+from headrace.ledger.errors import LedgerConflictError, LedgerError
+from headrace.ledger.rebuild import FoundBatch, FoundBlock, FoundSegment, FoundStream
+from headrace.ledger.rows import BatchInputRow
+
+NOW_MS = 1_700_000_000_000
+T0, T1, T2, T3 = (NOW_MS + 1000 * number for number in range(4))
+RECEIVER = ReceiverId("flights", "kafka", 0)
+OLD, TP = TopicPartition("departures", "id-0", 0, 1), TopicPartition("departures", "id-1", 0, 2)
+
+
+def block(number: int, batch_time_ms: int) -> FoundBlock:
+    info = BlockInfo(
+        receiver=RECEIVER,
+        epoch=4,
+        sequence=number,
+        cut_time_ms=NOW_MS,
+        handle=BlockHandle("a", number * 100, 100),
+        ranges=(OffsetRange(TP, number * 10, number * 10 + 10, 10),),
+        records=10,
+        payload_bytes=100,
+    )
+    return FoundBlock(info, batch_time_ms)
+
+
+def found(**changes: Any) -> FoundStream:
+    fields: dict[str, Any] = {
+        "job_epoch": 7,
+        "receiver_epochs": {RECEIVER: 4},
+        "positions": {("kafka", OLD): 500, ("kafka", TP): 40},
+        "segments": [FoundSegment("a", RECEIVER, 4)],
+        "blocks": [block(0, T1), block(1, T2), block(2, T2), block(3, T3)],
+        "batches": [
+            FoundBatch(
+                T0, "m/0", "0", inputs=(BatchInputRow("flights", T0, "kafka", OLD, 0, 500, 480, 9),), checkpoint_uri="c"
+            ),
+            FoundBatch(T2, "m/2", "2", absorbed=(T1,)),
+        ],
+    }
+    return FoundStream(**(fields | changes))
+
+
+@pytest.fixture
+def restored(ledger: Any) -> Any:
+    ledger.streams.register("flights", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+    ledger.rebuild.restore("flights", found())
+    return ledger
+
+
+def test_batches_come_back_with_their_blocks_and_inputs(restored: Any) -> None:
+    done, absorbed, open_ = restored.batches.list("flights", oldest_first=True)
+    assert (done.state, done.records, done.blocks, done.checkpoint_uri) == (BatchState.COMPLETED, 480, 9, "c")
+    assert (absorbed.state, absorbed.absorbed_by_ms) == (BatchState.ABSORBED, T2)
+    assert (open_.state, open_.records, open_.blocks, open_.absorbed) == (BatchState.ALLOCATED, 30, 3, (T1,))
+    assert [stored.info for stored in restored.batches.blocks_of("flights", T2)] == [
+        block(n, T2).info for n in range(3)
+    ]
+    (taken,) = restored.batches.inputs("flights", T2)
+    assert (taken.from_offset, taken.until_offset, taken.blocks) == (0, 30, 3)
+    assert [(row.batch_time_ms, row.blocks) for row in restored.blocks.unclaimed("flights")] == [(T3, 1)]
+    assert len(restored.events.list("flights", kinds=[EventKind.LEDGER_REBUILT])) == 1
+
+
+def test_work_goes_on_with_higher_epochs_from_the_same_positions(restored: Any, clock: Any) -> None:
+    job = restored.jobs.acquire("flights", holder="driver", lease_ms=10_000)
+    assert job.epoch == 8
+    assert restored.topics.observe(job, "kafka", "departures", "id-1", 1).incarnation == 2
+    restored.positions.assign(job, "kafka", {TP: 0})
+    lease = restored.receivers.register(job, RECEIVER, host="here", lease_ms=10_000)
+    assert lease.epoch == 5
+    given = restored.receivers.heartbeat(lease, sealed_through_ms=0).assigned
+    assert {tp: assigned.next_offset for tp, assigned in given.items()} == {TP: 40}
+    info = BlockInfo(RECEIVER, 5, 0, NOW_MS, BlockHandle("b", 0, 1), (OffsetRange(TP, 40, 50, 10),), 10, 1)
+    # Not before the partition's last block, nor within what is sealed.
+    assert restored.blocks.add(lease, info).batch_time_ms == T3
+    clock.advance(5000)
+    batch = restored.batches.allocate("flights", T3, manifest_uri="m", manifest_sha256="3", blocks_expected=2)
+    assert batch.records == 20
+
+
+def test_only_an_empty_stream_is_filled(restored: Any) -> None:
+    with pytest.raises(LedgerError, match="not empty"):
+        restored.rebuild.restore("flights", found())
+
+
+def test_contradictions_change_nothing(ledger: Any) -> None:
+    ledger.streams.register("flights", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+    with pytest.raises(LedgerConflictError):
+        ledger.rebuild.restore("flights", found(blocks=[block(0, T1), block(0, T2)]))
+    with pytest.raises(LedgerError, match="segments that were not"):
+        ledger.rebuild.restore("flights", found(segments=[]))
+    assert ledger.positions.list("flights") == []
