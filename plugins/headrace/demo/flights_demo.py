@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.demo.elasticsearch_side import ElasticsearchSide
-from headrace.demo.errors import DemoError
 from headrace.demo.flights import FLIGHTS, flight_records
+from headrace.demo.following import follow, unpause
 from headrace.demo.kafka_side import read_topic
-from headrace.demo.observing import Observer, Snapshot
+from headrace.demo.observing import Observer
 from headrace.demo.producing import Producing, create_topic
 from headrace.demo.proof import prove
 from headrace.demo.report import Report
@@ -38,12 +38,6 @@ MAPPINGS: dict[str, Any] = {
         "time_hour": {"type": "date"},
     }
 }
-
-_POLL_SECONDS = 0.5
-# On a busy machine Spark alone needs one of these minutes.
-_STALL_SECONDS = 180.0
-_WORRY_SECONDS = 45.0
-_LOG_LINES = 20
 
 
 @dataclass(slots=True)
@@ -78,20 +72,20 @@ def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: floa
                 STREAM,
                 ledger=ledger,
                 to_produce=to_produce,
-                produced=lambda: producing.delivered,
+                produced=producing.so_far,
                 elasticsearch=elasticsearch,
                 index=INDEX,
             )
             # Produced sooner, the first batch would have nearly everything; and batches before it would be empty.
             with watch.over("start of the receiver job"):
                 unpause(stack, view, f"{STREAM}_receiver")
-                follow(stack, view, observer, producing, until=lambda snapshot: snapshot.receiving == "running")
+                follow(stack, view, STREAM, observer, until=lambda snapshot: snapshot.receiving == "running")
             with watch.over("from the first record to the last cleanup"):
                 unpause(stack, view, f"{STREAM}_batches")
                 pace = "as fast as it goes" if rate is None else f"{rate:,.0f} a second"
                 view.say(f"producing {to_produce:,} flights into the topic {TOPIC}, {PARTITIONS} partitions, {pace}")
                 producing.start()
-                last = follow(stack, view, observer, producing, until=lambda snapshot: snapshot.settled)
+                last = follow(stack, view, STREAM, observer, until=lambda snapshot: snapshot.settled)
     finally:
         producing.stop()
     view.say("everything is indexed, checkpointed and cleaned up; now the proof")
@@ -112,59 +106,3 @@ def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: floa
         timings=read_timings(stack.airflow(), f"{STREAM}_batches", last.with_records),
         seconds=watch.seconds,
     )
-
-
-def unpause(stack: DemoStack, view: View, *dag_ids: str) -> None:
-    """Let the DAGs run, through Airflow's REST API."""
-    api = stack.airflow()
-    for dag_id in dag_ids:
-        api.wait_for_dag(dag_id)
-        api.unpause(dag_id)
-    view.say(f"unpaused {' and '.join(dag_ids)}")
-
-
-def follow(
-    stack: DemoStack, view: View, observer: Observer, producing: Producing, *, until: Callable[[Snapshot], bool]
-) -> Snapshot:
-    """Look until all is as wanted; the last look. What keeps it from moving is told after a while.
-
-    Raises:
-        DemoError: nothing moved for three minutes, or a part of the stack has died.
-    """
-    progress: object = None
-    moved = time.monotonic()
-    told = False
-    while True:
-        _ = producing.done  # raises what went wrong there
-        snapshot = observer.look()
-        view.stream(snapshot)
-        if until(snapshot):
-            return snapshot
-        if snapshot.progress != progress:
-            progress, moved, told = snapshot.progress, time.monotonic(), False
-        if dead := stack.failures():
-            raise DemoError(f"A part of the stack has died. {'; '.join(dead)}")
-        still = time.monotonic() - moved
-        if still > _WORRY_SECONDS and not told:
-            told = True
-            ill = explain(stack, STREAM, states=("failed", "up_for_retry"))
-            view.say(f"nothing has moved for {_WORRY_SECONDS:g} s. {ill}")
-        if still > _STALL_SECONDS:
-            raise DemoError(f"Nothing moved for {_STALL_SECONDS:g} s. {explain(stack, STREAM)}")
-        time.sleep(_POLL_SECONDS)
-
-
-def explain(
-    stack: DemoStack, stream: str, *, states: Collection[str] = ("failed", "up_for_retry", "running", "deferred")
-) -> str:
-    """What Airflow has to say about the tasks that are in one of these states."""
-    api = stack.airflow()
-    lines = [f"{file}: {trace}" for file, trace in api.import_errors().items()]
-    for dag_id in (f"{stream}_receiver", f"{stream}_batches"):
-        for run in api.runs(dag_id, limit=3):
-            for task in api.task_instances(dag_id, run["dag_run_id"]):
-                if task["state"] in states:
-                    log = api.task_log(dag_id, run["dag_run_id"], task["task_id"], try_number=task["try_number"])
-                    lines.append(f"{dag_id} {run['dag_run_id']} {task['task_id']} is {task['state']}:")
-                    lines += [f"  {line}" for line in log.splitlines()[-_LOG_LINES:]]
-    return "\n".join(lines) or "No task has failed."

@@ -50,18 +50,16 @@ class Producing:
         """Begin."""
         self._thread.start()
 
-    @property
-    def done(self) -> bool:
-        """Whether everything is delivered. Raises what went wrong in the thread."""
+    def so_far(self) -> int:
+        """Records delivered. Raises what went wrong in the thread."""
         if self._error is not None:
             raise self._error
-        return self._thread.ident is not None and not self._thread.is_alive()
+        return self.delivered
 
     def wait(self) -> None:
         """Wait until everything is delivered. Raises what went wrong in the thread."""
         self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self.so_far()
 
     def stop(self) -> None:
         """Leave off."""
@@ -72,7 +70,7 @@ class Producing:
     def _run(self) -> None:
         try:
             self._produce()
-        except BaseException as error:  # told to whoever asks for `done`
+        except BaseException as error:  # told to whoever asks how far it is
             self._error = error
 
     def _produce(self) -> None:

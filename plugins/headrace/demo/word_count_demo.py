@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.demo.errors import DemoError
 from headrace.demo.flights import FlightRecord
-from headrace.demo.flights_demo import explain, unpause
+from headrace.demo.following import explain, follow, unpause
+from headrace.demo.observing import Observer
 from headrace.demo.producing import Producing, create_topic
 
 if TYPE_CHECKING:
@@ -82,17 +83,23 @@ def run_word_count(stack: DemoStack, view: View) -> WordCounts:
     Raises:
         DemoError: that did not happen within five minutes.
     """
+    from headrace.ledger import Ledger
+
     kafka = stack.address("kafka")
     create_topic(kafka, TOPIC, 1)
     producing = Producing(kafka, TOPIC, _verses(), rate=_LINES_A_SECOND)
     result = WordCounts(Counter(word for _ in range(_VERSES) for line in LINES for word in line.split()), {})
-    unpause(stack, view, f"{STREAM}_receiver", f"{STREAM}_batches")
-    producing.start()
+    with Ledger.open(stack.ledger_url) as ledger:
+        observer = Observer(STREAM, ledger=ledger, to_produce=_VERSES * len(LINES), produced=producing.so_far)
+        unpause(stack, view, f"{STREAM}_receiver")
+        follow(stack, view, STREAM, observer, until=lambda snapshot: snapshot.receiving == "running")
+    unpause(stack, view, f"{STREAM}_batches")
     view.say(f"sending {_VERSES * len(LINES)} lines into the topic {TOPIC}, {_LINES_A_SECOND:g} a second")
+    producing.start()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     try:
         while result.counted.total() < result.sent.total():
-            _ = producing.done  # raises what went wrong there
+            producing.so_far()
             for at, text in _new_prints(stack, result.printed.keys()):
                 result.printed[at] = parse_counts(text)
                 if result.printed[at]:
