@@ -1,0 +1,280 @@
+"""From a real Kafka into the log and the ledger."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from headrace.ledger import EventKind, ReceiverState
+from headrace.receiving.tracker import TrackerEnd
+
+
+def test_every_kind_of_record_arrives_whole(rig: Any) -> None:
+    rig.create(max_message_bytes="2000000")
+    producer = Producer({"bootstrap.servers": rig.bootstrap, "message.max.bytes": 2_000_000})
+    producer.produce(rig.topic, b"plain", partition=0, timestamp=1_700_000_000_123)
+    producer.produce(rig.topic, None, key=b"tombstone", partition=0)
+    producer.produce(rig.topic, b"", key=b"", partition=0, headers=[("a", b"1"), ("a", None), ("b", "é".encode())])
+    producer.produce(rig.topic, os.urandom(900_000), partition=0)
+    assert producer.flush(30) == 0
+    rig.begin(rig.define())
+    rig.await_positions({(rig.topic, 0): 4, (rig.topic, 1): 0})
+    rows = rig.rows()
+    assert [row["value"] for row in rows[:3]] == [b"plain", None, b""]
+    assert [row["key"] for row in rows[:3]] == [None, b"tombstone", b""]
+    assert len(rows[3]["value"]) == 900_000
+    assert rows[0]["timestamp"].timestamp() == 1_700_000_000.123
+    assert [(each["key"], each["value"]) for each in rows[2]["headers"]] == [
+        ("a", b"1"),
+        ("a", None),
+        ("b", "é".encode()),
+    ]
+    rig.eventually(lambda: committed(rig) == {0: 4})
+    rig.end()
+
+
+def committed(rig: Any) -> dict[int, int]:
+    from confluent_kafka import ConsumerGroupTopicPartitions
+
+    group = rig.stream.inputs[0].group
+    answer = rig.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result()
+    return {each.partition: each.offset for each in answer.topic_partitions if each.offset >= 0}
+
+
+def test_a_restarted_stream_goes_on_at_the_ledgers_position(rig: Any) -> None:
+    rig.create()
+    rig.produce(100)
+    rig.begin(rig.define())
+    rig.await_positions({(rig.topic, 0): 100, (rig.topic, 1): 0})
+    assert rig.end().end is TrackerEnd.STOPPED
+    rig.produce(50, tag="later")
+    rig.begin(rig.define())
+    rig.await_positions({(rig.topic, 0): 150, (rig.topic, 1): 0})
+    rig.end()
+    assert rig.offsets() == {(rig.topic, 0): list(range(150))}
+
+
+def test_kill_9_in_mid_flow_loses_and_doubles_nothing(rig: Any, killable: Any) -> None:
+    rig.create()
+    rig.launcher = killable
+    rig.begin(rig.define())
+    producing = threading.Event()
+
+    def produce() -> None:
+        producer = Producer({"bootstrap.servers": rig.bootstrap, "linger.ms": 5})
+        number = 0
+        while not producing.is_set() and number < 200_000:
+            producer.produce(rig.topic, b"%d" % number, partition=number % 2)
+            number += 1
+            if number % 500 == 0:
+                producer.poll(0)
+                producing.wait(0.01)
+        producer.flush(30)
+        rig.produced = number
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    for life in range(3):
+        before = sum(rig.positions().values())
+        rig.eventually(lambda before=before: sum(rig.positions().values()) > before + 2_000)
+        process = killable.handles[-1].process
+        os.kill(process.pid, signal.SIGKILL)
+        rig.eventually(lambda life=life: len(killable.handles) == life + 2)
+    producing.set()
+    thread.join(60)
+    total = rig.produced
+    rig.await_positions({(rig.topic, 0): (total + 1) // 2, (rig.topic, 1): total // 2})
+    rig.end()
+    assert rig.offsets() == {
+        (rig.topic, 0): list(range((total + 1) // 2)),
+        (rig.topic, 1): list(range(total // 2)),
+    }
+
+
+def test_positions_pass_aborted_transactions(rig: Any) -> None:
+    rig.create(partitions=1)
+
+    def transact(records: int, *, abort: bool) -> None:
+        producer = Producer({"bootstrap.servers": rig.bootstrap, "transactional.id": f"{rig.prefix}-{abort}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for number in range(records):
+            producer.produce(rig.topic, f"{abort}-{number}".encode(), partition=0)
+        producer.flush(30)
+        producer.abort_transaction(30) if abort else producer.commit_transaction(30)
+
+    rig.produce(10)
+    transact(11, abort=True)
+    rig.begin(rig.define())
+    rig.await_positions({(rig.topic, 0): 22})
+    transact(5, abort=False)
+    rig.await_positions({(rig.topic, 0): 28})
+    rig.end()
+    assert rig.offsets() == {(rig.topic, 0): [*range(10), *range(22, 27)]}
+
+
+def test_holes_of_compaction_are_passed(rig: Any) -> None:
+    rig.create(
+        partitions=1,
+        cleanup_policy="compact",
+        segment_ms="100",
+        min_cleanable_dirty_ratio="0.01",
+        delete_retention_ms="100",
+    )
+    for number in range(20):
+        rig.produce(1, key=b"same", tag=str(number))
+        if number % 5 == 4:
+            time.sleep(0.15)  # a segment's time has to be over before it rolls; there is nothing to poll for
+    rig.produce(1, key=b"other")
+
+    def low_offsets() -> int:
+        consumer = Consumer({"bootstrap.servers": rig.bootstrap, "group.id": "probe", "auto.offset.reset": "earliest"})
+        from confluent_kafka import TopicPartition
+
+        consumer.assign([TopicPartition(rig.topic, 0, 0)])
+        seen = consumer.consume(100, 2)
+        consumer.close()
+        return len(seen)
+
+    until = time.monotonic() + 40
+    while low_offsets() == 21 and time.monotonic() < until:
+        pass
+    rig.begin(rig.define())
+    rig.await_positions({(rig.topic, 0): 21})
+    rig.end()
+    offsets = rig.offsets()[rig.topic, 0]
+    assert offsets[-1] == 20
+    assert offsets == sorted(set(offsets))
+
+
+def test_a_topic_that_grows_is_read_from_the_beginning_of_its_new_partitions(rig: Any) -> None:
+    rig.create(partitions=1)
+    rig.produce(10)
+    rig.begin(rig.define(starting_offsets="latest"))
+    rig.await_positions({(rig.topic, 0): 10})
+    rig.grow(3)
+    rig.eventually(lambda: len(rig.positions()) == 3)
+    rig.produce(5, partition=2)
+    rig.await_positions({(rig.topic, 0): 10, (rig.topic, 1): 0, (rig.topic, 2): 5})
+    rig.end()
+    assert len(rig.ledger.events.list("air", kinds=[EventKind.PARTITIONS_GREW])) == 1
+
+
+def test_a_new_topic_joins_by_the_pattern(rig: Any) -> None:
+    rig.create(f"{rig.prefix}-one", 1)
+    rig.begin(rig.define(topic_pattern=f"{rig.prefix}-.*"))
+    rig.eventually(lambda: len(rig.positions()) == 1)
+    rig.create(f"{rig.prefix}-two", 1)
+    rig.produce(7, topic=f"{rig.prefix}-two")
+    rig.await_positions({(f"{rig.prefix}-one", 0): 0, (f"{rig.prefix}-two", 0): 7})
+    rig.end()
+
+
+def test_a_topic_created_again_is_another_incarnation(rig: Any) -> None:
+    rig.create(partitions=1)
+    rig.produce(3, tag="old")
+    rig.begin(rig.define())
+    rig.await_positions({(rig.topic, 0): 3})
+    rig.admin.delete_topics([rig.topic])[rig.topic].result()
+    until = time.monotonic() + 30
+    while True:
+        try:
+            rig.create(partitions=1)
+            break
+        except Exception:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    rig.produce(10, tag="new")
+    rig.await_positions({(rig.topic, 0): 10})
+    rig.end()
+    rows = rig.rows()
+    assert [row["offset"] for row in rows if row["incarnation"] == 1] == [0, 1, 2]
+    assert [row["value"] for row in rows if row["incarnation"] == 2] == [b"new-%d" % number for number in range(10)]
+
+
+def test_two_receivers_share_and_the_one_left_takes_over(rig: Any, killable: Any) -> None:
+    rig.create(partitions=4)
+    rig.launcher = killable
+    rig.begin(rig.define(receivers=2), restart_seconds=12.0)
+    owners = lambda: sorted(
+        row.receiver_index is not None and row.receiver_index for row in rig.ledger.positions.list("air")
+    )  # noqa: E731
+    rig.eventually(lambda: owners() == [0, 0, 1, 1])
+    for partition in range(4):
+        rig.produce(100, partition=partition)
+    rig.await_positions({(rig.topic, partition): 100 for partition in range(4)})
+    killable.handles[0].process.kill()
+    rig.eventually(lambda: len(set(owners())) == 1)
+    for partition in range(4):
+        rig.produce(100, partition=partition, tag="more")
+    rig.await_positions({(rig.topic, partition): 200 for partition in range(4)})
+    rig.eventually(lambda: owners() == [0, 0, 1, 1], 90)
+    rig.end()
+    assert rig.offsets() == {(rig.topic, partition): list(range(200)) for partition in range(4)}
+
+
+def test_a_stop_drains_a_receiver_under_load(rig: Any, killable: Any) -> None:
+    rig.create()
+    rig.produce(60_000)
+    rig.launcher = killable
+    rig.begin(rig.define())
+    rig.eventually(lambda: sum(rig.positions().values()) > 0)
+    assert rig.end().end is TrackerEnd.STOPPED
+    (row,) = rig.ledger.receivers.list("air")
+    assert row.state is ReceiverState.STOPPED
+    stored = rig.offsets()[rig.topic, 0]
+    assert stored == list(range(rig.positions()[rig.topic, 0]))
+    # The drained receiver committed what it had stored, before it left.
+    assert committed(rig) == {0: len(stored)}
+
+
+def test_a_foreign_member_of_the_group_makes_commits_fail_and_nothing_else(rig: Any) -> None:
+    rig.create(partitions=1)
+    stream = rig.define()
+    rogue = Consumer({"bootstrap.servers": rig.bootstrap, "group.id": stream.inputs[0].group, "client.id": "rogue"})
+    rogue.subscribe([rig.topic])
+    until = time.monotonic() + 30
+    while not rogue.assignment() and time.monotonic() < until:
+        rogue.poll(0.1)
+    assert rogue.assignment()
+    rig.begin(stream)
+    rig.produce(100)
+    rig.await_positions({(rig.topic, 0): 100})
+
+    def told() -> bool:
+        rogue.poll(0)
+        errors = rig.ledger.events.list("air", kinds=[EventKind.RECEIVER_ERROR])
+        failures = rig.stats().get("commit_failures", 0)
+        return failures > 0 and any("rogue" in str(event.payload) for event in errors)
+
+    rig.eventually(told)
+    rogue.close()
+    rig.produce(10, tag="more")
+    rig.await_positions({(rig.topic, 0): 110})
+    rig.eventually(lambda: committed(rig) == {0: 110})
+    rig.end()
+    assert rig.offsets() == {(rig.topic, 0): list(range(110))}
+
+
+@pytest.mark.parametrize("wish", ["latest", "timestamp", "offsets"])
+def test_where_a_stream_begins(rig: Any, wish: str) -> None:
+    rig.create(partitions=1)
+    rig.produce(10, timestamp=1_000)
+    rig.produce(10, timestamp=2_000)
+    starting: Any = {
+        "latest": "latest",
+        "timestamp": {"timestamp_ms": 1_500},
+        "offsets": {"offsets": {rig.topic: {0: 15}}},
+    }[wish]
+    rig.begin(rig.define(starting_offsets=starting))
+    rig.eventually(lambda: rig.positions() != {})
+    rig.produce(5)
+    rig.await_positions({(rig.topic, 0): 25})
+    rig.end()
+    assert rig.offsets()[rig.topic, 0][0] == {"latest": 20, "timestamp": 10, "offsets": 15}[wish]
