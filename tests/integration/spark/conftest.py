@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from headrace.batching.allocation import allocate
 from headrace.batching.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger import Ledger
-from headrace.ledger.rows import Attempt, ReceiverLease
+from headrace.ledger import JobState, Ledger
+from headrace.ledger.rows import Attempt, JobRow, ReceiverLease
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import WalDataSource
-from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
+
+JOBS = Path(__file__).parents[3] / "spark_jobs"
+SECRET = "a secret for the tests"
+# Several engineers' JVMs may share the machine.
+PATIENCE = 240.0
 
 BATCH_TIME_MS = 1_700_000_010_000
 # 2023-11-14 22:13:20.123 UTC
@@ -129,6 +142,171 @@ class BatchLedger:
         return self.ledger.batches.begin_attempt(
             self.stream.name, batch_time_ms, holder="test", way=way, lease_ms=30_000, force=force
         )
+
+
+def until(what: str, found: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """What ``found`` gives once it is true; looks five times a second."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        result = found()
+        if result:
+            return result
+        time.sleep(0.2)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def environment(**more: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    inherited.pop("SPARK_CONNECT_MODE_ENABLED", None)
+    return {
+        **inherited,
+        "HEADRACE_SECRET_KEY": SECRET,
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        **more,
+    }
+
+
+@dataclass
+class Application:
+    """A stream with its topic and ledger, and the processes that tests start for it."""
+
+    stream: Stream
+    ledger: Ledger
+    bootstrap_servers: str
+    folder: Path
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    until = staticmethod(until)
+    environment = staticmethod(environment)
+
+    def start(self, command: list[str], name: str, **env: str) -> subprocess.Popen[str]:
+        log = (self.folder / f"{name}.log").open("a")
+        process = subprocess.Popen(
+            command, env=environment(**env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True
+        )
+        self.processes.append(process)
+        return process
+
+    def start_job(self, *, submit: bool = False, master: str = "local[3]", **env: str) -> subprocess.Popen[str]:
+        # ``java``, not the shell that spark-submit begins as: it has replaced itself when the job is up.
+        spark_submit = [str(Path(sys.executable).parent / "spark-submit"), "--master", master]
+        return self.start(
+            [
+                *(spark_submit if submit else [sys.executable]),
+                str(JOBS / "receiver.py"),
+                *("--ledger", self.stream.ledger, "--stream", self.stream.name),
+            ],
+            "receiver",
+            **env,
+        )
+
+    def running_job(self, process: subprocess.Popen[str]) -> JobRow:
+        def running() -> JobRow | None:
+            assert process.poll() is None, self.log("receiver")
+            job = self.ledger.jobs.current(self.stream.name)
+            return job if job is not None and job.state is JobState.RUNNING else None
+
+        return until("the receiver job", running)  # type: ignore[no-any-return]
+
+    def job(self) -> JobRow:
+        job = self.ledger.jobs.current(self.stream.name)
+        assert job is not None
+        return job
+
+    def job_processes(self) -> list[psutil.Process]:
+        """The running job's driver and all below it."""
+        driver = psutil.Process(self.job().attributes["pid"])
+        family = [driver, *driver.children(recursive=True)]
+        return [process for process in family if process.status() != psutil.STATUS_ZOMBIE]
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def produce(self, *values: str) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap_servers})
+        for value in values:
+            producer.produce(self.stream.inputs[0].topics[0], value=value)
+        producer.flush()
+
+    def allocate_next(self) -> int:
+        """Allocate the next batch time that has records."""
+        time_ms = until("records in the log", lambda: self.ledger.batches.next_unclaimed(self.stream.name))
+        until("the batch time", lambda: self.ledger.now_ms() >= time_ms)
+        storage = open_storage(self.stream.storage.url)
+        return allocate(self.stream, self.ledger, storage, time_ms).batch.batch_time_ms
+
+    def batch_command(self, time_ms: int, *more: str) -> list[str]:
+        return [
+            *(sys.executable, str(JOBS / "micro_batch.py"), "--ledger", self.stream.ledger),
+            *("--stream", self.stream.name, "--batch-time", str(time_ms), *more),
+        ]
+
+    def run_batch(self, time_ms: int, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.batch_command(time_ms, *more),
+            env=environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
+            process.wait()
+        self.ledger.close()
+
+
+def new_application(kafka: str, folder: Path, **fields: Any) -> Application:
+    topic = f"clicks-{uuid.uuid4().hex}"
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for created in admin.create_topics([NewTopic(topic, 1, 1)]).values():
+        created.result()
+    stream = Stream(
+        **{
+            "name": "clicks",
+            "inputs": KafkaInput(bootstrap_servers=kafka, topics=topic),
+            "outputs": ConsoleOutput(),
+            "batch_interval": "1 s",
+            "storage": str(folder / "storage"),
+            "ledger": f"sqlite:///{folder}/ledger.db",
+            "spark": SparkSettings(master="local[3]"),
+            **fields,
+        }
+    )
+    ledger = Ledger.open(stream.ledger)
+    ledger.streams.register(
+        stream.name,
+        stream.to_json(),
+        batch_interval_ms=stream.batch_interval_ms,
+        block_interval_ms=stream.block_interval_ms,
+    )
+    return Application(stream, ledger, kafka, folder)
+
+
+@pytest.fixture(scope="session")
+def make_application(kafka: str) -> Callable[..., Application]:
+    """Builds an `Application` in a folder; takes the fields of a Stream. Whoever builds it closes it."""
+    return lambda folder, **fields: new_application(kafka, folder, **fields)
+
+
+@pytest.fixture
+def receiver_application(kafka: str, tmp_path: Path) -> Iterator[Callable[..., Application]]:
+    """Builds an `Application` of this test's own; its processes end with the test."""
+    made: list[Application] = []
+
+    def make(**fields: Any) -> Application:
+        made.append(new_application(kafka, tmp_path, **fields))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

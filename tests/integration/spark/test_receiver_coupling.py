@@ -1,0 +1,96 @@
+"""Killed halves of a receiver job: nothing half-alive stays behind, and the next job may begin."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.ledger import JobState
+from headrace.stream import SparkSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def application(receiver_application: Callable[..., Any]) -> Iterator[Any]:
+    return receiver_application()  # type: ignore[no-any-return]
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The started process and all below it."""
+    parent = psutil.Process(process.pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def ended(processes: list[psutil.Process]) -> bool:
+    return not [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("submit", [True, False], ids=["spark-submit", "python"])
+@pytest.mark.parametrize("victim", ["jvm", "driver"])
+def test_a_killed_half_takes_the_other_and_the_receivers_with_it(application: Any, victim: str, submit: bool) -> None:
+    process = application.start_job(submit=submit)
+    job = application.running_job(process)
+    application.until("a receiver", lambda: application.ledger.receivers.list("clicks"))
+    members = family(process)
+    java = next(member for member in members if member.name() == "java")
+    driver = psutil.Process(job.attributes["pid"])
+    workers = [member for member in members if "pyspark.daemon" in " ".join(member.cmdline())]
+    assert workers
+    (java if victim == "jvm" else driver).send_signal(signal.SIGKILL)
+    application.until("the end of all processes", lambda: ended(members), 30)
+    if victim == "jvm":
+        # The driver had time for its last wishes.
+        assert application.job().state is JobState.FAILED
+        assert "JVM is gone" in str(application.job().error)
+    else:
+        # Nobody was left to tell; the lease runs out.
+        assert application.job().state is JobState.RUNNING
+
+
+def test_a_start_with_too_few_slots_fails_and_says_so(application: Any) -> None:
+    # spark-submit's master wins over the stream's, which was checked when it was declared.
+    process = application.start_job(submit=True, master="local[1]")
+    assert process.wait(240) == 1
+    job = application.job()
+    assert job.state is JobState.FAILED
+    assert "has 1 task slot(s), and its 1 receiver(s)" in str(job.error)
+
+
+def test_a_start_without_the_secret_fails_before_spark(application: Any) -> None:
+    process = application.start_job(HEADRACE_SECRET_KEY="")
+    assert process.wait(240) == 1
+    assert "HEADRACE_SECRET_KEY is not set" in str(application.job().error)
+    assert "Using Spark" not in application.log("receiver")
+
+
+def test_sigterm_ends_a_job_started_by_plain_python(application: Any) -> None:
+    process = application.start_job()
+    application.running_job(process)
+    members = family(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert application.job().state is JobState.FAILED
+    assert "SIGTERM" in str(application.job().error)
+    for member in members:
+        assert not member.is_running() or member.status() == psutil.STATUS_ZOMBIE or _ends(member)
+
+
+def _ends(process: psutil.Process) -> bool:
+    try:
+        process.wait(10)
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def test_without_connect_there_is_no_server(receiver_application: Callable[..., Any]) -> None:
+    application = receiver_application(spark=SparkSettings(master="local[2]", run_batches="submit"))
+    job = application.running_job(application.start_job(HEADRACE_SECRET_KEY=""))
+    assert job.attributes["connect_url"] is None
+    assert "Connect" not in application.log("receiver")

@@ -1,0 +1,196 @@
+"""The receiver job and batches over Spark Connect: real processes, real Kafka, one application for all tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.ledger import AttemptState, BatchState, JobState
+from headrace.spark import connect_token
+from headrace.spark.sessions import ConnectRefusedError
+from headrace.stream import SparkSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SECRET = "a secret for the tests"
+# Several engineers' JVMs may share the machine.
+PATIENCE = 240.0
+
+TRANSFORM = """
+import os
+import time
+from pyspark.sql import functions as F
+
+def transform(records, batch):
+    folder = {folder!r}
+    def marked(value):
+        # Whoever finds the file "slow" sleeps: the first attempt of a test, not the second.
+        if os.path.exists(folder + "/slow"):
+            open(folder + "/started", "w").close()
+            time.sleep(300)
+        return value.decode().upper()
+    return records.select(F.udf(marked, "string")("value").alias("value"))
+"""
+
+
+@pytest.fixture(scope="module")
+def application(make_application: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running receiver job, started by plain Python, with a transform from a folder of code."""
+    folder = tmp_path_factory.mktemp("application")
+    name = f"transform_{uuid.uuid4().hex}"
+    (folder / "code").mkdir()
+    (folder / "code" / f"{name}.py").write_text(TRANSFORM.format(folder=str(folder)))
+    made = make_application(
+        folder,
+        transform=f"{name}:transform",
+        spark=SparkSettings(master="local[3]", py_files=(str(folder / "code"),)),
+    )
+    try:
+        made.running_job(made.start_job())
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_batch_runs_in_the_receivers_application(application: Any) -> None:
+    application.produce("one", "two")
+    time_ms = application.allocate_next()
+    done = application.run_batch(time_ms, "--json")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith(f"Time: {time_ms} ms")
+    assert lines[3:5] == ["ONE", "TWO"], "the user's module travelled by value"
+    result = json.loads(lines[-1])
+    assert (result["records"], result["attempt"], result["outputs"]["console"]["printed"]) == (2, 1, 2)
+    assert application.ledger.batches.get("clicks", time_ms).state is BatchState.COMPLETED
+    assert "attempt 1, connect" in done.stderr
+    again = application.run_batch(time_ms)
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "completed with attempt 1" in again.stderr
+
+
+def test_the_lease_tells_versions_and_where_to_connect(application: Any) -> None:
+    job = application.job()
+    assert job.versions["pyspark"]
+    assert job.attributes["connect_url"].startswith("sc://localhost:")
+    assert (job.attributes["task_slots"], job.attributes["batch_slots"]) == (3, 2)
+    assert psutil.pid_exists(job.attributes["pid"])
+
+
+@pytest.mark.parametrize("secret", ["another secret", ""])
+def test_a_wrong_token_is_refused_and_a_missing_secret_told(application: Any, secret: str) -> None:
+    application.produce("three")
+    time_ms = application.allocate_next()
+    refused = application.run_batch(time_ms, HEADRACE_SECRET_KEY=secret)
+    assert refused.returncode == 1
+    assert ("Invalid authentication token" if secret else "HEADRACE_SECRET_KEY is not set") in refused.stderr
+    assert application.ledger.batches.get("clicks", time_ms).state is BatchState.FAILED
+    assert application.run_batch(time_ms).returncode == 0, "with the right one it runs"
+
+
+def test_a_client_without_a_token_is_refused(application: Any) -> None:
+    code = (
+        "from pyspark.sql.connect.session import SparkSession\n"
+        f"SparkSession(connection={application.job().attributes['connect_url']!r}).range(1).count()\n"
+    )
+    refused = subprocess.run(
+        [sys.executable, "-c", code],
+        env=application.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert refused.returncode != 0
+    assert "No authentication token provided" in refused.stderr
+
+
+def test_a_session_with_a_wrong_token_is_an_error_with_a_remedy(application: Any) -> None:
+    from headrace.spark.sessions import remote_session
+
+    with pytest.raises(ConnectRefusedError, match="same HEADRACE_SECRET_KEY"):
+        remote_session(application.job().attributes["connect_url"], "wrong")
+
+
+def test_the_token_is_on_no_command_line_and_not_in_the_ledger(application: Any) -> None:
+    job = application.job()
+    token = connect_token.derive(SECRET, "clicks", job.epoch)
+    for process in application.job_processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert token not in " ".join(process.cmdline())
+            assert SECRET not in " ".join(process.cmdline())
+    for file in application.folder.glob("ledger.db*"):
+        content = file.read_bytes()
+        assert token.encode() not in content
+        assert SECRET.encode() not in content
+
+
+def test_everything_listens_on_loopback(application: Any) -> None:
+    listening = {
+        connection.laddr.ip
+        for process in application.job_processes()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening
+    assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}
+
+
+def test_a_later_attempt_ends_the_earlier_ones_work(application: Any) -> None:
+    application.produce("four")
+    time_ms = application.allocate_next()
+    first = _stuck(application, time_ms, "first")
+    second = application.run_batch(time_ms)
+    assert second.returncode == 0, second.stderr
+    assert first.wait(PATIENCE) == 75, application.log("first")
+    states = [attempt.state for attempt in application.ledger.batches.attempts("clicks", time_ms)]
+    assert states == [AttemptState.FENCED, AttemptState.COMPLETED]
+
+
+def test_sigterm_ends_a_batch_and_its_jobs_and_nothing_else(application: Any) -> None:
+    application.produce("five")
+    time_ms = application.allocate_next()
+    stuck = _stuck(application, time_ms, "stuck")
+    stuck.send_signal(signal.SIGTERM)
+    assert stuck.wait(PATIENCE) == 143, application.log("stuck")
+    row = application.ledger.batches.get("clicks", time_ms)
+    assert row.state is BatchState.FAILED
+    assert "SIGTERM" in str(row.error)
+    assert application.run_batch(time_ms).returncode == 0
+    assert application.job().state is JobState.RUNNING
+    assert [receiver.restarts for receiver in application.ledger.receivers.list("clicks")] == [0]
+
+
+def _stuck(application: Any, time_ms: int, name: str) -> subprocess.Popen[str]:
+    """A batch whose task sleeps; the next one's will not."""
+    (application.folder / "slow").touch()
+    (application.folder / "started").unlink(missing_ok=True)
+    process = application.start(application.batch_command(time_ms, "--lease-ms", "3000"), name)
+    application.until("the batch's task", (application.folder / "started").exists)
+    (application.folder / "slow").unlink()
+    return process
+
+
+def test_a_second_job_is_refused_while_the_first_is_alive(application: Any) -> None:
+    second = application.start_job()
+    assert second.wait(PATIENCE) == 75
+    assert "is held by" in application.log("receiver")
+
+
+def test_a_stop_request_drains_and_ends_well(application: Any) -> None:
+    # The last test of this module: it stops the application.
+    process = application.processes[0]
+    application.ledger.jobs.request_stop("clicks", "the tests are over")
+    assert process.wait(PATIENCE) == 0, application.log("receiver")
+    job = application.job()
+    assert (job.state, job.error) == (JobState.STOPPED, None)
+    assert not [position for position in application.ledger.positions.list("clicks") if position.error]
