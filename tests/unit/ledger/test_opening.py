@@ -80,6 +80,14 @@ def test_a_sqlite_connection_names_its_file(monkeypatch: pytest.MonkeyPatch, tmp
         assert (tmp_path / "l.db").exists()
 
 
+def test_a_connection_of_our_own_type_is_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps({"conn_type": "headrace_ledger", "schema": "/data/l.db"}))
+    assert engine_url("connection:ledger").get_backend_name() == "sqlite"
+    connection = {"conn_type": "headrace_ledger", "host": "db", "schema": "ledger"}
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps(connection))
+    assert engine_url("connection:ledger").get_backend_name() == "postgresql"
+
+
 def test_opening_makes_the_folder_and_the_schema_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/new folder/ledger.db"
     with pytest.raises(LedgerUnavailableError, match="no ledger at"):

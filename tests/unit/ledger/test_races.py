@@ -8,14 +8,18 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
-from headrace.blocks import ReceiverId, TopicPartition
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import AttemptState, Ledger
+from headrace.ledger.errors import LeaseLostError, PositionConflictError
 from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.tables import positions, receivers, streams
 
 ROUNDS = 40
 
@@ -142,3 +146,36 @@ def test_two_that_open_an_empty_database_migrate_it_once(fresh_url: str) -> None
     assert race(fresh_url, *[("migrate", fresh_url)] * 3) == ["runner-0", "runner-1", "runner-2"]
     with Ledger.open(fresh_url, migrate=False) as ledger:
         assert len(ledger.streams.list()) == 3
+
+
+def waiting_add(live: Ledger, lease: ReceiverLease, tp: TopicPartition, change: Any) -> Any:
+    """The result of an add that begins while another transaction, making ``change``, holds the stream's lock."""
+    info = BlockInfo(lease.receiver_id, lease.epoch, 0, 0, BlockHandle("a", 0, 1), (OffsetRange(tp, 0, 10, 10),), 10, 1)
+    with ThreadPoolExecutor(1) as thread:
+        with live.streams._database.write_stream("flights") as (connection, _):
+            adding = thread.submit(live.blocks.add, lease, info)
+            with pytest.raises(TimeoutError):
+                adding.result(timeout=0.3)
+            connection.execute(change)
+        return adding.result(timeout=30)
+
+
+def test_an_add_that_waited_sees_what_was_sealed_meanwhile(live: Ledger) -> None:
+    lease, tp = receiver(live)
+    sealed_ms = live.now_ms() // 1000 * 1000 + 60_000
+    added = waiting_add(live, lease, tp, update(streams).values(sealed_until_ms=sealed_ms))
+    assert added.batch_time_ms == sealed_ms + 1000
+
+
+def test_an_add_that_waited_sees_that_it_was_fenced_meanwhile(live: Ledger) -> None:
+    lease, tp = receiver(live)
+    with pytest.raises(LeaseLostError):
+        waiting_add(live, lease, tp, update(receivers).values(epoch=2))
+    assert live.blocks.unclaimed("flights") == []
+
+
+def test_an_add_that_waited_sees_that_its_partition_moved_meanwhile(live: Ledger) -> None:
+    lease, tp = receiver(live)
+    with pytest.raises(PositionConflictError):
+        waiting_add(live, lease, tp, update(positions).values(next_offset=5))
+    assert live.positions.list("flights")[0].next_offset == 5
