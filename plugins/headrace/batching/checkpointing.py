@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tenacity
@@ -14,9 +15,6 @@ from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
-
-# As many batches as may be waiting for their checkpoint, or for the log's cleanup, in one checkpoint.
-_MOST_BATCHES = 10_000
 
 _write_retry = tenacity.retry(
     retry=tenacity.retry_if_exception_type((StorageError, OSError)),
@@ -36,33 +34,31 @@ def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_
     """
     if batch_time_ms % stream.checkpoint_interval_ms:
         return None
-    completed = ledger.batches.list(stream.name, _MOST_BATCHES, [BatchState.COMPLETED])
-    checkpoint = take(stream, ledger, batch_time_ms)
+    # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
+    batches = ledger.batches.uncleaned(stream.name)
+    checkpoint = take(ledger, stream.name, batch_time_ms, batches)
     folder = storage.below(stream.name)
     _write_retry(checkpoint.write)(folder)
     uri = f"{stream.folder_url}/{checkpoint.path}"
-    for batch in completed:
-        if batch.checkpointed_at_ms is None:
+    for batch in batches:
+        if batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is None:
             ledger.batches.mark_checkpointed(stream.name, batch.batch_time_ms, uri)
     for path in checkpoint_paths(folder)[:-KEEP]:
         folder.delete(path)
     return checkpoint
 
 
-def take(stream: Stream, ledger: Ledger, batch_time_ms: int) -> Checkpoint:
-    """The stream's state as the ledger has it now."""
-    row = ledger.streams.get(stream.name)
-    # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
-    batches = [batch for batch in ledger.batches.list(stream.name, _MOST_BATCHES) if batch.cleaned_at_ms is None]
+def take(ledger: Ledger, stream: str, batch_time_ms: int, batches: Sequence[BatchRow]) -> Checkpoint:
+    """The stream's state as the ledger has it now, with these batches."""
     return Checkpoint(
-        stream=stream.name,
+        stream=stream,
         written_at_ms=ledger.now_ms(),
         batch_time_ms=batch_time_ms,
         state={
-            "stream": dataclasses.asdict(row),
+            "stream": dataclasses.asdict(ledger.streams.get(stream)),
             "batches": [_batch(ledger, batch) for batch in batches],
-            "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream.name)],
-            "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream.name)],
+            "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream)],
+            "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream)],
             "receivers": [
                 {
                     "input_id": receiver.receiver_id.input_id,
@@ -71,7 +67,7 @@ def take(stream: Stream, ledger: Ledger, batch_time_ms: int) -> Checkpoint:
                     "job_epoch": receiver.job_epoch,
                     "last_accepted_sequence": receiver.last_accepted_sequence,
                 }
-                for receiver in ledger.receivers.list(stream.name)
+                for receiver in ledger.receivers.list(stream)
             ],
         },
     )

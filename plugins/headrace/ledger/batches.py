@@ -60,6 +60,12 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings):
                 rows += [batch_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
+    def uncleaned(self, stream: str, limit: int = 10_000) -> builtins.list[BatchRow]:
+        """The oldest ``limit`` batches that may still have something in the log."""
+        query = select(batches).where(batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None))
+        with self._database.read() as connection:
+            return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))]
+
     def inputs(self, stream: str, batch_time_ms: int) -> builtins.list[BatchInputRow]:
         """The batch's offset range of every partition. They stay when its blocks go."""
         query = select(batch_inputs).where(
