@@ -63,12 +63,16 @@ _LEFT_ASIDE = frozenset(
     {"group.id", "auto.offset.reset", "group.instance.id", "session.timeout.ms", "max.poll.interval.ms"}
 )
 
-# 2,000,000: far above librdkafka's 100,000, so that bytes bound the prefetch and not a count (212,000 records/s
-# with the default, over 400,000 so). The fetch sizes let one answer carry many partitions' backlog.
-_PREFETCH: Mapping[str, Any] = {
-    "queued.min.messages": 2_000_000,
-    "fetch.max.bytes": 64 * 1024 * 1024,
-    "max.partition.fetch.bytes": 16 * 1024 * 1024,
+# Bytes are what bounds the prefetch, but librdkafka counts only a message's own: with each it keeps about 330 more
+# (measured: a million records of 190 bytes took 560 MB). So a number bounds it too, one for each 512 bytes.
+_BYTES_PER_MESSAGE = 512
+# Far above librdkafka's 100,000 (212,000 records/s with it, over 400,000 with more), also for a small prefetch.
+_LEAST_MESSAGES = 100_000
+# The bound may be passed by one fetch answer, which is compressed: a sixteenth that becomes four to eight times as
+# much is still within half of it.
+_FETCH_SHARE = 16
+
+_DEFAULTS: Mapping[str, Any] = {
     "fetch.wait.max.ms": 100,
     # With a full queue librdkafka looks again after this long; its default of a second starves a fast receiver.
     "fetch.queue.backoff.ms": 20,
@@ -91,14 +95,28 @@ _FORCED: Mapping[str, Any] = {
 
 def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> ClientConfig:
     """What a receiver's consumer gets. Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
-    config: ClientConfig = {**_PREFETCH, **_connection_config(source), **_checked(source)}
+    config: ClientConfig = {
+        **_DEFAULTS,
+        **_prefetch(limits.prefetch_bytes),
+        **_connection_config(source),
+        **_checked(source),
+    }
     # A fetch answer must be smaller than what one receive may hold, and at least one message fits either way.
     config.setdefault("receive.message.max.bytes", int(config["fetch.max.bytes"]) + 64 * 1024 * 1024)
-    config["queued.max.messages.kbytes"] = max(1, limits.prefetch_bytes // 1024)
     config["group.id"] = group
     config.setdefault("client.id", f"headrace-{group}")
     config.update(_FORCED)
     return config
+
+
+def _prefetch(prefetch_bytes: int) -> ClientConfig:
+    fetch_bytes = max(1 << 20, prefetch_bytes // _FETCH_SHARE)
+    return {
+        "queued.max.messages.kbytes": max(1024, prefetch_bytes // 1024),
+        "queued.min.messages": max(_LEAST_MESSAGES, prefetch_bytes // _BYTES_PER_MESSAGE),
+        "fetch.max.bytes": fetch_bytes,
+        "max.partition.fetch.bytes": max(1 << 20, fetch_bytes // 4),
+    }
 
 
 def admin_config(source: KafkaInput) -> ClientConfig:
@@ -106,7 +124,13 @@ def admin_config(source: KafkaInput) -> ClientConfig:
     config = _connection_config(source)
     config.setdefault("client.id", "headrace-tracker")
     config["allow.auto.create.topics"] = False
-    return {name: value for name, value in config.items() if name not in _PREFETCH}
+    return {name: value for name, value in config.items() if name not in _CONSUMER_ONLY}
+
+
+# A connection may bring these for the consumer; an admin client would warn of them.
+_CONSUMER_ONLY = frozenset(
+    {*_DEFAULTS, *_prefetch(1), "fetch.min.bytes", "fetch.error.backoff.ms", "fetch.message.max.bytes"}
+)
 
 
 def _connection_config(source: KafkaInput) -> ClientConfig:

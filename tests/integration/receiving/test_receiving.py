@@ -202,9 +202,11 @@ def test_two_receivers_share_and_the_one_left_takes_over(rig: Any, killable: Any
     rig.create(partitions=4)
     rig.launcher = killable
     rig.begin(rig.define(receivers=2), restart_seconds=12.0)
-    owners = lambda: sorted(
-        row.receiver_index is not None and row.receiver_index for row in rig.ledger.positions.list("air")
-    )  # noqa: E731
+
+    def owners() -> list[int]:
+        indexes = [row.receiver_index for row in rig.ledger.positions.list("air")]
+        return sorted(-1 if index is None else index for index in indexes)
+
     rig.eventually(lambda: owners() == [0, 0, 1, 1])
     for partition in range(4):
         rig.produce(100, partition=partition)

@@ -18,7 +18,7 @@ def config(
 ):
     monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": extra, **connection}))
     source = KafkaInput(connection="brokers", topics=("a",), client=client or {})
-    return consumer_config(source, group="g", limits=Limits(prefetch_bytes=1 << 20))
+    return consumer_config(source, group="g", limits=Limits(prefetch_bytes=64 << 20))
 
 
 def test_delivery_is_headraces_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -35,7 +35,8 @@ def test_delivery_is_headraces_own(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert made["enable.partition.eof"] is True
     assert made["isolation.level"] == "read_committed"
     assert made["group.id"] == "g"
-    assert made["queued.max.messages.kbytes"] == 1024
+    assert made["queued.max.messages.kbytes"] == 64 * 1024
+    assert made["queued.min.messages"] == (64 << 20) // 512
     assert "enable.auto.commit=false in the 'brokers' connection; got True" in caplog.text
 
 
