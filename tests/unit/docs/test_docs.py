@@ -1,0 +1,109 @@
+"""The documentation says what there is: its examples run, its tables are complete, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import COMMANDS
+from headrace.ledger import tables
+from headrace.stream import (
+    ColumnIds,
+    ConsoleOutput,
+    ElasticsearchOutput,
+    KafkaInput,
+    KeyIds,
+    Limits,
+    SparkSettings,
+    Storage,
+    Stream,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def code_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_of_docs_is_in_the_readme(page: Path) -> None:
+    assert page.name == "README.md" or f"(docs/{page.name})" in (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_first_stream_is_a_dag_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("airflow")
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
+    text = code_blocks(ROOT / "README.md")[0]
+    assert len([line for line in text.splitlines() if line.strip()]) <= 20
+    assert "airflow" in text.lower()
+    file = tmp_path / "dags" / "orders.py"
+    file.parent.mkdir()
+    file.write_text(text)
+    namespace = {"__file__": str(file), "__name__": "orders"}
+    exec(compile(text, str(file), "exec"), namespace)  # noqa: S102 - our own documentation
+    stream = namespace["stream"]
+    assert isinstance(stream, Stream)
+    assert stream.storage.url == str(tmp_path / "orders")
+    assert [namespace[name].dag_id for name in ("receiver", "batches")] == ["orders_receiver", "orders_batches"]  # type: ignore[attr-defined]
+
+
+def test_the_readmes_transform_is_the_one_that_the_system_tests_run() -> None:
+    transform = code_blocks(ROOT / "README.md")[1]
+    assert transform.strip() in (ROOT / "tests" / "system" / "orders.py").read_text()
+
+
+@pytest.mark.parametrize("model", [Stream, KafkaInput, ElasticsearchOutput, ConsoleOutput, KeyIds, ColumnIds])
+def test_every_field_is_told(model: type) -> None:
+    text = (ROOT / "docs" / "stream.md").read_text()
+    for field in model.model_fields:  # type: ignore[attr-defined]
+        assert field == "kind" or f"`{field}`" in text or f"{field}=" in text, field
+
+
+@pytest.mark.parametrize("model", [Storage, Limits, SparkSettings])
+def test_every_field_is_told_with_its_class(model: type) -> None:
+    text = (ROOT / "docs" / "stream.md").read_text()
+    for field in model.model_fields:  # type: ignore[attr-defined]
+        assert f"`{model.__name__}.{field}`" in text, field
+
+
+def test_no_field_is_told_that_does_not_exist() -> None:
+    text = (ROOT / "docs" / "stream.md").read_text()
+    classes = {model.__name__: model for model in (Storage, Limits, SparkSettings)}
+    for name, field in re.findall(r"`(Storage|Limits|SparkSettings)\.(\w+)`", text):
+        assert field in classes[name].model_fields
+
+
+def test_every_table_of_the_ledger_is_told() -> None:
+    text = (ROOT / "docs" / "ledger.md").read_text()
+    told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert told == set(tables.metadata.tables)
+
+
+def test_commands_that_are_told_exist() -> None:
+    for page in PAGES:
+        for command in re.findall(r"headrace (\w+)(?: |`)", page.read_text()):
+            if re.search(rf"(?:`|bin/)headrace {command}\b", page.read_text()):
+                assert command in COMMANDS, f"{page.name}: headrace {command}"
+
+
+def test_make_targets_that_are_told_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"make (demo|wordcount|test|[a-z]+)\b(?=`|\n| KEEP)", page.read_text())) <= targets
+
+
+def test_the_flights_dag_folder_is_found() -> None:
+    from headrace.demo.stack import dags_folder
+
+    assert dags_folder() == ROOT / "dags"
