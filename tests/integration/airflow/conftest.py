@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
+from headrace.connections import variable_name
 from headrace.ledger import Ledger
 from headrace.local.airflow import Airflow
+from headrace.local.postgres import PostgresServer
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
@@ -33,37 +38,49 @@ def until() -> Callable[..., object]:
 class Installation:
     """A real Airflow with the stream `flights`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database_url: str, ledger_url: str) -> None:
         self.folder = folder
+        parts = make_url(ledger_url)
+        self.ledger_connection = {
+            "conn_type": "headrace_ledger",
+            "host": parts.host,
+            "port": parts.port,
+            "login": parts.username,
+            "password": parts.password or "",
+            "schema": parts.database,
+        }
         self.fail_if = folder / "fail"
         dags = folder / "dags"
         dags.mkdir()
         shutil.copy(HERE / "flights_dags.py", dags)
         self.airflow = Airflow(
             folder / "airflow",
-            database_url=f"sqlite:///{folder}/airflow.db",
+            database_url=database_url,
             dags_folder=dags,
             plugins_folder=REPOSITORY / "plugins",
+            connections={"flights_ledger": self.ledger_connection},
             environment={
                 "HEADRACE_TOYS": str(HERE),
                 "HEADRACE_FOLDER": str(folder),
                 "FAIL_IF": str(self.fail_if),
             },
         )
-        self.url = f"sqlite:///{folder}/ledger.db"
 
     @property
     def api(self):
         return self.airflow.api()
 
     def ledger(self) -> Ledger:
-        return Ledger.open(self.url)
+        variable = {variable_name("flights_ledger"): json.dumps(self.ledger_connection)}
+        return Ledger.open("connection:flights_ledger", environ=variable)
 
 
 @pytest.fixture(scope="module")
-def installation() -> Iterator[Installation]:
+def installation(postgres_server: PostgresServer) -> Iterator[Installation]:
     folder = Path(tempfile.mkdtemp(prefix="headrace-airflow-"))
-    made = Installation(folder)
+    # Airflow refuses backfills on SQLite while anything else runs.
+    databases = [f"{name}_{uuid.uuid4().hex[:8]}" for name in ("airflow", "ledger")]
+    made = Installation(folder, *(postgres_server.create_database(name) for name in databases))
     try:
         with made.airflow:
             made.api.wait_for_dag("flights_receiver")
@@ -71,3 +88,5 @@ def installation() -> Iterator[Installation]:
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        for name in databases:
+            postgres_server.drop_database(name)

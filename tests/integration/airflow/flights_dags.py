@@ -24,9 +24,9 @@ stream = Stream(
     name="flights",
     inputs=KafkaInput(bootstrap_servers="localhost:9", topics="flights"),
     outputs=ElasticsearchOutput(hosts="http://localhost:9", index="flights"),
-    batch_interval="5 s",
+    batch_interval="10 s",
     storage=f"{FOLDER}/storage",
-    ledger=f"sqlite:///{FOLDER}/ledger.db",
+    ledger="connection:flights_ledger",
     spark={"master": "local[2]", "run_batches": "submit"},
     limits={"max_concurrent_batches": 3},
 )
