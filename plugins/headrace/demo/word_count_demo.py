@@ -97,10 +97,11 @@ def run_word_count(stack: DemoStack, view: View) -> WordCounts:
     view.say(f"sending {_VERSES * len(LINES)} lines into the topic {TOPIC}, {_LINES_A_SECOND:g} a second")
     producing.start()
     deadline = time.monotonic() + _PATIENCE_SECONDS
+    read: set[str] = set()
     try:
         while result.counted.total() < result.sent.total():
             producing.so_far()
-            for at, text in _new_prints(stack, result.printed.keys()):
+            for at, text in _new_prints(stack, read):
                 result.printed[at] = parse_counts(text)
                 if result.printed[at]:
                     view.say("\n" + text)
@@ -135,16 +136,19 @@ def printed_batches(log: str) -> Iterator[tuple[int, str]]:
         yield int(found[1]), "\n".join(["-" * 43, found[0], "-" * 43, *rows])
 
 
-def _new_prints(stack: DemoStack, known: Any) -> Iterator[tuple[int, str]]:
-    """What batches printed that are not ``known``, in the order of their times."""
+def _new_prints(stack: DemoStack, read: set[str]) -> Iterator[tuple[int, str]]:
+    """What batches printed in runs that are not in ``read``, oldest first; their ids go there."""
     api, dag_id = stack.airflow(), f"{STREAM}_batches"
-    found: dict[int, str] = {}
-    for run in api.runs(dag_id):
-        for task in api.task_instances(dag_id, run["dag_run_id"]):
+    for run in reversed(api.runs(dag_id)):
+        run_id = run["dag_run_id"]
+        if run_id in read:
+            continue
+        for task in api.task_instances(dag_id, run_id):
             if task["task_id"] == "generate_batch" and task["state"] == "success":
-                log = api.task_log(dag_id, run["dag_run_id"], "generate_batch", try_number=task["try_number"])
-                found |= dict(printed_batches(log))
-    return iter(sorted((at, text) for at, text in found.items() if at not in known))
+                read.add(run_id)
+                yield from printed_batches(
+                    api.task_log(dag_id, run_id, "generate_batch", try_number=task["try_number"])
+                )
 
 
 def _verses() -> Iterator[FlightRecord]:
