@@ -40,6 +40,8 @@ class StreamSparkSubmitHook(SparkSubmitHook):
     Connections reach the application in the environment of the spark-submit process. In cluster mode the driver is
     no child of it, and the provider would write them on the command line (``spark.yarn.appMasterEnv…``), so there
     they have to be in the driver's environment already; the log says so.
+
+    :param receivers: how many receivers the application hosts, for the number of its task slots on one machine.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class StreamSparkSubmitHook(SparkSubmitHook):
         *,
         application_args: Sequence[str],
         name: str,
+        receivers: int = 0,
         conf: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         # The base class asks for the connection in its constructor.
         self._stream = stream
+        self._receivers = receivers
         settings = stream.spark
         super().__init__(
             conf={**settings.conf, **(conf or {})},
@@ -70,7 +74,7 @@ class StreamSparkSubmitHook(SparkSubmitHook):
             return super()._resolve_connection()
         binary = self.spark_binary or "spark-submit"
         return {
-            "master": self._stream.spark.master_url(self._stream.receivers),
+            "master": self._stream.spark.master_url(self._receivers),
             "queue": self._yarn_queue,
             "deploy_mode": self._deploy_mode,
             "spark_binary": binary,

@@ -142,6 +142,7 @@ class KafkaReceiverOperator(BaseOperator):
                 f"{holder(context)}@{time.time_ns() // 1_000_000}",
             ],
             name=f"headrace receiver {self.stream.name}",
+            receivers=self.stream.receivers,
         )
         log = log_file(self.stream.name)
         self.log.info("The receiver job writes its log to %s on this host.", log)

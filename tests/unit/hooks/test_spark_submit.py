@@ -65,3 +65,13 @@ def test_a_connection_that_is_not_there_is_no_yarn_cluster(tmp_path):
 @pytest.mark.parametrize("name", ["receiver.py", "micro_batch.py"])
 def test_the_applications_are_found(name):
     assert Path(application(name)).is_file()
+
+
+def test_on_one_machine_receivers_get_slots_besides_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    stream = make(tmp_path)
+    masters = [
+        StreamSparkSubmitHook(stream, application_args=[], name="x", receivers=receivers)._connection["master"]
+        for receivers in (0, 3)
+    ]
+    assert masters == ["local[2]", "local[5]"]
