@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.spark.sessions import attempt_tag, is_connect
+from headrace.spark.sessions import attempt_tag, is_connect, lose_patience
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,8 +43,9 @@ class JobScope:
         context.addJobTag(self._tag)
 
     def cancel(self) -> None:
-        """Cancel the attempt's running jobs; callable from any thread."""
+        """Cancel the attempt's running jobs, the session's last work; callable from any thread."""
         if is_connect(self._spark):
+            lose_patience(self._spark)
             self._spark.interruptTag(self._tag)
         else:
             self._spark.sparkContext.cancelJobsWithTag(self._tag)

@@ -24,7 +24,7 @@ from headrace.ledger.rows import Attempt
 from headrace.spark.batch_session import open_connect_session, open_own_session
 from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.micro_batch import LEASE_MS, BatchResult, run_micro_batch
-from headrace.spark.sessions import is_connect
+from headrace.spark.sessions import is_connect, lose_patience
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ class _Sessions:
 
     def close(self) -> None:
         if self._spark is not None:
+            if is_connect(self._spark):
+                lose_patience(self._spark)
             self._spark.stop()
 
 

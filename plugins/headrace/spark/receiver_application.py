@@ -15,7 +15,7 @@ from headrace.batching.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
 from headrace.spark.coupling import under_spark_submit
 from headrace.spark.packaging import package_zip
-from headrace.spark.sessions import CONNECT_PLUGIN, given_conf, prepare_environment, remote_session
+from headrace.spark.sessions import CONNECT_PLUGIN, LOCAL_CONF, given_conf, prepare_environment, remote_session
 from headrace.spark.versions import current_versions
 from headrace.spark.wal_source import WalDataSource
 from headrace.wal.storage import open_storage
@@ -114,6 +114,7 @@ def receiver_conf(
         "spark.master": master,
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
+        **(LOCAL_CONF if local else {}),
         **stream.spark.conf,
         **given,
     }

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 USER_ID = "headrace"
+# Batches are small: of Spark's own 200 partitions most would be empty tasks of 10 ms each.
+LOCAL_CONF = {"spark.sql.shuffle.partitions": "8"}
 
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
@@ -51,6 +53,7 @@ def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, 
     settings = {"spark.app.name": name, "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
     if master is not None:
         settings["spark.master"] = master
+        settings.update(LOCAL_CONF if master.startswith("local") else {})
     settings.update(conf or {})
     given = given_conf()
     builder = SparkSession.builder
@@ -78,7 +81,8 @@ def prepare_environment(master: str | None) -> None:
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    if master is not None and master.startswith("local"):
+    # Under spark-submit the JVM is there already, with the environment that it was started with.
+    if master is not None and master.startswith("local") and not under_spark_submit():
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
@@ -171,6 +175,13 @@ def _channel(url: str, token: str, session_id: str | None) -> DefaultChannelBuil
     if session_id is not None:
         builder.set("session_id", session_id)
     return builder
+
+
+def lose_patience(spark: SparkSession) -> None:
+    """Let a Connect session's further calls fail at once when the server does not answer: it is being closed."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    cast("Any", spark).client.set_retry_policies([DefaultPolicy(**{**_RETRIES, "max_retries": 1})])
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -24,11 +24,26 @@ def application(receiver_application: Callable[..., Any]) -> Iterator[Any]:
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The started process and all below it."""
     parent = psutil.Process(process.pid)
-    return [parent, *parent.children(recursive=True)]
+    found = [parent, *parent.children(recursive=True)]
+    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def ended(processes: list[psutil.Process]) -> bool:
-    return not [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    return not any(alive(each) for each in processes)
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("submit", [True, False], ids=["spark-submit", "python"])
@@ -40,7 +55,7 @@ def test_a_killed_half_takes_the_other_and_the_receivers_with_it(application: An
     members = family(process)
     java = next(member for member in members if member.name() == "java")
     driver = psutil.Process(job.attributes["pid"])
-    workers = [member for member in members if "pyspark.daemon" in " ".join(member.cmdline())]
+    workers = [member for member in members if "pyspark.daemon" in command(member)]
     assert workers
     (java if victim == "jvm" else driver).send_signal(signal.SIGKILL)
     application.until("the end of all processes", lambda: ended(members), 30)
@@ -77,16 +92,7 @@ def test_sigterm_ends_a_job_started_by_plain_python(application: Any) -> None:
     assert process.wait(60) == 143
     assert application.job().state is JobState.FAILED
     assert "SIGTERM" in str(application.job().error)
-    for member in members:
-        assert not member.is_running() or member.status() == psutil.STATUS_ZOMBIE or _ends(member)
-
-
-def _ends(process: psutil.Process) -> bool:
-    try:
-        process.wait(10)
-    except psutil.TimeoutExpired:
-        return False
-    return True
+    application.until("the end of all processes", lambda: ended(members), 30)
 
 
 def test_without_connect_there_is_no_server(receiver_application: Callable[..., Any]) -> None:
