@@ -65,13 +65,15 @@ class DeadLetter:
     original: OriginalRecord | None
     document: bytes | None
     """What was to be indexed, where that is not the record's value."""
+    digest: str = ""
+    """Stands for the row in its id where there is no record."""
     omit_value: bool = False
 
     @property
     def id(self) -> str:
-        """The record's id; for a row without a record a digest of what it holds."""
+        """The record's id; for a row without a record a digest of its batch and all it holds."""
         if self.topic is None or self.partition is None or self.offset is None:
-            return f"row+{hashlib.sha256(self.document or b'').hexdigest()}"
+            return f"row+{self.digest}"
         suffix = f"+{self.incarnation}" if self.incarnation > 1 else ""
         return f"{self.topic}+{self.partition}+{self.offset}{suffix}"
 
@@ -105,9 +107,13 @@ class DeadLetter:
         return json.dumps(present, separators=(",", ":")).encode()
 
 
-def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason) -> DeadLetter:
+def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, batch_time_ms: int | None = None) -> DeadLetter:
     """The dead letter of a row, with the record's bytes as far as the row has them."""
     names = batch.schema.names
+    digest = ""
+    if not all(name in names and batch.column(name)[row].is_valid for name in columns.COORDINATES):
+        held = (batch_time_ms, batch.slice(row, 1).to_pylist())
+        digest = hashlib.sha256(repr(held).encode()).hexdigest()
 
     def cell(name: str) -> Any:
         return batch.column(name)[row].as_py() if name in names else None
@@ -131,6 +137,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason) -> DeadLetter:
         reason,
         original,
         document,
+        digest,
     )
 
 
@@ -159,7 +166,7 @@ class DeadLetterOffice:
     def take(self, batch: pa.RecordBatch, rejected: Iterable[tuple[int, Reason]], counts: IndexingCounts) -> None:
         """Hold the dead letters of these rows, and count them; writes when too many are held."""
         for row, reason in rejected:
-            letter = dead_letter(batch, row, reason)
+            letter = dead_letter(batch, row, reason, self._options.batch_time)
             self._held.append(letter)
             self._bytes_held += letter.size
             counts.dead_lettered += 1

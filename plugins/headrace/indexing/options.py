@@ -23,7 +23,8 @@ class DocumentIdKind(StrEnum):
     """The record's key, with its offset (or ``version_from``) as external version: the index holds the latest value."""
     COLUMNS = "columns"
     """The values of ``id_columns``; with several of them, or the batch time, joined by ``+`` (a ``+`` or ``%`` within
-    a value is written ``%2B`` or ``%25``)."""
+    a value is written ``%2B`` or ``%25``). One batch has to hold an id once: of two rows with the same id and nothing
+    to tell the newer, either may be the one that stays."""
 
 
 class WriteMethod(StrEnum):

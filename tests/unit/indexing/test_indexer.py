@@ -128,6 +128,16 @@ def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasti
     assert "topic" not in letter
 
 
+def test_rows_without_a_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:
+    rows = pa.record_batch({"key": [b"a", b"b", b"b"], "v": [1, 1, 2], "value": [b"junk"] * 3})
+    options = {"document_id": "key", "version_from": "v"}
+    index(rows, **options, batch_time="1")
+    index(rows, **options, batch_time="1")
+    assert len(elasticsearch.documents(LETTERS)) == 3
+    index(rows, **options, batch_time="2")
+    assert len(elasticsearch.documents(LETTERS)) == 6
+
+
 def test_a_row_rejected_before_is_a_dead_letter_at_once(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
