@@ -361,13 +361,14 @@ class KafkaReceiver:
             owned.end_offset = high if high >= 0 else owned.end_offset
 
     def close(self, commit_seconds: float = 2.0) -> None:
-        """Wait a little for open commits to be acknowledged, then leave."""
+        """Send open commits, wait a little for their acknowledgement, then leave; 0 seconds leave without a word."""
         if self._closed:
             return
         until = self._clock.monotonic() + commit_seconds
         for partition in self.partitions:
             self._consumer_unassign((partition.topic, partition.partition))
-        self._commits.send(self._consumer)
+        if commit_seconds > 0:
+            self._commits.send(self._consumer)
         while self._commits.open and self._clock.monotonic() < until and self.connected is not False:
             self._consumer.consume(1, 0.05)
         self._closed = True

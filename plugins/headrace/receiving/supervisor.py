@@ -347,7 +347,9 @@ class ReceiverSupervisor:
             steps.append(store.close)
         kafka = getattr(self, "_kafka", None)
         if kafka is not None:
-            steps.append(kafka.close)
+            # Where another has taken over, a late commit of this one would set its committed offsets back.
+            lost = state is ReceiverState.LOST
+            steps.append(partial(kafka.close, 0.0 if lost else 2.0))
         if state is not ReceiverState.LOST:
             steps.append(lambda: self._ledger.receivers.release(self._lease, state, text))
         return steps

@@ -146,11 +146,22 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path, kafka: str) -> Iterator[Rig]:
-    made = Rig(tmp_path, kafka)
-    yield made
-    if made.thread is not None:
-        made.end()
+def make_rig(tmp_path: Path) -> Iterator[Callable[[str], Rig]]:
+    made: list[Rig] = []
+
+    def make(bootstrap: str) -> Rig:
+        made.append(Rig(tmp_path, bootstrap))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        if rig.thread is not None:
+            rig.end()
+
+
+@pytest.fixture
+def rig(make_rig: Callable[[str], Rig], kafka: str) -> Rig:
+    return make_rig(kafka)
 
 
 @pytest.fixture

@@ -313,3 +313,18 @@ def test_sealed_through_follows_the_ledgers_clock(setting: Setting) -> None:
         begun = setting.ledger.now_ms()
         eventually(lambda: any(row.sealed_through_ms > begun + 500 for row in setting.ledger.receivers.list("air")))
         assert setting.ledger.receivers.list("air")[0].sealed_through_ms <= setting.ledger.now_ms() + 50
+
+
+def test_rate_updates_reach_the_receiver(setting: Setting) -> None:
+    setting.assign(0, 0)
+    with setting.running() as running:
+        eventually(lambda: bool(setting.ledger.receivers.list("air")))
+        setting.ledger.receivers.set_max_rate("air", 500.0)
+        eventually(lambda: running.supervisor._limiter.current_limit == 500.0)
+        begun = time.monotonic()
+        setting.kafka.produce("flights", 0, *[b"x"] * 1_000)
+        eventually(lambda: setting.positions() == [1_000, 0])
+        # 1,000 records at 500 a second, less the burst of a fifth of a second.
+        assert time.monotonic() - begun > 1.5
+        setting.ledger.receivers.set_max_rate("air", None)
+        eventually(lambda: running.supervisor._limiter.current_limit is None)
