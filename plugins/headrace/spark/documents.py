@@ -64,7 +64,7 @@ def sink_options(
         "request_timeout_seconds": str(output.request_timeout_seconds),
         "max_retry_seconds": str(output.max_retry_seconds),
         "refresh": str(output.refresh).lower(),
-        "write_method": getattr(output, "write_method", None),
+        "write_method": output.write_method,
         "stream": stream,
         "output": output.id,
         "batch_time": None if batch_time_ms is None else str(batch_time_ms),

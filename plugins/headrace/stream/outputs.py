@@ -56,6 +56,11 @@ class ElasticsearchOutput(Part):
     tombstones: Tombstones | None = Field(
         default=None, description='Records without a value; by default "delete" with key ids, else "dead_letter".'
     )
+    write_method: Literal["create", "index"] | None = Field(
+        default=None,
+        description="create leaves a document that is there, so that a repeat changes nothing; index replaces it, for a "
+        "transform that has changed. By default create, and index for ids of columns without the batch time.",
+    )
     dead_letter_index: str | None = None
     bulk_bytes: PositiveInt = 5 * 1024 * 1024
     bulk_actions: PositiveInt = 5_000
@@ -89,6 +94,9 @@ class ElasticsearchOutput(Part):
     def _says_where_and_how(self) -> Self:
         if (self.connection is None) == (not self.hosts):
             raise ValueError("name either connection (an Airflow connection id) or hosts")
+        recurring = isinstance(self.document_ids, ColumnIds) and not self.document_ids.with_batch_time
+        if self.write_method == "create" and recurring:
+            raise ValueError('write_method "create" would keep the first value of an id for ever; use "index"')
         if self.tombstones == "delete" and not isinstance(self.document_ids, KeyIds):
             raise ValueError(
                 'tombstones "delete" needs document_ids by key: no other id is shared with the document to delete'

@@ -205,6 +205,16 @@ def test_tombstones_follow_the_ids() -> None:
         ElasticsearchOutput(hosts="http://h:1", index="a", tombstones="delete")
 
 
+def test_ids_that_recur_are_not_created() -> None:
+    with pytest.raises(StreamDefinitionError, match="write_method"):
+        ElasticsearchOutput(
+            hosts="http://h:1",
+            index="a",
+            document_ids=ColumnIds(columns=("user",), with_batch_time=False),
+            write_method="create",
+        )
+
+
 def test_conf_that_headrace_decides_is_refused() -> None:
     with pytest.raises(StreamDefinitionError, match=r"spark\.connect\.authenticate\.token"):
         SparkSettings(conf={"spark.connect.authenticate.token": "x"})
