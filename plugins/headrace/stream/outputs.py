@@ -58,8 +58,8 @@ class ElasticsearchOutput(Part):
     )
     write_method: Literal["create", "index"] | None = Field(
         default=None,
-        description="create leaves a document that is there, so that a repeat changes nothing; index replaces it, for a "
-        "transform that has changed. By default create, and index for ids of columns without the batch time.",
+        description="create leaves a document that is there, so that a repeat changes nothing; index replaces it, for "
+        "a transform that has changed. By default create, and index for ids of columns without the batch time.",
     )
     dead_letter_index: str | None = None
     bulk_bytes: PositiveInt = 5 * 1024 * 1024
