@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import datetime
 
 import psutil
 import pytest
@@ -23,12 +24,8 @@ def test_everything_arrives_once_and_unchanged(orders: Orders) -> None:
 def test_a_batch_run_again_changes_nothing(orders: Orders) -> None:
     orders.finish(orders.produce(1_000))
     batch = orders.settle().with_records[-1]
-    orders.api.wait_for_dag(f"{STREAM}_batches")
-    (run,) = [
-        run
-        for run in orders.api.runs(f"{STREAM}_batches")
-        if run["state"] == "success" and _ends_at(run, batch.batch_time_ms)
-    ]
+    (run,) = [run for run in orders.api.runs(f"{STREAM}_batches") if _ends_at(run, batch.batch_time_ms)]
+    orders.api.wait_for_run(f"{STREAM}_batches", run["dag_run_id"])
     orders.api.clear(f"{STREAM}_batches", run["dag_run_id"])
     orders.api.wait_for_run(f"{STREAM}_batches", run["dag_run_id"])
     orders.assert_proved()
@@ -90,8 +87,6 @@ def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
 
 
 def _ends_at(run: dict[str, object], batch_time_ms: int) -> bool:
-    from datetime import datetime
-
     return round(datetime.fromisoformat(str(run["data_interval_end"])).timestamp() * 1000) == batch_time_ms
 
 
