@@ -48,8 +48,8 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
 
     Two ways lead to Spark. ``connect`` runs the batch in the receiver job's warm application, over Spark Connect
     (about a second until it works); ``submit`` gives it an application of its own by spark-submit. Both run the same
-    code. Where there is no application to connect to (the stream was stopped, the receiver job restarts or is on
-    another machine), a batch is submitted.
+    code. Where there is no application to connect to (the stream was stopped, or its receiver job is on another
+    machine), a batch is submitted; one that is just starting is waited for.
 
     Before anything runs, the ledger gives the attempt a number. A later attempt fences every earlier one, so a
     zombie (Airflow starts a second try while a first still lives) can neither complete the batch nor harm it, and a
@@ -60,6 +60,7 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
 
     :param stream: the stream.
     :param way: ``connect`` or ``submit``; by default the stream's ``spark.run_batches``.
+    :param start_timeout: how long to wait for a receiver job that is starting.
     :param slot_timeout: how long to wait for other batches of the stream that hold its slots, or come first.
     """
 
@@ -72,6 +73,7 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
         *,
         stream: Stream,
         way: Way | None = None,
+        start_timeout: timedelta = timedelta(minutes=3),
         slot_timeout: timedelta = timedelta(minutes=30),
         slot_poll: timedelta = timedelta(seconds=5),
         **kwargs: Any,
@@ -80,6 +82,7 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
         super().__init__(**kwargs)
         self.stream = stream
         self.way: Way = way or stream.spark.run_batches
+        self.start_timeout = start_timeout
         self.slot_timeout = slot_timeout
         self.slot_poll = slot_poll
         self.spark_ui_url: str | None = None
@@ -91,7 +94,7 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
         return self._run(context, waited=0.0)
 
     def slot_may_be_free(self, context: Context, event: Any = None, *, waited: float) -> Any:  # noqa: ARG002
-        """Called after a deferral: look again whether it is this batch's turn."""
+        """Called after a deferral: look again whether it is this batch's turn, and there is a Spark for it."""
         return self._run(context, waited=waited)
 
     def _run(self, context: Context, *, waited: float) -> Any:
@@ -104,6 +107,10 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
             if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
                 self.log.info("Batch %d is %s, so there is nothing to run.", at_ms, batch.state.value)
                 return None
+            needs_spark = batch.records > 0 or wants_empty_batches(self.stream)
+            if needs_spark and self._application_is_starting(ledger) and waited < self.start_timeout.total_seconds():
+                # An application beside it would take the machine from it, and be ready later.
+                return self._look_again("The receiver job's application is starting.", waited)
             way = self._way(ledger)
             try:
                 attempt = ledger.batches.begin_attempt(
@@ -119,7 +126,6 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
                 return None
             except SlotBusyError as error:
                 return self._wait_for_slot(error, waited)
-            needs_spark = batch.records > 0 or wants_empty_batches(self.stream)
             if not needs_spark and not any(output.kind == "console" for output in self.stream.outputs):
                 return self._complete_empty(ledger, attempt)
             self.log.info(
@@ -152,13 +158,24 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
         self.spark_ui_url = job.attributes.get("ui_url")
         return "connect"
 
-    def _wait_for_slot(self, error: Exception, waited: float) -> None:
-        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+    def _application_is_starting(self, ledger: Ledger) -> bool:
+        from headrace.ledger.states import JobState
 
+        job = ledger.jobs.current(self.stream.name)
+        return (
+            self.way == "connect" and job is not None and job.state is JobState.STARTING and job.alive(ledger.now_ms())
+        )
+
+    def _wait_for_slot(self, error: Exception, waited: float) -> None:
         if waited >= self.slot_timeout.total_seconds():
             raise error
+        self._look_again(str(error), waited)
+
+    def _look_again(self, reason: str, waited: float) -> None:
+        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+
         if not waited:
-            self.log.info("%s", error)
+            self.log.info("%s", reason)
         self.defer(
             trigger=TimeDeltaTrigger(self.slot_poll),
             method_name="slot_may_be_free",

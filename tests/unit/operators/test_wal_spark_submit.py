@@ -50,13 +50,31 @@ def test_a_batch_runs_in_the_receivers_application(stream, allocated, toy_batch,
     assert attempt.holder == "airflow:flights_batches/run/task/1"
 
 
-def test_without_an_application_to_connect_to_it_is_submitted(stream, allocated, submitted, ledger):
+def test_without_an_application_to_connect_to_it_is_submitted(stream, source, allocated, submitted, ledger):
     at_ms, task = allocated()
+    ledger.jobs.update(source.job, state="running")
     make(stream).execute(task.context)
     (command,) = submitted
     assert command[0] == "spark-submit"
     assert command[command.index("--way") + 1] == "submit"
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
+
+
+def test_an_application_that_is_starting_is_waited_for(stream, source, allocated, toy_batch, ledger, capsys):
+    at_ms, task = allocated()
+    operator = make(stream)
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.execute(task.context)
+    assert ledger.batches.attempts("flights", at_ms) == []
+    ledger.jobs.update(source.job, state="running", attributes={"connect_url": "sc://localhost:15002"})
+    operator.slot_may_be_free(task.context, **waiting.value.kwargs)
+    assert "toy batch by way connect" in capsys.readouterr().out
+
+
+def test_but_not_longer_than_it_may_take(stream, allocated, submitted):
+    _, task = allocated()
+    make(stream).slot_may_be_free(task.context, waited=180.0)
+    assert len(submitted) == 1
 
 
 def test_the_way_can_be_chosen(stream, allocated, submitted, connectable):
