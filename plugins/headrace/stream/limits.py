@@ -16,7 +16,7 @@ class Limits(Part):
 
     max_block_bytes: PositiveInt = 16 * MIB
     max_queued_blocks: PositiveInt = 10
-    prefetch_bytes: PositiveInt = 256 * MIB
+    prefetch_bytes: PositiveInt = 128 * MIB
     max_rate: PositiveFloat | None = None
     """Records a second; None for as fast as Kafka gives them."""
     segment_bytes: PositiveInt = 128 * MIB
