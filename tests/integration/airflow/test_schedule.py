@@ -43,8 +43,8 @@ def test_the_receiver_dag_starts_the_job_and_waits_deferred(installation, until)
 
 
 def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(installation, until):
-    # Until there are times that no run of the schedule will be about.
-    until(lambda: _due_and_unclaimed(installation) >= 2, what="batch times without a run")
+    # Until there are times that no run of the schedule will be about: at each parse, the first run becomes a later one.
+    until(lambda: _missed_by_the_schedule(installation), seconds=120, what="a batch time before the schedule's first")
     installation.api.unpause(BATCHES)
     until(lambda: len(finished(installation)) >= 4, seconds=200, what="runs")
     upto_ms = max(_batch_time(run) for run in finished(installation))
@@ -68,10 +68,11 @@ def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(i
         assert reached > 0
 
 
-def _due_and_unclaimed(installation) -> int:
+def _missed_by_the_schedule(installation) -> bool:
+    first = datetime.fromisoformat(installation.api.wait_for_dag(BATCHES)["next_dagrun_logical_date"])
     with installation.ledger() as ledger:
-        now_ms = ledger.now_ms()
-        return sum(time.batch_time_ms < now_ms for time in ledger.blocks.unclaimed("flights"))
+        ends = [time.batch_time_ms for time in ledger.blocks.unclaimed("flights")]
+    return bool(ends) and ends[0] <= first.timestamp() * 1000
 
 
 def _gaps(installation, upto_ms: int) -> set[int]:
