@@ -1,4 +1,4 @@
-# ruff: noqa: ARG005 - fixtures are asked for by argument
+
 from __future__ import annotations
 
 import os

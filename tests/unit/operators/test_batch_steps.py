@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002, ARG005, PLR0917 - fixtures are asked for by argument
+# ruff: noqa: PLR0917 - fixtures are asked for by argument
 """allocate_blocks, checkpoint and cleanup, on a real ledger and log."""
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class FakeDiscoverer:
         self.foreign: tuple[str, ...] = ()
         self.missing: tuple[str, ...] = ()
 
-    def discover(self, known: Collection[PartitionKey], *, is_first: bool) -> Discovery:  # noqa: ARG002
+    def discover(self, known: Collection[PartitionKey], *, is_first: bool) -> Discovery:
         with self.kafka.lock:
             topics = tuple(
                 SeenTopic(topic, topic_id, self.kafka.partitions(topic))

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002 - fixtures are asked for by argument
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG005 - the parameters are the point
+
 
 from __future__ import annotations
 
