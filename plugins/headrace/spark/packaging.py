@@ -16,7 +16,7 @@ import headrace
 from headrace.errors import HeadraceError
 
 # Folders of the package that executors need; whatever stands beside them at the top (stream, blocks ...) goes too.
-_LAYERS = ("batching", "indexing", "ledger", "receiving", "spark", "wal")
+_LAYERS = ("batching", "indexing", "ledger", "receiving", "spark", "stream", "wal")
 # A zip's times must not depend on the checkout, or equal sources would give unequal bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
@@ -54,11 +54,11 @@ def _sources(root: Path) -> dict[str, bytes]:
     files = list(root.glob("*.py"))
     for layer in _LAYERS:
         files += (root / layer).rglob("*.py")
-    # A path with a digit first is no module: migration scripts are run by whoever owns the ledger, not by executors.
+    # Migrations are run by whoever owns the ledger, not by executors.
     return {
         f"headrace/{path.relative_to(root).as_posix()}": path.read_bytes()
         for path in sorted(files)
-        if "versions" not in path.relative_to(root).parts[:-1]
+        if "migrations" not in path.relative_to(root).parts[:-1]
     }
 
 

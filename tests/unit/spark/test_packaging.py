@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
 
@@ -38,13 +39,25 @@ def test_changed_sources_give_another_file(tmp_path: Path) -> None:
     assert package_zip(tmp_path / "cache", root=root) != first
 
 
-def test_the_zip_is_importable_without_the_checkout(tmp_path: Path) -> None:
-    code = "import headrace.spark.block_groups as module; print(module.__file__)"
-    environment = {**os.environ, "PYTHONPATH": str(package_zip(tmp_path))}
+def test_all_that_executors_run_is_in_the_zip(tmp_path: Path) -> None:
+    code = """
+        import headrace.spark.elasticsearch_sink, headrace.spark.receiver_launcher, headrace.spark.wal_source
+        import headrace.indexing.indexer, headrace.ledger.ledger, headrace.receiving.receiver_task
+        from headrace.spark import wal_source
+        print(wal_source.__file__)
+    """
+    # Without site there is no .pth file, and so no other headrace than the zip's.
+    libraries = [entry for entry in sys.path if entry.endswith("site-packages")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package_zip(tmp_path)), *libraries])}
     found = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
-    ).stdout
-    assert found.startswith(str(tmp_path))
+        [sys.executable, "-S", "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert found.stdout.startswith(str(tmp_path)), found.stderr
 
 
 def test_a_package_that_is_no_folder_is_refused(tmp_path: Path) -> None:
