@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+_UNBOUNDED = 10_000
+
 
 def print_json(value: Any) -> None:
     """``value`` (rows, lists and dicts of plain values) as JSON on standard output."""
@@ -29,7 +31,11 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
     for row in listed:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        # Into a file or a pipe every row is one line: nothing is known of a width, and grep wants whole names.
+        console = Console(width=_UNBOUNDED)
+    console.print(table)
 
 
 def time_text(at_ms: int | None) -> str:

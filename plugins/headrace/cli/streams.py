@@ -82,11 +82,12 @@ def check(
     """Check a stream's definition, its transform included; exit code 1 and the reason if it cannot run."""
     import sys
 
+    from headrace.spark.transforms import check_transform
     from headrace.stream import Stream
 
     sys.path.insert(0, "")
     stream = Stream.load(definition)
-    stream.load_transform()
+    check_transform(stream)
     if as_json:
         typer.echo(stream.to_json())
     else:

@@ -58,6 +58,17 @@ def load_transform(stream: Stream) -> Transform | None:
     return transform
 
 
+def check_transform(stream: Stream) -> None:
+    """Find the transform as a batch would, with ``spark.py_files``, and see that it takes the stream's inputs.
+
+    Raises StreamDefinitionError or TransformError. It is not called: there is no Spark here.
+    """
+    transform = load_transform(stream)
+    if transform is not None:
+        batch = BatchContext.of(stream.name, 0, stream.batch_interval_ms, 1)
+        arguments(transform, {source.id: None for source in stream.inputs}, batch)
+
+
 def apply_transform(
     transform: Transform | None, inputs: Mapping[str, DataFrame], outputs: tuple[str, ...], batch: BatchContext
 ) -> dict[str, DataFrame]:
@@ -89,19 +100,24 @@ def arguments(
     transform: Transform, inputs: Mapping[str, Any], batch: BatchContext
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How to call ``transform``; raises TransformError when its parameters do not fit the inputs."""
-    parameters = inspect.signature(transform).parameters
+    signature = inspect.signature(transform)
+    parameters = signature.parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     named = {name.replace("-", "_"): frame for name, frame in inputs.items()}
     extra = {"batch": batch} if "batch" in parameters and "batch" not in named else {}
-    if takes_any or all(name in parameters for name in named):
-        return (), {**named, **extra}
+    positional: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {**named, **extra}
     first = next(iter(parameters.values()), None)
-    if len(named) == 1 and first is not None and first.name != "batch":
-        return tuple(named.values()), extra
-    raise TransformError(
-        f"The transform takes ({', '.join(parameters)}), the stream's inputs are ({', '.join(named)}).",
-        remedy="Name its parameters by the inputs' ids.",
-    )
+    if not takes_any and len(named) == 1 and first is not None and first.name not in {*named, "batch"}:
+        positional, keywords = tuple(named.values()), extra
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError:
+        raise TransformError(
+            f"The transform takes ({', '.join(parameters)}), the stream's inputs are ({', '.join(named)}).",
+            remedy="Name its parameters by the inputs' ids.",
+        ) from None
+    return positional, keywords
 
 
 def _check_frame(output: str, frame: object) -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.batching.allocation import allocate
 from headrace.cli.main import app
+from headrace.cli.output import time_text
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.wal.storage import open_storage
@@ -96,3 +97,22 @@ def test_check_tells_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check", str(bad)])
     assert result.exit_code == 1
     assert "outputs" in result.output
+
+
+def test_check_finds_a_transform_where_a_batch_would(stream: Stream, tmp_path: Path) -> None:
+    (tmp_path / "checked_by_the_command.py").write_text("def rows(clicks): ...\ndef misfit(orders, carts): ...\n")
+    fields = {**json.loads(stream.to_json()), "spark": {"py_files": [str(tmp_path / "checked_by_the_command.py")]}}
+    definition = tmp_path / "with_transform.json"
+    definition.write_text(json.dumps({**fields, "transform": "checked_by_the_command:rows"}))
+    found = CliRunner().invoke(app, ["check", str(definition)])
+    assert found.exit_code == 0, found.output
+    definition.write_text(json.dumps({**fields, "transform": "checked_by_the_command:misfit"}))
+    refused = CliRunner().invoke(app, ["check", str(definition)])
+    assert refused.exit_code == 1
+    assert "Name its parameters by the inputs' ids" in refused.output
+
+
+def test_a_row_is_one_line_where_nobody_looks_at_a_terminal(stream: Stream) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        (batch,) = ledger.batches.list("shop")
+    assert time_text(batch.batch_time_ms) in run(stream, "batches", "shop").stdout
