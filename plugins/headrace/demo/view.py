@@ -127,11 +127,11 @@ def bars(snapshot: Snapshot) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     rows = [
         ("produced", snapshot.produced, "in Kafka"),
-        ("received", snapshot.received, f"in the log; receiver job {snapshot.receiving}"),
+        ("received", snapshot.received, f"in the log, job {snapshot.receiving}"),
         ("indexed", snapshot.indexed, "in Elasticsearch"),
     ]
     for name, count, where in rows:
-        bar = ProgressBar(total=max(snapshot.to_produce, 1), completed=count, width=40)
+        bar = ProgressBar(total=max(snapshot.to_produce, 1), completed=count, width=24)
         table.add_row(Text(f"{name:>12}"), bar, Text(f"{count:>9,}"), Text(where, style="dim"))
     table.add_row(Text("dead letters"), "", Text(f"{snapshot.dead_lettered:>9,}"), "")
     table.add_row(Text("     batches"), "", "", Text(batches(snapshot)))
