@@ -27,14 +27,14 @@ _BESIDE = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADER
 def prepare_documents(df: DataFrame, output: ElasticsearchOutput) -> DataFrame:
     """The rows of ``df`` in the shape of ``headrace.indexing.columns``.
 
-        * Rows with the columns of the log and no others are records as they are: ``value``, bytes or text, is the
-          document; a decoded ``value`` (a struct or map) is written as JSON.
-        * Rows with ``topic``, ``partition`` and ``offset`` are records that a transform changed. These columns, the
-          incarnation, a binary ``key``, the headers, ``original_…`` and ``rejected_because`` stay beside the document,
+    - Rows with the columns of the log and no others are records as they are: ``value``, bytes or text, is the
+      document; a decoded ``value`` (a struct or map) is written as JSON.
+    - Rows with ``topic``, ``partition`` and ``offset`` are records that a transform changed. These columns, the
+      incarnation, a binary ``key``, the headers, ``original_…`` and ``rejected_because`` stay beside the document,
       which is all the others.
-        * All other rows, of an aggregate say, are documents with all their columns.
+    - All other rows, of an aggregate say, are documents with all their columns.
 
-        The columns that ids and versions are made of may be any of them. Raises UnsuitableRowsError.
+    The columns that ids and versions are made of may be any of them. Raises UnsuitableRowsError.
     """
     types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
     _check_named_columns(types, output)
