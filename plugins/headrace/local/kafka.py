@@ -101,7 +101,8 @@ class KafkaServer(Server):
         # A cluster id is a UUID in URL-safe base64, as `StorageTool random-uuid` makes it in a JVM of its own.
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", jars]
-        command += ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
+        # With "=": an id may begin with "-", and would be taken for an option.
+        command += ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(settings)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
         if done.returncode != 0:
             raise LocalStackError(f"Kafka's data folder could not be prepared:\n{(done.stdout + done.stderr)[-3000:]}")
