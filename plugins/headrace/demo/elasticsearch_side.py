@@ -9,12 +9,14 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.demo.errors import DemoError
+from headrace.demo.errors import DemoError, NotAnsweringError
 from headrace.demo.proof import DeadLetter, Document, Place
 
 _PAGE = 5_000
 _SECONDS = 60.0
 _NOT_FOUND = 404
+# 503 is also the answer of an index that has just been made, until its shard has started.
+_NOT_NOW = (429, 502, 503, 504)
 
 
 class ElasticsearchSide:
@@ -74,9 +76,11 @@ class ElasticsearchSide:
             told = error.read(2_000).decode(errors="replace")
             if error.code == _NOT_FOUND:
                 raise _NoSuchIndexError(f"Elasticsearch knows no {path}: {told}.") from None
+            if error.code in _NOT_NOW:
+                raise NotAnsweringError(f"Elasticsearch answers {error.code} to {method} {path}: {told}.") from None
             raise DemoError(f"Elasticsearch answers {error.code} to {method} {path}: {told}.") from None
         except OSError as error:
-            raise DemoError(f"Elasticsearch at {self._url} does not answer: {error}.") from error
+            raise NotAnsweringError(f"Elasticsearch at {self._url} does not answer: {error}.") from error
 
 
 class _NoSuchIndexError(DemoError):

@@ -11,3 +11,7 @@ class DemoError(HeadraceError):
 
 class FlightsNotFoundError(DemoError):
     """The flights' data is not installed."""
+
+
+class NotAnsweringError(DemoError):
+    """A server does not answer just now; asked again, it may."""

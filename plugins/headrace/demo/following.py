@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from headrace.demo.errors import DemoError
-from headrace.demo.observing import Observer, Snapshot
+from headrace.demo.observing import Observer, Snapshot, try_to_look
 
 if TYPE_CHECKING:
     from headrace.demo.stack import DemoStack
@@ -41,12 +41,13 @@ def follow(
     moved = time.monotonic()
     told = False
     while True:
-        snapshot = observer.look()
-        view.stream(snapshot)
-        if until(snapshot):
-            return snapshot
-        if snapshot.progress != progress:
-            progress, moved, told = snapshot.progress, time.monotonic(), False
+        snapshot = try_to_look(observer)
+        if snapshot is not None:
+            view.stream(snapshot)
+            if until(snapshot):
+                return snapshot
+            if snapshot.progress != progress:
+                progress, moved, told = snapshot.progress, time.monotonic(), False
         if dead := stack.failures():
             raise DemoError(f"A part of the stack has died. {'; '.join(dead)}")
         still = time.monotonic() - moved

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.demo.elasticsearch_side import ElasticsearchSide
-from headrace.errors import HeadraceError
+from headrace.demo.errors import NotAnsweringError
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
@@ -122,8 +122,10 @@ class Observer:
 
 
 def try_to_look(observer: Observer) -> Snapshot | None:
-    """`look`, or None while a server that is being killed, or started again, does not answer."""
+    """`look`, or None while a server does not answer: it is being started, or an index is being made."""
+    from headrace.ledger.errors import LedgerUnavailableError
+
     try:
         return observer.look()
-    except HeadraceError:
+    except (NotAnsweringError, LedgerUnavailableError):
         return None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.demo.errors import DemoError, NotAnsweringError
 from headrace.demo.observing import Snapshot, try_to_look
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.states import BatchState
@@ -70,9 +71,21 @@ def test_progress_changes_with_everything_that_moves(make_batch: Any) -> None:
     assert settled(make_batch, batches=[make_batch(state=BatchState.RUNNING)]).progress != before
 
 
-def test_a_server_that_does_not_answer_is_no_snapshot() -> None:
-    class Observer:
-        def look(self) -> Snapshot:
-            raise LedgerUnavailableError("gone")
+class Broken:
+    """An observer that cannot look."""
 
-    assert try_to_look(Observer()) is None  # type: ignore[arg-type]
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def look(self) -> Snapshot:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [LedgerUnavailableError("gone"), NotAnsweringError("503")])
+def test_a_server_that_does_not_answer_just_now_is_no_snapshot(error: Exception) -> None:
+    assert try_to_look(Broken(error)) is None  # type: ignore[arg-type]
+
+
+def test_but_what_no_patience_cures_is_an_error() -> None:
+    with pytest.raises(DemoError, match="refused"):
+        try_to_look(Broken(DemoError("Kafka refused a record.")))  # type: ignore[arg-type]
