@@ -93,7 +93,7 @@ def run_demo(options: DemoOptions, view: View) -> Outcome:
         finished = True
     finally:
         if not (finished and options.keep):
-            view.say("stopping the stack")
+            view.say("stopping the stack" if finished else f"stopping the stack; its logs stay in {stack.data}")
             with watch.over("stop of the stack"):
                 stack.stop()
         watch.seconds["altogether"] = round(time.monotonic() - began, 1)

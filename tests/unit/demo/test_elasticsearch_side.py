@@ -35,7 +35,7 @@ class Fake:
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_PUT = do_POST = do_DELETE = answer
+            do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - the names of http.server
 
             def log_message(self, *_: object) -> None:
                 return
