@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, VALUE
 from headrace.indexing.reports import IndexingReport
 from headrace.spark.console_output import print_batch
 from headrace.spark.decoding import REASON, DecodedInput, decode_input
@@ -111,7 +112,9 @@ class BatchOutputs:
     def _count_undecodable(self, inputs: Mapping[str, DecodedInput]) -> int:
         count = sum(views.undecodable.count() for views in inputs.values() if views.undecodable is not None)
         if count:
-            self.tell(f"{count:,} records do not decode and go to the dead letters as they are")
+            kept = any(isinstance(output, ElasticsearchOutput) for output in self.stream.outputs)
+            where = "go to the dead letters as they are" if kept else "are left out: no output keeps dead letters"
+            self.tell(f"{count:,} records do not decode and {where}")
         return count
 
     def _write_one(
@@ -166,17 +169,7 @@ def write_undecodable(
     from headrace.spark.documents import sink_options
     from headrace.spark.elasticsearch_sink import FORMAT, ElasticsearchDataSource
 
-    # The reason stands where the document would: it is no JSON object, so the sink makes a dead letter of the row.
-    rows = undecodable.select(
-        "topic",
-        "partition",
-        "offset",
-        "incarnation",
-        F.col("key").alias("original_key"),
-        F.col("value").alias("original_value"),
-        F.col("headers").alias("original_headers"),
-        F.col(REASON).alias("document"),
-    )
+    rows = undecodable.select(*COORDINATES, INCARNATION, KEY, VALUE, HEADERS, F.col(REASON).alias(REJECTED_BECAUSE))
     options = sink_options(output, stream=stream, batch_time_ms=batch_time_ms, report=report, manifest=manifest)
     for name in ("id_columns", "id_batch_time", "version_from"):
         options.pop(name, None)

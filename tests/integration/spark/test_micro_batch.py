@@ -239,6 +239,9 @@ def test_documents_reach_elasticsearch_and_what_does_not_decode_its_dead_letters
     letters = documents(elasticsearch, f"{index}-dead-letters")
     assert set(letters) == {"clicks+0+1", "clicks+0+2"}
     assert {letter["value"] for letter in letters.values()} == {"eyJpZCI6ICJvbmUifQ==", "//4="}
+    reasons = [letter["reason"] for letter in letters.values()]
+    assert {reason["type"] for reason in reasons} == {"rejected"}
+    assert all("value" in reason["text"] for reason in reasons)
     counts = result.outputs["elasticsearch"]
     assert (counts["rows"], counts["indexed"], counts["dead_lettered"], counts["undecodable"]) == (3, 1, 2, 2)
     assert "Row(id=1)" in printed
