@@ -33,7 +33,7 @@ class Report:
     @property
     def median_seconds(self) -> float | None:
         """From a batch time to the end of the batch's last task, median over the batches with records."""
-        return median(one.total for one in self.timings) if self.timings else None
+        return round(median(one.total for one in self.timings), 3) if self.timings else None
 
     @property
     def worst_seconds(self) -> float | None:

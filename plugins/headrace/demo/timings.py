@@ -56,7 +56,8 @@ def timing(batch: BatchRow, tasks: Iterable[Mapping[str, Any]]) -> BatchTiming |
     steps |= {step: spans[step][1] - spans[step][0] for step in STEPS}
     total = max(last - at, 0.0)
     steps[BETWEEN] = max(total - sum(steps.values()), 0.0)
-    return BatchTiming(batch.batch_time_ms, batch.records, total, steps)
+    steps = {step: round(seconds, 3) for step, seconds in steps.items()}
+    return BatchTiming(batch.batch_time_ms, batch.records, round(total, 3), steps)
 
 
 def by_step(timings: Iterable[BatchTiming]) -> list[StepTiming]:
@@ -67,7 +68,7 @@ def by_step(timings: Iterable[BatchTiming]) -> list[StepTiming]:
     for step in (WAITING, *STEPS, BETWEEN):
         seconds = [one.steps[step] for one in timings]
         if seconds:
-            found.append(StepTiming(step, median(seconds), max(seconds), sum(seconds) / whole))
+            found.append(StepTiming(step, round(median(seconds), 3), max(seconds), round(sum(seconds) / whole, 3)))
     return found
 
 
