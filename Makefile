@@ -49,6 +49,10 @@ lock: $(VENV)/.uv ## Pin the requirements anew
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements-dev.in -o requirements-dev.txt
 
 clean: ## Remove the environment and what the demo left
+	@if [ -x $(BIN)/headrace ]; then \
+	  for data in .headrace/demo .headrace; do \
+	    $(BIN)/headrace down --wipe --data $$data || echo "$$data could not be taken down in order; it is deleted."; \
+	  done; fi
 	rm -rf $(VENV) .headrace build dist
 
 java:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import stat
 import subprocess
 import tarfile
 import tempfile
-import uuid
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +23,7 @@ from headrace.local.locks import exclusive
 from headrace.local.ports import LOOPBACK, free_port
 from headrace.local.process import ProcessSpec, child_environment
 from headrace.local.server import Server
+from headrace.local.state import write_atomically
 
 USER = "headrace"
 """The superuser; loopback connections are trusted without a password."""
@@ -32,7 +33,8 @@ class PostgresServer(Server):
     """One Postgres on loopback. ``settings`` are given to it as `-c name=value`.
 
     Postgres refuses to run as root: started by root it runs as `nobody`, and if `nobody` cannot reach ``folder``
-    (below /root, say) its data is kept in a folder of its own below /var/tmp; `data` says where.
+    (below /root, say) its data is kept in a folder of its own below /var/tmp; `data` says where. Deleting ``folder``
+    leaves that one behind, without a way back to it; `wipe` first.
     """
 
     name = "postgres"
@@ -49,8 +51,7 @@ class PostgresServer(Server):
         """Where the database's files are."""
         if self._user is None or _others_can_reach(self.folder):
             return self.folder / "data"
-        # The same folder again at the next start, and none that belongs to somebody else.
-        return Path("/var/tmp") / f"headrace-postgres-{uuid.uuid5(uuid.NAMESPACE_URL, self.folder.as_uri())}"  # noqa: S108
+        return Path("/var/tmp") / f"headrace-postgres-{self._token()}"  # noqa: S108
 
     def url(self, database: str = "postgres") -> str:
         """The SQLAlchemy URL of a database."""
@@ -97,7 +98,19 @@ class PostgresServer(Server):
 
     def wipe(self) -> None:
         """Delete the stopped server's data."""
-        shutil.rmtree(self.data, ignore_errors=True)
+        if self.folder.exists():
+            shutil.rmtree(self.data, ignore_errors=True)
+
+    def _token(self) -> str:
+        """What ties data elsewhere to this folder: the same at the next start, another in a folder made anew.
+
+        By the path alone, the data of a folder that was deleted would come back with the next one of its name.
+        """
+        path = self.folder / "data-elsewhere"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, secrets.token_hex(16))
+        return path.read_text()
 
     def _initialise(self, binaries: Path) -> None:
         self.data.parent.mkdir(parents=True, exist_ok=True)
