@@ -15,6 +15,7 @@ from headrace.batching.manifest import Manifest, ManifestBlock
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
 from headrace.stream import Stream
+from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage
 
 
@@ -48,7 +49,16 @@ def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms
     ledger.batches.seal(stream.name, batch_time_ms)
     blocks = ledger.batches.blocks_of(stream.name, batch_time_ms)
     manifest = draw_up(stream, batch_time_ms, blocks)
-    sha256 = manifest.write(storage.below(stream.name))
+    folder = storage.below(stream.name)
+    try:
+        sha256 = manifest.write(folder)
+    except StoredFileExistsError:
+        # Left by an allocation that crashed before the ledger heard of it, under another definition say; or made by
+        # one that overtook this one, and then it is the batch's for good (rule 5 of the design).
+        existing = ledger.batches.find(stream.name, batch_time_ms)
+        if existing is not None:
+            return existing
+        sha256 = manifest.write(folder, replace=True)
     return ledger.batches.allocate(
         stream.name,
         batch_time_ms,

@@ -20,7 +20,7 @@ from typing import Any
 from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
-from headrace.wal.errors import StoredFileMissingError
+from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage, open_storage
 
 VERSION = 1
@@ -126,11 +126,11 @@ class Manifest:
         )
 
     @classmethod
-    def load(cls, uri: str) -> Manifest:
-        """Read the manifest at this URI.
+    def load(cls, uri: str, *, sha256: str | None = None) -> Manifest:
+        """Read the manifest at this URI; ``sha256`` is what the ledger says of it, for who can ask.
 
         Raises:
-            ManifestError: there is none, or it cannot be used.
+            ManifestError: there is none, it cannot be used, or it is another one.
         """
         folder, _, name = uri.rpartition("/")
         try:
@@ -139,12 +139,28 @@ class Manifest:
             raise ManifestError(
                 f"The manifest {uri} does not exist.", remedy="Run the batch's allocate_blocks first."
             ) from None
+        if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+            raise ManifestError(
+                f"The manifest {uri} is not the one that the batch was allocated by: its SHA-256 is not the ledger's.",
+                remedy="Restore the file; the batch must not be run by another one.",
+            )
         return cls.from_bytes(data, uri)
 
-    def write(self, storage: LogStorage) -> str:
-        """Write the manifest into the stream's folder, durable on return; gives the SHA-256 of its bytes in hex."""
+    def write(self, storage: LogStorage, *, replace: bool = False) -> str:
+        """Write the manifest into the stream's folder, durable on return; gives the SHA-256 of its bytes in hex.
+
+        Raises:
+            StoredFileExistsError: there is another one, and not ``replace``.
+        """
         data = self.to_bytes()
-        storage.write_atomically(manifest_path(self.batch_time_ms), data)
+        path = manifest_path(self.batch_time_ms)
+        try:
+            storage.write_atomically(path, data, exclusive=True)
+        except StoredFileExistsError:
+            if storage.read(path) != data:
+                if not replace:
+                    raise
+                storage.write_atomically(path, data)
         return hashlib.sha256(data).hexdigest()
 
 

@@ -22,7 +22,7 @@ from headrace.indexing.bulk_bodies import PreparedRows, document_column
 from headrace.indexing.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
 from headrace.indexing.counts import IndexingCounts
 from headrace.indexing.errors import DeadLettersRefusedError
-from headrace.indexing.options import IndexingOptions
+from headrace.indexing.options import DocumentIdKind, IndexingOptions
 from headrace.indexing.originals import OriginalRecord, OriginalRecords
 from headrace.indexing.retrying import request_patiently
 from headrace.indexing.transport import Transport
@@ -66,16 +66,18 @@ class DeadLetter:
     document: bytes | None
     """What was to be indexed, where that is not the record's value."""
     digest: str = ""
-    """Stands for the row in its id where there is no record."""
+    """Stands for the row in its id where its record does not, or not alone."""
     omit_value: bool = False
 
     @property
     def id(self) -> str:
-        """The record's id; for a row without a record a digest of its batch and all it holds."""
+        """The record's id; for one of several rows that may come of a record, and for a row without one, with a digest
+        of its batch and all it holds."""
         if self.topic is None or self.partition is None or self.offset is None:
             return f"row+{self.digest}"
-        suffix = f"+{self.incarnation}" if self.incarnation > 1 else ""
-        return f"{self.topic}+{self.partition}+{self.offset}{suffix}"
+        record = f"{self.topic}+{self.partition}+{self.offset}"
+        incarnation = f"+{self.incarnation}" if self.incarnation > 1 else ""
+        return record + incarnation + (f"+row+{self.digest}" if self.digest else "")
 
     @property
     def size(self) -> int:
@@ -107,12 +109,13 @@ class DeadLetter:
         return json.dumps(present, separators=(",", ":")).encode()
 
 
-def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, batch_time_ms: int | None = None) -> DeadLetter:
+def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: IndexingOptions) -> DeadLetter:
     """The dead letter of a row, with the record's bytes as far as the row has them."""
     names = batch.schema.names
     digest = ""
-    if not all(name in names and batch.column(name)[row].is_valid for name in columns.COORDINATES):
-        held = (batch_time_ms, batch.slice(row, 1).to_pylist())
+    is_record = all(name in names and batch.column(name)[row].is_valid for name in columns.COORDINATES)
+    if not is_record or options.document_id is DocumentIdKind.COLUMNS:
+        held = (options.batch_time, batch.slice(row, 1).to_pylist())
         digest = hashlib.sha256(repr(held).encode()).hexdigest()
 
     def cell(name: str) -> Any:
@@ -166,7 +169,7 @@ class DeadLetterOffice:
     def take(self, batch: pa.RecordBatch, rejected: Iterable[tuple[int, Reason]], counts: IndexingCounts) -> None:
         """Hold the dead letters of these rows, and count them; writes when too many are held."""
         for row, reason in rejected:
-            letter = dead_letter(batch, row, reason, self._options.batch_time)
+            letter = dead_letter(batch, row, reason, self._options)
             self._held.append(letter)
             self._bytes_held += letter.size
             counts.dead_lettered += 1

@@ -59,20 +59,25 @@ class BatchOutputs:
         frames: Mapping[str, DataFrame] = {}
         inputs: Mapping[str, DecodedInput] = {}
         undecodable = 0
+        letters: Mapping[str, DataFrame] = {}
         scope: JobScope | None = None
         if running:
             spark = self.session()
             scope = self.scope(spark)
             scope.enter("inputs")
             inputs = self._inputs(spark)
-            undecodable = self._count_undecodable(inputs)
+            undecodable, letters = self._undecodable(inputs)
             frames = self._frames(inputs, outputs)
         for name, output in outputs.items():
             started = time.monotonic()
             if scope is not None:
                 scope.enter(name)
-            counts = self._write_one(output, frames.get(name) if name in running else None, inputs)
-            counts = {"undecodable": undecodable, **counts, "duration_seconds": round(time.monotonic() - started, 3)}
+            counts = self._write_one(output, frames.get(name) if name in running else None, letters)
+            counts = {
+                "undecodable": undecodable,
+                **counts,
+                "duration_seconds": round(time.monotonic() - started, 3),
+            }
             record(name, counts)
             results[name] = counts
             self.tell(f"output {name}: {_readable(counts)}")
@@ -109,28 +114,31 @@ class BatchOutputs:
             frames.update(dict.fromkeys(indexed, views.original))
         return frames
 
-    def _count_undecodable(self, inputs: Mapping[str, DecodedInput]) -> int:
-        count = sum(views.undecodable.count() for views in inputs.values() if views.undecodable is not None)
-        if count:
+    def _undecodable(self, inputs: Mapping[str, DecodedInput]) -> tuple[int, Mapping[str, DataFrame]]:
+        """How many records do not decode, and those of the inputs that have any."""
+        found = {name: views.undecodable for name, views in inputs.items() if views.undecodable is not None}
+        counts = {name: rows.count() for name, rows in found.items()}
+        total = sum(counts.values())
+        if total:
             kept = any(isinstance(output, ElasticsearchOutput) for output in self.stream.outputs)
             where = "go to the dead letters as they are" if kept else "are left out: no output keeps dead letters"
-            self.tell(f"{count:,} records do not decode and {where}")
-        return count
+            self.tell(f"{total:,} records do not decode and {where}")
+        return total, {name: rows for name, rows in found.items() if counts[name]}
 
     def _write_one(
         self,
         output: ElasticsearchOutput | ConsoleOutput,
         frame: DataFrame | None,
-        inputs: Mapping[str, DecodedInput],
+        undecodable: Mapping[str, DataFrame],
     ) -> Counts:
         if isinstance(output, ConsoleOutput):
             rows = print_batch(frame, batch_time_ms=self.manifest.batch_time_ms, rows=output.rows, out=self.out)
             return {"printed": rows}
         if frame is None:
             return {"rows": 0}
-        return self._index(output, frame, inputs)
+        return self._index(output, frame, undecodable)
 
-    def _index(self, output: ElasticsearchOutput, frame: DataFrame, inputs: Mapping[str, DecodedInput]) -> Counts:
+    def _index(self, output: ElasticsearchOutput, frame: DataFrame, undecodable: Mapping[str, DataFrame]) -> Counts:
         from headrace.spark.documents import write_documents
 
         name, batch_time_ms, manifest = self.stream.name, self.manifest.batch_time_ms, self.manifest.uri
@@ -139,12 +147,10 @@ class BatchOutputs:
                 frame, output, report=uri, stream=name, batch_time_ms=batch_time_ms, manifest=manifest
             )
         total = report.counts
-        for input_id, views in inputs.items():
-            if views.undecodable is None:
-                continue
+        for input_id, rows in undecodable.items():
             with self._report(f"{output.id}-undecodable-{input_id}") as uri:
                 letters = write_undecodable(
-                    views.undecodable, output, report=uri, stream=name, batch_time_ms=batch_time_ms, manifest=manifest
+                    rows, output, report=uri, stream=name, batch_time_ms=batch_time_ms, manifest=manifest
                 )
             total.add(letters.counts)
         return total.to_dict()

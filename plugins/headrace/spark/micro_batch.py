@@ -148,7 +148,7 @@ class _Run:
     def _load_manifest(self) -> Manifest:
         batch = self._ledger.batches.get(self._attempt.stream, self._attempt.batch_time_ms)
         try:
-            return Manifest.load(batch.manifest_uri)
+            return Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
         except Exception as error:
             self._fail(error)
             raise

@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
@@ -25,31 +23,21 @@ from headrace.spark.batch_session import open_connect_session, open_own_session
 from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.micro_batch import LEASE_MS, BatchResult, run_micro_batch
 from headrace.spark.sessions import is_connect, lose_patience
+from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-EXIT_FAILED = 1
-EXIT_FENCED = 75
-EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class AttemptUnknownError(HeadraceError):
     """The ledger has no such attempt at the batch, or it does not run any more."""
 
 
-class Terminated(BaseException):
-    """SIGTERM came."""
-
-    def __str__(self) -> str:
-        return "the process was told to end (SIGTERM)"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _terminate)
+    raise_on_sigterm()
     tell = _teller(options.stream, options.batch_time)
     watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
     ledger = Ledger.open(options.ledger, migrate=False)
@@ -61,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except AttemptFencedError as fenced:
         tell(f"fenced: {fenced}")
-        return EXIT_FENCED
+        return EXIT_NOT_OURS
     except Terminated as terminated:
         tell(str(terminated))
         return EXIT_TERMINATED
@@ -183,9 +171,3 @@ def _teller(stream: str, batch_time_ms: int) -> Callable[[str], None]:
         print(f"headrace: {stream}, batch {when}: {line}", file=sys.stderr, flush=True)
 
     return tell
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> Any:
-    # Once is enough: a second one must not break the cancelling.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated

@@ -12,14 +12,11 @@ import argparse
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any
 
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
@@ -32,6 +29,7 @@ from headrace.spark.draining import BatchDrain
 from headrace.spark.failures import first_cause
 from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
+from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
 from headrace.spark.versions import current_versions
 from headrace.stream import Stream
 
@@ -39,22 +37,12 @@ logger = logging.getLogger(__name__)
 
 # A driver whose garbage collector, disk or ledger pauses keeps its job; one that is gone is replaced this much later.
 LEASE_MS = 30_000
-EXIT_FAILED = 1
-EXIT_NOT_OURS = 75
-EXIT_TERMINATED = 128 + signal.SIGTERM
 
 _RENEW_SECONDS = 5.0
 _CANCEL_SECONDS = 10.0
 # Spark's own end can hang on a lost executor; the process ends all the same.
 _STOP_SECONDS = 30.0
 _ERROR_CHARACTERS = 2_000
-
-
-class Terminated(BaseException):
-    """SIGTERM came: a crash, as far as the stream is concerned, and safe."""
-
-    def __str__(self) -> str:
-        return "the driver was told to end (SIGTERM)"
 
 
 class ReceiverJob:
@@ -198,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    signal.signal(signal.SIGTERM, _terminate)
+    raise_on_sigterm()
     try:
         with Ledger.open(options.ledger, migrate=False) as ledger:
             stream = Stream.from_json(ledger.streams.get(options.stream).definition)
@@ -220,9 +208,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--holder", default=f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}")
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
     return parser
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> Any:
-    # Once is enough: a second one must not break the end that the first began.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated

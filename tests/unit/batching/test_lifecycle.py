@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.batching.allocation import Allocation, allocate
+from headrace.batching.allocation import Allocation, allocate, draw_up
 from headrace.batching.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
 from headrace.batching.checkpointing import write_checkpoint
 from headrace.batching.cleanup import clean_up
@@ -100,6 +100,29 @@ def test_a_crash_between_seal_and_allocation_loses_nothing(receiving: Receiving)
     receiving.ledger.batches.seal("shop", T1)
     receiving.store(1)
     assert take(receiving, T1).batch.records == 3
+
+
+def test_an_allocator_that_was_overtaken_leaves_the_manifest(receiving: Receiving) -> None:
+    receiving.store(3)
+    receiving.clock.advance(10_000)
+    first = take(receiving, T1)
+    # It had looked for the batch before the other allocated it, and reads the blocks after they were folded.
+    find = receiving.ledger.batches.find
+    answers = iter([None])
+    receiving.ledger.batches.find = lambda *key: next(answers, find(*key))  # type: ignore[method-assign]
+    receiving.ledger.batches.blocks_of = lambda *_: []  # type: ignore[method-assign]
+    assert take(receiving, T1).batch == first.batch
+    manifest = Manifest.load(first.batch.manifest_uri, sha256=first.batch.manifest_sha256)
+    assert offsets(receiving, manifest) == [0, 1, 2]
+
+
+def test_what_a_crashed_allocation_left_is_replaced(receiving: Receiving) -> None:
+    receiving.clock.advance(10_000)
+    draw_up(receiving.stream.model_copy(update={"inputs": ()}), T1, []).write(
+        receiving.storage.below("shop"), replace=False
+    )
+    batch = take(receiving, T1).batch
+    assert "clicks" in Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256).inputs
 
 
 def test_the_log_goes_when_every_batch_in_the_segment_is_done_with(receiving: Receiving) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.batching.manifest import Manifest, ManifestBlock, ManifestError, manifest_path
 from headrace.batching.sealed_document import seal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
+from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import open_storage
 
 P0 = TopicPartition("clicks", "id-1", 0)
@@ -35,13 +36,26 @@ def test_written_and_loaded_it_is_the_same(tmp_path: Path) -> None:
         views=(),
     )
     sha256 = written.write(open_storage(folder))
-    assert len(sha256) == 64
-    loaded = Manifest.load(written.uri)
+    loaded = Manifest.load(written.uri, sha256=sha256)
     assert loaded == written
     assert loaded.log_root == f"{folder}/log"
     assert loaded.records == 6
     assert [handle.segment for handle, _, _ in loaded.blocks("clicks")] == ["b", "a"]
     assert loaded.blocks("views") == loaded.blocks("unknown") == []
+
+
+def test_another_manifest_is_neither_overwritten_nor_taken_for_this_one(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/shop"
+    storage = open_storage(folder)
+    first, second = manifest(folder, clicks=(block("a", 0),)), manifest(folder, clicks=())
+    sha256 = first.write(storage)
+    assert first.write(storage) == sha256, "the same again is no conflict"
+    with pytest.raises(StoredFileExistsError):
+        second.write(storage)
+    assert Manifest.load(first.uri, sha256=sha256) == first
+    second.write(storage, replace=True)
+    with pytest.raises(ManifestError, match="SHA-256"):
+        Manifest.load(first.uri, sha256=sha256)
 
 
 def test_find_gives_the_block_of_an_offset(tmp_path: Path) -> None:

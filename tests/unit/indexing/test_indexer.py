@@ -138,6 +138,20 @@ def test_rows_without_a_record_do_not_share_a_dead_letter(index: Index, elastics
     assert len(elasticsearch.documents(LETTERS)) == 6
 
 
+def test_rows_of_one_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:
+    elasticsearch.item_fault = rejecting
+    coordinates = {"topic": ["t", "t"], "partition": pa.array([0, 0], pa.int32()), "offset": [7, 7]}
+    rows = pa.record_batch({**coordinates, "word": ["a", "b"], "document": ['{"n": "bad"}'] * 2})
+    for _ in range(2):
+        counts = index(
+            rows, originals=Originals(), document_id="columns", id_columns="word", id_batch_time="true", batch_time="1"
+        )
+        assert counts.dead_lettered == 2
+    letters = elasticsearch.documents(LETTERS)
+    assert len(letters) == 2
+    assert {(letter["topic"], letter["offset"]) for letter in letters.values()} == {("t", 7)}
+
+
 def test_a_row_rejected_before_is_a_dead_letter_at_once(
     index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
 ) -> None:
