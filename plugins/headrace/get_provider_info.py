@@ -60,8 +60,8 @@ def _options() -> dict[str, Any]:
     return {
         "secret_key": {
             "description": (
-                "The key that seals what the receiver job and its batches share through the ledger (the token of "
-                "Spark Connect). Every worker needs the same one. Empty: core.fernet_key is used."
+                "From this key the secret is derived that the receiver job and its batches share; from that, the "
+                "token of each job's Spark Connect server. Every worker needs the same key. Empty: core.fernet_key."
             ),
             "version_added": "0.1.0",
             "type": "string",

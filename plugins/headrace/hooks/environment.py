@@ -7,6 +7,8 @@ the machine could read them.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import sys
 from collections.abc import Mapping
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 SECRET_KEY_VARIABLE = "HEADRACE_SECRET_KEY"  # noqa: S105 - the variable's name, not a secret
+
+# What sets this use of the key apart from any other: Airflow encrypts with the same one.
+_PURPOSE = b"headrace: what receiver jobs and their batches share"
 
 # Airflow's own settings, other DAGs' connections and variables, and the task's channel to its supervisor.
 _WITHHELD_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW_CTX_", "_AIRFLOW", "__AIRFLOW")
@@ -66,7 +71,11 @@ def connection_json(conn_id: str) -> str:
 
 
 def secret_key() -> str:
-    """The key that the receiver job and its batches share: ``[headrace] secret_key``, else ``[core] fernet_key``."""
+    """The secret that the receiver job and its batches share, 64 hexadecimal digits.
+
+    It is derived from ``[headrace] secret_key``, else from ``[core] fernet_key``, and tells nothing of them: with the
+    latter itself, whoever writes a transform could read all of Airflow's connections.
+    """
     key = conf.get("headrace", "secret_key", fallback="") or conf.get("core", "fernet_key", fallback="")
     if not key:
         raise SecretKeyUndefinedError(
@@ -74,4 +83,4 @@ def secret_key() -> str:
             "would have no token.",
             remedy="Set AIRFLOW__HEADRACE__SECRET_KEY to a long random string, the same on every worker.",
         )
-    return key
+    return hmac.new(key.encode(), _PURPOSE, hashlib.sha256).hexdigest()

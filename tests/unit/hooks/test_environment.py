@@ -55,11 +55,23 @@ def test_airflows_own_secrets_stay_with_airflow(stream):
     assert not any("airflow:pw" in value for value in environment.values())
 
 
-def test_the_secret_key_is_ours_before_airflows(stream, monkeypatch):
-    assert child_environment(stream)["HEADRACE_SECRET_KEY"] == "k" * 32
-    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "")
+def test_the_secret_key_is_derived_from_ours_before_airflows(stream, monkeypatch):
+    ours = child_environment(stream)["HEADRACE_SECRET_KEY"]
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "f" * 44)
-    assert child_environment(stream)["HEADRACE_SECRET_KEY"] == "f" * 44
+    assert child_environment(stream)["HEADRACE_SECRET_KEY"] == ours
+    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "")
+    airflows = child_environment(stream)["HEADRACE_SECRET_KEY"]
+    assert airflows == child_environment(stream)["HEADRACE_SECRET_KEY"] != ours
+    assert len(ours) == len(airflows) == 64
+
+
+@pytest.mark.parametrize("variable", ["AIRFLOW__HEADRACE__SECRET_KEY", "AIRFLOW__CORE__FERNET_KEY"])
+def test_no_process_gets_the_key_itself(stream, monkeypatch, variable):
+    """Airflow's decrypts every connection."""
+    monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", "")
+    key = "0123456789abcdef" * 3
+    monkeypatch.setenv(variable, key)
+    assert not any(key in value for value in child_environment(stream).values())
 
 
 def test_without_any_key_nothing_is_started(stream, monkeypatch):
