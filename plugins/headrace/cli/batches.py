@@ -1,4 +1,4 @@
-"""`headrace batches` and `events`: what became of a stream's records."""
+"""`headrace batches`, `abandon` and `events`: what became of a stream's records."""
 
 from __future__ import annotations
 
@@ -63,6 +63,28 @@ def batches(
         print_table(
             ("batch time", "blocks", "records"), [(time_text(t.batch_time_ms), t.blocks, t.records) for t in waiting]
         )
+
+
+def abandon(
+    name: StreamName,
+    batch_time: Annotated[str, typer.Argument(help="The batch's time: epoch milliseconds or ISO 8601.")],
+    *,
+    ledger: LedgerUrl,
+    reason: Annotated[str, typer.Option(help="Why; it stands with the gap.")],
+    as_json: AsJson = False,
+) -> None:
+    """Give up a batch that can never succeed: its offset ranges become a gap, and the log may let go of it. Final."""
+    if not reason.strip():
+        raise typer.BadParameter("say why; it is all that later tells of these records", param_hint="--reason")
+    with opened(ledger) as found:
+        batch = found.batches.abandon(name, _milliseconds(batch_time), reason)
+    if as_json:
+        print_json(batch)
+    else:
+        told = (
+            f"Batch {time_text(batch.batch_time_ms)} of {name} is abandoned: {batch.records:,} records are a gap now."
+        )
+        typer.echo(told)
 
 
 def events(

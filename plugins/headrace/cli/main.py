@@ -21,6 +21,7 @@ COMMANDS = {
     "start": "headrace.cli.streams:start",
     "stop": "headrace.cli.streams:stop",
     "batches": "headrace.cli.batches:batches",
+    "abandon": "headrace.cli.batches:abandon",
     "events": "headrace.cli.batches:events",
 }
 """Name to `module:attribute`: a `typer.Typer` becomes a group, a function a command. The order is the help's."""

@@ -74,6 +74,14 @@ def test_batches_are_listed_and_shown_by_their_time(stream: Stream) -> None:
     assert run(stream, "batches", "shop", "yesterday").exit_code == 2
 
 
+def test_a_stuck_batch_is_abandoned_with_a_reason(stream: Stream) -> None:
+    batch_time = str(answer(stream, "batches", "shop")["batches"][0]["batch_time_ms"])  # type: ignore[index]
+    assert run(stream, "abandon", "shop", batch_time).exit_code == 2
+    assert run(stream, "abandon", "shop", batch_time, "--reason", " ").exit_code == 2
+    abandoned = answer(stream, "abandon", "shop", batch_time, "--reason", "its index is gone")
+    assert (abandoned["state"], abandoned["error"]) == ("abandoned", "its index is gone")  # type: ignore[index]
+
+
 def test_events_are_a_json_object_a_line(stream: Stream) -> None:
     lines = run(stream, "events", "shop", "--json").stdout.splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["stream_registered", "job_started", "batch_allocated"]
