@@ -226,7 +226,8 @@ def _check_state(connection: Connection, batch: BatchRow, *, force: bool) -> Non
     if batch.started_at_ms is not None and _blocks_left(connection, batch) < batch.blocks:
         raise BatchCleanedError(
             f"The log of batch {batch.batch_time_ms} has been removed.",
-            remedy="Its offset ranges are in the ledger (batch inputs): read them from Kafka again.",
+            remedy="Its offset ranges are in the ledger (batch inputs): read them from Kafka again. "
+            "The stream's 'remember' says how long batches can be run again.",
         )
 
 

@@ -98,7 +98,9 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
         return self._run(context, waited=waited)
 
     def _run(self, context: Context, *, waited: float) -> Any:
-        from headrace.ledger.errors import AlreadyCompletedError, SlotBusyError
+        from airflow.sdk.exceptions import AirflowFailException
+
+        from headrace.ledger.errors import AlreadyCompletedError, BatchCleanedError, SlotBusyError
         from headrace.ledger.states import BatchState
 
         at_ms = self.batch_time_ms(context)
@@ -124,6 +126,9 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
             except AlreadyCompletedError as error:
                 self.log.info("%s To run it again, trigger or clear the run with reprocess.", error.what)
                 return None
+            except BatchCleanedError as error:
+                # What is deleted stays deleted: retries would only hold up the batches that wait for this run.
+                raise AirflowFailException(str(error)) from error
             except SlotBusyError as error:
                 return self._wait_for_slot(error, waited)
             if not needs_spark and not any(output.kind == "console" for output in self.stream.outputs):

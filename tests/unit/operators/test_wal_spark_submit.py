@@ -4,11 +4,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
+from headrace.batching.cleanup import clean_up
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.wal_spark_submit import BatchFailedError, WalSparkSubmitOperator
 from headrace.stream import ConsoleOutput
+from headrace.wal.storage import open_storage
 
 
 def make(stream, **options) -> WalSparkSubmitOperator:
@@ -113,6 +115,20 @@ def test_a_completed_batch_is_not_run_again_unless_asked(stream, allocated, toy_
     asked = make_task(task.dag_run.logical_date, {"reprocess": True})
     make(stream).execute(asked.context)
     assert ledger.batches.get("flights", at_ms).attempt == 2
+
+
+def test_a_batch_whose_log_is_gone_fails_for_good(
+    stream, source, allocated, toy_batch, connectable, ledger, make_task, until
+):
+    at_ms, task = allocated()
+    make(stream).execute(task.context)
+    ledger.batches.mark_checkpointed("flights", at_ms, "file:///checkpoint")
+    # The next epoch's receiver writes a segment of its own, so the first one's is closed.
+    ledger.receivers.register(source.job, source.receiver, host="h", lease_ms=60_000)
+    until(lambda: clean_up(stream, ledger, open_storage(stream.storage.url)).segments)
+    asked = make_task(task.dag_run.logical_date, {"reprocess": True})
+    with pytest.raises(AirflowFailException, match="remember"):
+        make(stream).execute(asked.context)
 
 
 def test_an_empty_batch_completes_without_spark(stream, allocated, ledger, capsys):
