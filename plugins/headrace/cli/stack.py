@@ -150,7 +150,7 @@ def _start_detached(options: StackOptions) -> StackState:
     command += ["--dags", str(options.dags), "--plugins", str(options.plugins)]
     for name in options.without:
         command += ["--without", name]
-    with log.open("w") as output:
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as output:
         supervisor = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -215,7 +215,8 @@ def _print(state: StackState, as_json: bool) -> None:
     if not console.is_terminal:
         console.width = 200  # for whoever cuts out a column
     console.print(stack_table(state))
-    for line in filter(None, (login_line(state), state.error)):
+    # What is no terminal is a log or a pipe, and keeps what it is told.
+    for line in filter(None, (login_line(state, with_password=console.is_terminal), state.error)):
         console.print(line, markup=False, highlight=False)
 
 

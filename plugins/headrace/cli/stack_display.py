@@ -28,15 +28,18 @@ def stack_table(state: StackState) -> Table:
     return table
 
 
-def login_line(state: StackState) -> str | None:
-    """How to log in to Airflow, if it runs and its password file is ours to read."""
+def login_line(state: StackState, *, with_password: bool) -> str | None:
+    """How to log in to Airflow, if it runs: with the password (for a person's eyes), or with the file that has it."""
     if state.login is None or state.phase is not Phase.RUNNING:
         return None
-    try:
-        password = json.loads(Path(state.login.password_file).read_text())[state.login.user]
-    except (OSError, ValueError, KeyError):
-        return f"Airflow: user {state.login.user}, password in {state.login.password_file}"
-    return f"Airflow: user {state.login.user}, password {password}"
+    if with_password:
+        try:
+            password = json.loads(Path(state.login.password_file).read_text())[state.login.user]
+        except (OSError, ValueError, KeyError):
+            pass  # not ours to read
+        else:
+            return f"Airflow: user {state.login.user}, password {password}"
+    return f"Airflow: user {state.login.user}, password in {state.login.password_file}"
 
 
 class Progress:

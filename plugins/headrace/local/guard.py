@@ -72,7 +72,8 @@ class Guard:
     def _start(self) -> subprocess.Popen[bytes]:
         spec = self._spec
         user = spec["user"] or (None, None)
-        with Path(spec["log"]).open("ab") as log:
+        # For its owner alone: what servers log is not all for everybody (what tasks print, SQL, addresses).
+        with os.fdopen(os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             return subprocess.Popen(
                 spec["argv"],
                 env=spec["env"],

@@ -209,3 +209,8 @@ def test_a_tail_keeps_the_error_that_has_scrolled_away(tmp_path: Path) -> None:
     assert lines[0] == "ERROR the cause"
     assert lines[-1] == "shutting down 99"
     assert len(lines) < 40
+
+
+def test_a_log_is_for_its_owner_alone(guards: _Guards) -> None:
+    guards.run("exit 0").wait(10)
+    assert (guards.folder / "log").stat().st_mode & 0o777 == 0o600
