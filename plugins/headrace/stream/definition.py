@@ -18,6 +18,7 @@ from headrace.stream.inputs import KafkaInput
 from headrace.stream.limits import Limits
 from headrace.stream.model import Duration, Identifier, Part, milliseconds
 from headrace.stream.outputs import ElasticsearchOutput, KeyIds, Output
+from headrace.stream.secrets import url_holds_secret
 from headrace.stream.spark import SparkSettings
 from headrace.stream.storage import Storage
 
@@ -78,12 +79,12 @@ class Stream(Part):
             if not value.removeprefix(LEDGER_CONNECTION):
                 raise ValueError("names no connection after connection:")
             return value
-        parts = urlsplit(value)
-        if parts.password:
+        if url_holds_secret(value):
             raise ValueError(
                 "holds a password, and the definition is stored in clear; put the URL into an Airflow connection and "
                 "write connection:<its id>, or leave the password to PGPASSWORD or a pgpass file"
             )
+        parts = urlsplit(value)
         if parts.scheme.split("+")[0] not in ("sqlite", "postgresql"):
             raise ValueError("must be a sqlite:/// or postgresql+psycopg:// URL, or connection:<Airflow connection id>")
         if parts.scheme.startswith("sqlite") and not parts.path.startswith("//"):

@@ -105,6 +105,13 @@ class KafkaInput(Part):
     def _one_topic_is_a_list(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers_hold_no_secret(cls, value: str | None) -> str | None:
+        if value is not None and "@" in value:
+            raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
+        return value
+
     @field_validator("topic_pattern")
     @classmethod
     def _pattern_compiles(cls, value: str | None) -> str | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from headrace.stream.model import Identifier, Part
+from headrace.stream.secrets import url_holds_secret
 
 Tombstones = Literal["delete", "ignore", "dead_letter"]
 
@@ -86,7 +87,7 @@ class ElasticsearchOutput(Part):
     @field_validator("hosts")
     @classmethod
     def _hosts_hold_no_secret(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any("@" in host for host in value):
+        if any("@" in host or url_holds_secret(host) for host in value):
             raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
         return value
 

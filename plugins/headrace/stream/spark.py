@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from headrace.stream.model import Part
+from headrace.stream.secrets import settings_with_secrets, url_holds_secret
 
 _LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
 
@@ -46,6 +47,20 @@ class SparkSettings(Part):
         strange = sorted(name for name in value if not name.startswith("spark."))
         if strange:
             raise ValueError(f"{', '.join(strange)} is no Spark setting: names begin with spark.")
+        secret = settings_with_secrets(value)
+        if secret:
+            raise ValueError(
+                f"{', '.join(secret)} holds a secret by its name or value; the definition is stored in clear, and its "
+                "settings stand on spark-submit's command line; put it into the cluster's spark-defaults.conf, or give "
+                "it through the environment or a credentials provider"
+            )
+        return value
+
+    @field_validator("master")
+    @classmethod
+    def _master_holds_no_secret(cls, value: str | None) -> str | None:
+        if value is not None and url_holds_secret(value):
+            raise ValueError("holds a secret; put it into an Airflow connection and name that in connection")
         return value
 
     @field_validator("py_files")

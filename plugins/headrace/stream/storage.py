@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from headrace.stream.model import Part
+from headrace.stream.secrets import url_holds_secret
 
 
 class Storage(Part):
@@ -27,8 +28,8 @@ class Storage(Part):
             raise ValueError(
                 "must be an absolute path or a URL: the receiver, Spark and Airflow start in different folders"
             )
-        if parts.password:
-            raise ValueError("holds a password; give the store's credentials through its own environment or profile")
+        if url_holds_secret(value):
+            raise ValueError("holds a secret; give the store's credentials through its own environment or profile")
         return value.rstrip("/") or "/"
 
     @property

@@ -1,0 +1,34 @@
+"""What a definition must not hold: it is stored in the ledger in clear, and stands on command lines."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+# Spark's own spark.redaction.regex: what Spark hides in its user interface is no secret on a command line.
+_SPARK_REDACTS = re.compile(r"(?i)secret|password|token|access[.]?key")
+# The same as a system property in extraJavaOptions, say; a class called …TokenProvider is no secret.
+_ASSIGNS_SECRET = re.compile(r"(?i)(?:secret|password|token|access[.]?key)[\w.]*=\S")
+_URL_LOGIN = re.compile(r"//[^/\s@:]*:[^/\s@]+@")
+_URL_OPTION = re.compile(
+    r"(?i)secret|passw(or)?d|passphrase|\bpwd$|token|credential|signature|^sig$|(access|account|api)[._-]?key"
+)
+
+
+def url_holds_secret(url: str) -> bool:
+    """Whether a URL holds a password, or an option in its query that is called like a secret."""
+    try:
+        parts = urlsplit(url)
+        names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+        return parts.password is not None or any(_URL_OPTION.search(name) for name in names)
+    except ValueError:  # no URL: better refused than stored
+        return "@" in url
+
+
+def settings_with_secrets(settings: dict[str, str]) -> list[str]:
+    """The names of Spark settings that are called like secrets or whose values hold one."""
+    return sorted(
+        name
+        for name, value in settings.items()
+        if _SPARK_REDACTS.search(name) or _ASSIGNS_SECRET.search(value) or _URL_LOGIN.search(value)
+    )

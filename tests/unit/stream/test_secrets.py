@@ -1,0 +1,99 @@
+"""A definition is stored in clear and stands on command lines: no part of it takes a secret, and none repeats one."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.stream import (
+    ConsoleOutput,
+    ElasticsearchOutput,
+    KafkaInput,
+    SparkSettings,
+    Storage,
+    Stream,
+    StreamDefinitionError,
+)
+
+
+def stream(ledger: str) -> Stream:
+    return Stream(
+        name="flights",
+        inputs=KafkaInput(bootstrap_servers="h:1", topics="flights"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage="/storage",
+        ledger=ledger,
+    )
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        "postgresql://u:hunter2@h/db",
+        "postgresql://u@h/db?password=hunter2",
+        "postgresql+psycopg://u@h/db?sslmode=require&SSLPassword=hunter2",
+    ],
+)
+def test_the_ledgers_url_takes_no_secret(ledger: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=r"ledger holds a password.*connection:") as refused:
+        stream(ledger)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_the_ledgers_url_takes_other_options() -> None:
+    assert stream("postgresql+psycopg://u@h/db?sslmode=verify-full&sslkey=/etc/key.pem&passfile=/etc/pgpass")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.hadoop.fs.s3a.secret.key", "hunter2"),
+        ("spark.hadoop.fs.s3a.access.key", "hunter2"),
+        ("spark.hadoop.fs.s3a.session.token", "hunter2"),
+        ("spark.ssl.keyStorePassword", "hunter2"),
+        ("spark.driver.extraJavaOptions", "-Xss4m -Djavax.net.ssl.trustStorePassword=hunter2"),
+        ("spark.hadoop.fs.proxy", "http://me:hunter2@proxy:8080"),
+    ],
+)
+def test_sparks_settings_take_no_secret(name: str, value: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=rf"conf {name} holds a secret.*spark-defaults") as refused:
+        SparkSettings(conf={name: value, "spark.executor.memory": "1g"})
+    assert "hunter2" not in str(refused.value)
+    assert "memory" not in str(refused.value)
+
+
+def test_a_credentials_provider_is_no_secret() -> None:
+    provider = "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider"
+    conf = {
+        "spark.hadoop.fs.s3a.aws.credentials.provider": provider,
+        "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+    }
+    assert SparkSettings(conf=conf).conf == conf
+
+
+@pytest.mark.parametrize("servers", ["me:hunter2@h:9092", "h:9092,SASL_SSL://me:hunter2@i:9092"])
+def test_kafkas_servers_take_no_login(servers: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=r"bootstrap_servers.*Airflow connection") as refused:
+        KafkaInput(bootstrap_servers=servers, topics="flights")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["https://me:hunter2@h:9200", "https://h:9200/?api_key=hunter2"])
+def test_elasticsearchs_hosts_take_no_login(host: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=r"hosts hold a login.*Airflow connection") as refused:
+        ElasticsearchOutput(hosts=host, index="flights")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:hunter2@bucket/x", "abfs://box@account/x?client_secret=hunter2", "az://b/x?sig=hunter2"]
+)
+def test_a_stores_url_takes_no_secret(url: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=r"url holds a secret.*environment") as refused:
+        Storage(url=url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_stores_url_may_name_a_container_and_options() -> None:
+    assert Storage(url="abfs://box@account.dfs.core.windows.net/x")
+    assert Storage(url="s3://bucket/x?region=eu-west-1&endpoint_override=https%3A%2F%2Fminio%3A9000")
