@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from headrace.wal.errors import DamagedFrameError, StoredFileMissingError
+from headrace.wal.errors import DamagedFrameError, SegmentMissingError, StoredFileMissingError
 from headrace.wal.headers import PreviousSegment, PreviousState
-from headrace.wal.scan import scan_segment
+from headrace.wal.scan import TornTail, scan_segment
 from headrace.wal.segments import SegmentName
 from headrace.wal.storage import LogStorage
 
@@ -16,34 +16,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """Earlier segments that no later header speaks of yet, oldest first, and the bytes a crash left behind them."""
+    """Earlier segments that no later header speaks of yet, oldest first; the bytes that a crash left behind them, and
+    what is damaged in them."""
 
-    segments: tuple[PreviousSegment, ...]
-    torn_tail_bytes: int
+    segments: tuple[PreviousSegment, ...] = ()
+    torn_tails: tuple[TornTail, ...] = ()
+    damage: tuple[DamagedFrameError, ...] = ()
 
 
 def find_inheritance(storage: LogStorage, names: list[SegmentName]) -> Inheritance:
     """Looks at the newest of ``names`` (in the order of writing), and at those before it as long as they have no
     header that could speak of their own predecessors."""
-    found: list[PreviousSegment] = []
-    torn = 0
+    segments: list[PreviousSegment] = []
+    torn_tails: list[TornTail] = []
+    damage: list[DamagedFrameError] = []
     for name in reversed(names):
         scan = scan_segment(storage, name.path, newest=True)
-        length = 0
         try:
-            for _ in scan:
-                pass
-            length = scan.valid_bytes
-        except StoredFileMissingError:
-            continue  # Cleanup was faster.
-        except DamagedFrameError as error:
-            # Not this writer's to mend. All of it is declared, so that every reader meets the damage too.
-            logger.error("The log is damaged where this writer goes on: %s", error)
-            length = storage.size(name.path)
+            try:
+                for _ in scan:
+                    pass
+                length = scan.valid_bytes
+            except DamagedFrameError as error:
+                # Not this writer's to mend. All of it is declared, so that every reader meets the damage too.
+                length = storage.size(name.path)
+                logger.error("The log is damaged where this writer goes on: %s", error)
+                damage.append(error)
+        except (SegmentMissingError, StoredFileMissingError):
+            continue  # Cleanup was faster: before the file was opened, or between two reads of it.
         if scan.torn_tail is not None:
             logger.warning("%s", scan.torn_tail)
-            torn += scan.torn_tail.length
-        found.append(PreviousSegment(name.path, length, PreviousState.INHERITED))
+            torn_tails.append(scan.torn_tail)
+        segments.append(PreviousSegment(name.path, length, PreviousState.INHERITED))
         if scan.opening is not None:
             break
-    return Inheritance(tuple(reversed(found)), torn)
+    return Inheritance(tuple(reversed(segments)), tuple(reversed(torn_tails)), tuple(reversed(damage)))

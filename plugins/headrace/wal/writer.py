@@ -15,7 +15,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.wal import frame
 from headrace.wal.errors import StaleWriterError, WriteFailedError
 from headrace.wal.headers import FrameHeader, PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
-from headrace.wal.inheritance import find_inheritance
+from headrace.wal.inheritance import Inheritance, find_inheritance
 from headrace.wal.payload import Codec, encode
 from headrace.wal.segments import SegmentName, receiver_directory, segments_in
 from headrace.wal.storage import Data, LogStorage, SegmentFile
@@ -71,8 +71,8 @@ class WriteAheadLogWriter:
     roll when a block would take them past ``segment_bytes`` or they are ``segment_seconds`` old; a store that cannot
     append gets one object per write (``close_after_write``).
 
-    Reads, when made, the last segment of the receiver's earlier epochs: ``torn_tail_bytes`` says how many bytes a
-    crash left behind the last whole frame there. StaleWriterError when there are segments of this epoch or a later
+    Reads, when made, the last segment of the receiver's earlier epochs: ``inheritance`` says what a crash left behind
+    the last whole frame there, and what is damaged. StaleWriterError when there are segments of this epoch or a later
     one. The ledger must have granted the epoch before: what older writers write from then on does not count.
     """
 
@@ -107,8 +107,8 @@ class WriteAheadLogWriter:
         self._is_closed = False
         self._previous: list[PreviousSegment] = []
         self._closed: list[str] = []
-        self.torn_tail_bytes = 0
-        self._inherit()
+        self.inheritance = self._inherit()
+        self._previous.extend(self.inheritance.segments)
 
     @property
     def next_sequence(self) -> int:
@@ -119,6 +119,11 @@ class WriteAheadLogWriter:
     def segment(self) -> str | None:
         """The segment being written, None between two."""
         return None if self._segment is None else self._segment.path
+
+    @property
+    def torn_tail_bytes(self) -> int:
+        """How many bytes the writers before this one left that are no part of the log."""
+        return sum(tail.length for tail in self.inheritance.torn_tails)
 
     def write(
         self,
@@ -289,15 +294,11 @@ class WriteAheadLogWriter:
         self._closed.clear()
         return closed
 
-    def _inherit(self) -> None:
+    def _inherit(self) -> Inheritance:
         names = segments_in(self._storage.list(receiver_directory(self._receiver)))
         if names and names[-1].epoch >= self._epoch:
             raise StaleWriterError(
                 f"The log of {self._receiver} has segments of epoch {names[-1].epoch}, this writer's is {self._epoch}.",
                 remedy="Register the receiver with the ledger again: it then gets an epoch of its own.",
             )
-        if not names:
-            return
-        inheritance = find_inheritance(self._storage, names)
-        self._previous.extend(inheritance.segments)
-        self.torn_tail_bytes = inheritance.torn_tail_bytes
+        return find_inheritance(self._storage, names)
