@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from headrace.stream import Stream
+
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import JobRow, ReceiverRow
+
+_TOLD_PARTITIONS = 5
 
 
 class JobOutcome(StrEnum):
@@ -89,7 +93,11 @@ class Receiving:
 
 
 def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: int) -> Receiving:
-    """Whether the receiver job is alive and all ``receivers`` run, none silent for longer than ``max_silence_ms``."""
+    """Whether all of the stream is being received.
+
+    That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms``, and
+    no partition has been stopped by an error.
+    """
     job = ledger.jobs.current(stream)
     now_ms = ledger.now_ms()
     if (trouble := _job_trouble(job, now_ms)) is not None or job is None:
@@ -100,7 +108,26 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
             return Receiving(False, trouble)
     if len(rows) < receivers:
         return Receiving(False, f"{len(rows)} of {receivers} receivers have started")
+    if (trouble := _partition_trouble(ledger, stream)) is not None:
+        return Receiving(False, trouble)
     return Receiving(True, f"{len(rows)} receiver(s) running")
+
+
+def _partition_trouble(ledger: Ledger, stream: str) -> str | None:
+    failed = [row for row in ledger.positions.list(stream) if row.state.value == "failed"]
+    if failed:
+        # What the stream read once and no longer declares is missed by nobody.
+        declared = {one.id: one for one in Stream.from_json(ledger.streams.get(stream).definition).inputs}
+        failed = [r for r in failed if r.input_id in declared and declared[r.input_id].matches(r.partition.topic)]
+    if not failed:
+        return None
+    # A broken topic fails in all its partitions alike: the first ones say why.
+    told = "; ".join(
+        f"{row.partition.topic}-{row.partition.partition} at offset {row.next_offset}: {row.error or 'no error'}"
+        for row in failed[:_TOLD_PARTITIONS]
+    )
+    more = f"; and {len(failed) - _TOLD_PARTITIONS} more" if len(failed) > _TOLD_PARTITIONS else ""
+    return f"{len(failed)} partition(s) are stopped by an error: {told}{more}"
 
 
 def _job_trouble(job: JobRow | None, now_ms: int) -> str | None:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class KafkaReceiverSensor(LedgerSensor):
-    """Waits until the stream's receiver job is alive and all its receivers run, with fresh heartbeats.
+    """Waits until all of the stream is received: job alive, receivers running, no partition stopped by an error.
+
+    Why it waits, a partition's error for one, is in the task's log.
 
     :param stream: the stream.
     :param max_silence: seconds that a receiver may be silent; it beats several times a second.

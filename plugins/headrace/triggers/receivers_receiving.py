@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ReceiversReceivingTrigger(LedgerTrigger):
-    """Fires once the receiver job is alive and all its receivers run, with fresh heartbeats."""
+    """Fires once all of the stream is received; tells in the task's log why not yet."""
 
     def __init__(
         self, *, ledger: str, stream: str, receivers: int, max_silence_ms: int, poll_interval: float = 1.0

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.blocks import ReceiverId
+from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.hooks import ledger as ledger_hook
 from headrace.hooks.ledger import register
@@ -17,6 +17,7 @@ from headrace.sensors import base
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.testing.records import TOPIC_ID
 from headrace.timetables.micro_batch import from_ms
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
 
@@ -67,6 +68,14 @@ class Job:
         return self
 
 
+def fail(ledger: Ledger, job: Job, error: str) -> None:
+    partition = TopicPartition("flights", TOPIC_ID, 0)
+    ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
+    ledger.positions.ensure(job.lease, "records", partition, 0)
+    ledger.positions.assign(job.lease, "records", {partition: 0})
+    ledger.positions.fail(job.leases[0], partition, error)
+
+
 def context(logical_date: datetime | None = None):
     run = SimpleNamespace(logical_date=logical_date, run_after=datetime.now(UTC), data_interval_end=None, run_id="run")
     return {"dag_run": run}
@@ -105,6 +114,19 @@ class TestReceiving:
         job = Job(ledger, 2).run()
         ledger.receivers.release(job.leases[0], "failed", "topic is gone")
         assert "topic is gone" in self.ask(ledger).reason
+
+    def test_a_failed_partition_tells_its_error(self, ledger):
+        job = Job(ledger, 2).run()
+        fail(ledger, job, "Kafka no longer has offset 0")
+        found = self.ask(ledger)
+        assert not found.ok
+        assert "1 partition(s) are stopped by an error: flights-0 at offset 0: Kafka no longer has" in found.reason
+
+    def test_a_failed_partition_of_a_topic_that_is_no_longer_declared_is_missed_by_nobody(self, ledger, stream):
+        fail(ledger, Job(ledger, 2).run(), "the topic was deleted")
+        other = KafkaInput(bootstrap_servers="localhost:9", topics="others", receivers=2)
+        register(ledger, stream.model_copy(update={"inputs": (other,)}))
+        assert self.ask(ledger).ok
 
 
 class TestBlocksReady:
@@ -173,6 +195,13 @@ class TestSensors:
         Job(ledger, 2).run()
         sensor = KafkaReceiverSensor(task_id="receiving", stream=stream)
         assert sensor.execute(context()) is None
+
+    def test_a_stream_with_a_failed_partition_is_waited_for_and_its_error_logged(self, stream, ledger, capsys):
+        fail(ledger, Job(ledger, 2).run(), "the topic was deleted")
+        sensor = KafkaReceiverSensor(task_id="receiving", stream=stream)
+        with pytest.raises(TaskDeferred):
+            sensor.execute(context())
+        assert "flights-0 at offset 0: the topic was deleted" in capsys.readouterr().out
 
     def test_without_deferring_it_pokes(self, stream, ledger):
         sensor = KafkaReceiverSensor(task_id="receiving", stream=stream, deferrable=False)
