@@ -21,6 +21,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+STREAMING = {name: service for name, service in OURS.items() if name != "spark-master"}
 
 
 def environments() -> Iterator[tuple[str, str, str]]:
@@ -80,6 +81,21 @@ def test_the_image_copies_what_exists() -> None:
     assert all((ROOT / source).exists() for source in sources)
 
 
+def test_the_build_context_has_what_the_image_copies_and_no_more() -> None:
+    lines = (ROOT / ".dockerignore").read_text().split("\n")
+    sources = {word for line in DOCKERFILE.splitlines() if line.startswith("COPY") for word in line.split()[1:-1]}
+    assert "*" in lines
+    assert {line[1:] for line in lines if line.startswith("!")} == sources
+
+
+def test_what_sees_no_records_gets_no_secrets() -> None:
+    assert SERVICES["spark-master"]["environment"].keys() == {"SPARK_NO_DAEMONIZE"}
+    for name in ("spark-worker-1", "spark-worker-2"):
+        given = " ".join(str(value) for value in SERVICES[name]["environment"].values())
+        assert "HEADRACE_SECRET_KEY" not in given
+        assert "AIRFLOW_" not in given.replace("AIRFLOW_CONN_", "")
+
+
 def test_all_that_runs_headrace_runs_one_image() -> None:
     assert len({service["image"] for service in OURS.values()}) == 1
     assert {service["build"]["dockerfile"] for service in OURS.values()} == {"docker/Dockerfile"}
@@ -113,7 +129,7 @@ def test_the_dags_accept_that_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_all_see_the_same_storage_and_ledger_environment() -> None:
     for variable in ("HEADRACE_STORAGE", "HEADRACE_LEDGER", "AIRFLOW_CONN_KAFKA_DEFAULT"):
-        assert len({service["environment"][variable] for service in OURS.values()}) == 1
+        assert len({service["environment"][variable] for service in STREAMING.values()}) == 1
     storage = SERVICES["airflow-scheduler"]["environment"]["HEADRACE_STORAGE"]
     for name in ("spark-worker-1", "spark-worker-2", "airflow-scheduler", "airflow-triggerer"):
         assert f"storage:{storage}" in SERVICES[name]["volumes"], name
