@@ -20,7 +20,8 @@ One run follows another; each keeps the stream's receiver job alive: a Spark app
 blocks in the write-ahead log. The job is a process of its own and outlives this task's crashes: the next run attaches
 to it by its lease in the ledger.
 
-Pausing this DAG leaves the job running. To stop it, run `headrace stop {name}`, or mark the task as failed or success.
+Pausing this DAG leaves the job running. To stop it, run `headrace stop {name}`; `headrace start {name}` undoes that.
+Marking or clearing the task stops the job as well, but the next run starts another at once, unless this DAG is paused.
 
 {stream}
 """
