@@ -147,6 +147,8 @@ def _insert_positions(connection: Connection, locked: LockedStream, found: Found
                 "topic_id": topic_id,
                 "incarnation": incarnation,
                 "partitions": size,
+                "first_partitions": size,
+                "at_start": False,
                 "current": incarnation == current[input_id, topic],
                 "first_seen_ms": now_ms,
                 "changed_at_ms": now_ms,

@@ -159,7 +159,11 @@ class ReceiverRow:
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One incarnation of a topic that an input has seen. ``current``: the one seen last under its name."""
+    """One incarnation of a topic that an input has seen. ``current``: the one seen last under its name.
+
+    ``first_partitions``: how many partitions it had when it was first seen. ``at_start``: it was there when the input
+    was first looked at, so that "latest" means its latest.
+    """
 
     stream: str
     input_id: str
@@ -167,6 +171,8 @@ class TopicRow:
     topic_id: str
     incarnation: int
     partitions: int
+    first_partitions: int
+    at_start: bool
     current: bool
     first_seen_ms: int
     changed_at_ms: int

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, exists, func, insert, select, update
 
 from headrace.ledger.database import Role
 from headrace.ledger.events import record
@@ -20,49 +21,82 @@ class Topics(Role):
     """Counts the incarnations of topics."""
 
     def observe(self, job: JobLease, input_id: str, topic: str, topic_id: str, partitions: int) -> TopicRow:
-        """Note that the input sees this topic now; cheap when nothing changed.
+        """Note that the input sees this topic now; see `observe_all`."""
+        (row,) = self.observe_all(job, input_id, [(topic, topic_id, partitions)])
+        return row
+
+    def observe_all(
+        self, job: JobLease, input_id: str, seen: Iterable[tuple[str, str, int]], *, appeared: bool = False
+    ) -> builtins.list[TopicRow]:
+        """Note that the input sees these topics (name, id, partitions) now, in one transaction; cheap when nothing
+        changed. The rows, in the order given.
 
         The incarnation counts the topic ids that the stream has seen under the name, so that two inputs which read
         topics of one name in two clusters get different document ids too. A new one, or one with more partitions, is an
-        event.
+        event. An input's first topics are those it starts with, unless they ``appeared`` since it was looked at.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
         """
-        known = self._get(job.stream, input_id, topic, topic_id)
-        if known is not None and known.current and known.partitions == partitions:
-            return known
+        wanted = builtins.list(seen)
+        known = {(row.topic, row.topic_id): row for row in self.list(job.stream, input_id)}
+        rows = [known.get((topic, topic_id)) for topic, topic_id, _ in wanted]
+        unchanged = [
+            row
+            for row, (_, _, partitions) in zip(rows, wanted, strict=True)
+            if row is not None and row.current and row.partitions >= partitions
+        ]
+        if len(unchanged) == len(wanted):
+            return unchanged
         with self._database.write_stream(job.stream) as (connection, locked):
             require_job(connection, locked, job)
-            row = _find(connection, job.stream, input_id, topic, topic_id)
-            if row is None:
-                return _see(
-                    connection,
-                    stream=job.stream,
-                    input_id=input_id,
-                    topic=topic,
-                    topic_id=topic_id,
-                    partitions=partitions,
-                    now_ms=locked.now_ms,
-                )
-            return _change(connection, row, partitions, locked.now_ms)
-
-    def list(self, stream: str) -> builtins.list[TopicRow]:
-        """All topics of the stream, past incarnations among them."""
-        order = (topics.c.input_id, topics.c.topic, topics.c.incarnation)
-        with self._database.read() as connection:
+            at_start = not appeared and not _any(connection, job.stream, input_id)
             return [
-                _topic_row(row)
-                for row in connection.execute(select(topics).where(topics.c.stream == stream).order_by(*order))
+                _observe(connection, job.stream, input_id, each, at_start=at_start, now_ms=locked.now_ms)
+                for each in wanted
             ]
 
-    def _get(self, stream: str, input_id: str, topic: str, topic_id: str) -> TopicRow | None:
+    def list(self, stream: str, input_id: str | None = None) -> builtins.list[TopicRow]:
+        """All topics of the stream, or of one input, past incarnations among them."""
+        order = (topics.c.input_id, topics.c.topic, topics.c.incarnation)
+        query = select(topics).where(topics.c.stream == stream)
+        if input_id is not None:
+            query = query.where(topics.c.input_id == input_id)
         with self._database.read() as connection:
-            return _find(connection, stream, input_id, topic, topic_id)
+            return [_topic_row(row) for row in connection.execute(query.order_by(*order))]
+
+
+def _observe(
+    connection: Connection, stream: str, input_id: str, seen: tuple[str, str, int], *, at_start: bool, now_ms: int
+) -> TopicRow:
+    topic, topic_id, partitions = seen
+    row = _find(connection, stream, input_id, topic, topic_id)
+    if row is not None and row.current and row.partitions >= partitions:
+        return row
+    if row is not None:
+        return _change(connection, row, partitions, now_ms)
+    return _see(
+        connection,
+        stream=stream,
+        input_id=input_id,
+        topic=topic,
+        topic_id=topic_id,
+        partitions=partitions,
+        at_start=at_start,
+        now_ms=now_ms,
+    )
 
 
 def _see(
-    connection: Connection, *, stream: str, input_id: str, topic: str, topic_id: str, partitions: int, now_ms: int
+    connection: Connection,
+    *,
+    stream: str,
+    input_id: str,
+    topic: str,
+    topic_id: str,
+    partitions: int,
+    at_start: bool,
+    now_ms: int,
 ) -> TopicRow:
     """Add a topic id that this input has not seen."""
     named = (topics.c.stream == stream, topics.c.topic == topic)
@@ -77,7 +111,19 @@ def _see(
     earlier = connection.execute(
         update(topics).where(*named, topics.c.input_id == input_id, topics.c.current).values(current=False)
     ).rowcount
-    row = TopicRow(stream, input_id, topic, topic_id, incarnation, partitions, True, now_ms, now_ms)
+    row = TopicRow(
+        stream,
+        input_id,
+        topic,
+        topic_id,
+        incarnation,
+        partitions,
+        first_partitions=partitions,
+        at_start=at_start,
+        current=True,
+        first_seen_ms=now_ms,
+        changed_at_ms=now_ms,
+    )
     connection.execute(insert(topics).values(**asdict(row)))
     payload = {
         "input": input_id,
@@ -111,6 +157,11 @@ def _change(connection: Connection, row: TopicRow, partitions: int, now_ms: int)
         }
         record(connection, row.stream, now_ms, EventKind.PARTITIONS_GREW, payload)
     return changed
+
+
+def _any(connection: Connection, stream: str, input_id: str) -> bool:
+    query = select(exists().where(topics.c.stream == stream, topics.c.input_id == input_id))
+    return bool(connection.execute(query).scalar_one())
 
 
 def _find(connection: Connection, stream: str, input_id: str, topic: str, topic_id: str) -> TopicRow | None:

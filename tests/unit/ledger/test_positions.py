@@ -44,6 +44,24 @@ def test_growth_is_an_event_and_partitions_never_shrink(world: Any) -> None:
     assert (event[1]["from"], event[1]["to"]) == (3, 5)
 
 
+def test_a_topics_first_size_is_kept(world: Any) -> None:
+    topics = world.ledger.topics
+    topics.observe(world.job, "kafka", "departures", "id-1", 5)
+    (row,) = topics.list("flights", "kafka")
+    assert (row.first_partitions, row.partitions) == (3, 5)
+
+
+def test_an_input_starts_with_the_topics_of_its_first_look(world: Any) -> None:
+    topics = world.ledger.topics
+    both = topics.observe_all(world.job, "other", [("arrivals", "id-8", 1), ("weather", "id-9", 2)])
+    assert [(row.topic, row.at_start) for row in both] == [("arrivals", True), ("weather", True)]
+    later = topics.observe_all(world.job, "other", [("arrivals", "id-8", 1), ("delays", "id-10", 1)])
+    assert [(row.topic, row.at_start) for row in later] == [("arrivals", True), ("delays", False)]
+    (empty_at_first,) = topics.observe_all(world.job, "third", [("gates", "id-11", 1)], appeared=True)
+    assert not empty_at_first.at_start
+    assert [row.topic for row in topics.list("flights", "other")] == ["arrivals", "delays", "weather"]
+
+
 def test_a_recreated_topic_is_another_incarnation(world: Any) -> None:
     row = world.ledger.topics.observe(world.job, "kafka", "departures", "id-2", 3)
     assert row.incarnation == 2

@@ -169,6 +169,8 @@ def upgrade() -> None:
         sa.Column("topic_id", sa.Text(), nullable=False),
         sa.Column("incarnation", sa.Integer(), nullable=False),
         sa.Column("partitions", sa.Integer(), nullable=False),
+        sa.Column("first_partitions", sa.Integer(), nullable=False),
+        sa.Column("at_start", sa.Boolean(), nullable=False),
         sa.Column("current", sa.Boolean(), nullable=False),
         sa.Column("first_seen_ms", sa.BigInteger(), nullable=False),
         sa.Column("changed_at_ms", sa.BigInteger(), nullable=False),
