@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from headrace.demo.flights_demo import Stopwatch, run_flights
-from headrace.demo.stack import DemoStack, dags_folder
+from headrace.demo.stack import DemoStack, dags_folder, jars_are_there
 from headrace.demo.view import View
 from headrace.demo.word_count_demo import run_word_count
 
@@ -84,6 +84,8 @@ def run_demo(options: DemoOptions, view: View) -> Outcome:
     try:
         with view:
             view.say(f"starting Kafka, Elasticsearch, Postgres and Airflow in {stack.data}")
+            if not jars_are_there():
+                view.say("this once, their jars are fetched from Maven Central, some 150 MB")
             with watch.over("start of the stack"):
                 stack.start(view.stack)
             view.say(f"the stack is up; Airflow is at {stack.address('api-server')}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import headrace
 from headrace.demo.errors import DemoError
 from headrace.local.airflow_api import AirflowApi
+from headrace.local.jars import cache_dir
 from headrace.local.process import GuardedProcess, ProcessSpec, child_environment, tail
 from headrace.local.state import Phase, StackState, read_state
 
@@ -147,6 +148,12 @@ def dags_folder() -> Path:
         if (folder / "flights.py").is_file():
             return folder
     raise DemoError("The examples' DAG files are not installed.", remedy="Run the demo from a checkout of headrace.")
+
+
+def jars_are_there() -> bool:
+    """Whether the servers' jars have been fetched before."""
+    fetched = {folder.name.partition("-")[0] for folder in (cache_dir() / "jars").glob("*-*") if folder.is_dir()}
+    return {"kafka", "elasticsearch", "postgres"} <= fetched
 
 
 _HEADRACE = (sys.executable, "-m", "headrace.cli.main")

@@ -1,0 +1,32 @@
+"""The demo's stack, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.demo.errors import DemoError
+from headrace.demo.stack import DemoStack, dags_folder, jars_are_there
+
+
+def test_the_examples_dag_files_are_found() -> None:
+    names = {file.name for file in dags_folder().iterdir()}
+    assert {"flights.py", "word_count.py", "word_count_transform.py", "deployment.py", ".airflowignore"} <= names
+
+
+def test_whether_jars_have_to_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    assert not jars_are_there()
+    for bundle in ("kafka-0123", "elasticsearch-4567", "postgres-linux-amd64-89ab"):
+        assert not jars_are_there()
+        (tmp_path / "jars" / bundle).mkdir(parents=True)
+    assert jars_are_there()
+
+
+def test_a_stack_that_was_never_started(tmp_path: Path) -> None:
+    stack = DemoStack(tmp_path / "demo", tmp_path, keep=False)
+    with pytest.raises(DemoError, match="no stack in"):
+        _ = stack.state
+    stack.clear()
+    assert not (tmp_path / "demo").exists()
