@@ -85,7 +85,7 @@ def run_demo(options: DemoOptions, view: View) -> Outcome:
         with view:
             view.say(f"starting Kafka, Elasticsearch, Postgres and Airflow in {stack.data}")
             if not jars_are_there():
-                view.say("this once, their jars are fetched from Maven Central, some 150 MB")
+                view.say("this once, their jars are fetched from Maven Central, some 100 MB")
             with watch.over("start of the stack"):
                 stack.start(view.stack)
             view.say(f"the stack is up; Airflow is at {stack.address('api-server')}")
