@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-pytestmark = pytest.mark.slow
+# One test waits up to 120 and twice 200 s for Airflow, and the first also for its start.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RECEIVER, BATCHES = "flights_receiver", "flights_batches"
 INTERVAL = timedelta(seconds=10)

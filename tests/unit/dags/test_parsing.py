@@ -17,9 +17,9 @@ OURS = (
 )
 
 DAG_FILE = """
-import json, sys, time
+import json, sys
 import airflow.sdk
-before, start = set(sys.modules), time.monotonic()
+before = set(sys.modules)
 from headrace.dags import stream_dags
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 receiver, batches = stream_dags(Stream(
@@ -30,8 +30,7 @@ receiver, batches = stream_dags(Stream(
     storage="/somewhere",
     ledger="sqlite:////somewhere/ledger.db",
 ))
-elapsed = time.monotonic() - start
-print(json.dumps({"seconds": elapsed, "before": sorted(before), "after": sorted(sys.modules)}))
+print(json.dumps({"before": sorted(before), "after": sorted(sys.modules)}))
 """
 
 
@@ -41,6 +40,5 @@ def test_parsing_a_stream_imports_nothing_heavy():
     added = set(told["after"]) - set(told["before"])
     assert sorted(name for name in added if name.split(".")[0] in HEAVY) == []
     assert sorted(name for name in told["after"] if name.startswith(OURS)) == []
-    # 0.1 s beyond Airflow's own import where it was measured, on two cores; a hundred times less than it costs to
-    # import pyspark and pyarrow. The bound is for a machine that does something else as well.
-    assert told["seconds"] < 2
+    # Some 200 beyond Airflow's own where they were counted; seconds would depend on what else the machine does.
+    assert len(added) < 400
