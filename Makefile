@@ -12,15 +12,15 @@ KEEP ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wordcount test unit integration system lint format lock java clean
+.PHONY: help demo wordcount test unit integration system lint format lock java jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-demo: $(VENV)/.installed java ## Flights from a real Kafka into a real Elasticsearch, proved (KEEP=1 leaves it running)
+demo: $(VENV)/.installed java jars ## Flights from a real Kafka into a real Elasticsearch, proved (KEEP=1 leaves it running)
 	$(BIN)/headrace demo $(if $(KEEP),--keep) $(ARGS)
 
-wordcount: $(VENV)/.installed java ## Spark's quick example as a stream, on the console
+wordcount: $(VENV)/.installed java jars ## Spark's quick example as a stream, on the console
 	$(BIN)/headrace demo --example wordcount $(if $(KEEP),--keep) $(ARGS)
 
 test: lint unit integration system ## All the tests, and the linters
@@ -28,10 +28,10 @@ test: lint unit integration system ## All the tests, and the linters
 unit: $(VENV)/.installed-dev ## Milliseconds each, no server
 	$(BIN)/python -m pytest tests/unit -q $(ARGS)
 
-integration: $(VENV)/.installed-dev java ## Real Kafka, Elasticsearch, Postgres and Spark
+integration: $(VENV)/.installed-dev java jars ## Real Kafka, Elasticsearch, Postgres and Spark
 	$(BIN)/python -m pytest tests/integration -q $(ARGS)
 
-system: $(VENV)/.installed-dev java ## The DAGs in a real Airflow, through its API
+system: $(VENV)/.installed-dev java jars ## The DAGs in a real Airflow, through its API
 	$(BIN)/python -m pytest tests/system -q $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and the layers
@@ -65,6 +65,10 @@ java:
 	  echo "headrace needs Java 17 or newer, and 'java' on the PATH is version $${version:-unknown}."; \
 	  echo "Install one with 'apt-get install openjdk-17-jre-headless' or 'brew install openjdk@17' and put it first on the PATH."; \
 	  exit 1; }
+
+# Ahead of what waits for servers with a deadline. No stamp: the cache is elsewhere, and looking through it is quick.
+jars: $(VENV)/.installed java
+	@$(BIN)/python -m headrace.local.jars fetch
 
 $(VENV)/.uv: requirements-bootstrap.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \

@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import xml.sax.saxutils
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from headrace.errors import HeadraceError
 from headrace.local.errors import JarsError, UnsupportedPlatformError
 from headrace.local.java import find_java
 from headrace.local.locks import exclusive
@@ -92,9 +93,7 @@ def bundle_jars(
     wanted = (read_lock() if lock is None else lock).get(bundle)
     if not wanted:
         raise JarsError(f"The lock file {LOCK_FILE.name} has no jars for {bundle!r}.", remedy=_REMAKE)
-    # Another version of headrace may have another lock: its jars live in another folder.
-    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:12]
-    folder = cache / "jars" / f"{bundle}-{digest}"
+    folder = _folder(bundle, wanted, cache)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Tests in parallel and a first `headrace up` fetch once.
     with exclusive(folder.with_suffix(".lock")):
@@ -103,6 +102,23 @@ def bundle_jars(
         else:
             check_jars(bundle, folder, wanted)
     return [folder / name for name in sorted(wanted)]
+
+
+def fetch_all(tell: Callable[[str], None], *, cache: Path | None = None) -> None:
+    """Fetch what the embedded stack needs on this platform, telling of each bundle that is not there yet.
+
+    Where there are no Postgres binaries for the platform, the others are fetched, and that is told. JarsError.
+    """
+    bundles = ["kafka", "elasticsearch"]
+    try:
+        bundles.append(postgres_bundle())
+    except UnsupportedPlatformError as error:
+        tell(str(error))
+    lock = read_lock()
+    for number, bundle in enumerate(bundles, 1):
+        if not _folder(bundle, lock.get(bundle, {}), cache_dir() if cache is None else cache).is_dir():
+            tell(f"Fetching the jars of {bundle} ({number} of {len(bundles)}), once; this can take minutes")
+        bundle_jars(bundle, cache=cache, lock=lock)
 
 
 def check_jars(bundle: str, folder: Path, wanted: Mapping[str, str]) -> None:
@@ -143,6 +159,12 @@ def make_lock(path: Path = LOCK_FILE, *, cache: Path | None = None) -> None:
             _retrieve(bundle, Path(folder), cache)
             bundles[bundle] = {jar.name: _sha256(jar) for jar in sorted(Path(folder).glob("*.jar"))}
     path.write_text(json.dumps({"bundles": bundles}, indent=2) + "\n")
+
+
+def _folder(bundle: str, wanted: Mapping[str, str], cache: Path) -> Path:
+    # Another version of headrace may have another lock: its jars live in another folder.
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:12]
+    return cache / "jars" / f"{bundle}-{digest}"
 
 
 def _fetch_checked(bundle: str, wanted: Mapping[str, str], folder: Path, cache: Path) -> None:
@@ -214,7 +236,18 @@ def _sha256(jar: Path) -> str:
 _REMAKE = "Make the lock file anew with `python -m headrace.local.jars lock` and review the difference."
 
 
+def main(arguments: list[str]) -> None:
+    """`lock` makes the lock file anew, `fetch` fetches what this machine needs."""
+    if arguments == ["lock"]:
+        make_lock()
+    elif arguments == ["fetch"]:
+        try:
+            fetch_all(lambda text: print(text, flush=True))
+        except HeadraceError as error:
+            sys.exit(str(error))
+    else:
+        sys.exit("usage: python -m headrace.local.jars lock|fetch")
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] != ["lock"]:
-        sys.exit("usage: python -m headrace.local.jars lock")
-    make_lock()
+    main(sys.argv[1:])
