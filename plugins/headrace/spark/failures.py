@@ -1,6 +1,8 @@
-"""Errors that came through Spark, told in a line."""
+"""Errors that came through Spark, told in a line, or with the Python that led to them."""
 
 from __future__ import annotations
+
+import traceback
 
 
 def first_cause(error: BaseException) -> str:
@@ -26,3 +28,17 @@ def first_cause(error: BaseException) -> str:
         return java[-1]
     first = next((line for line in text.splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def python_account(error: BaseException) -> str:
+    """Where in Python it happened, for whoever wrote the transform: this process's frames, and below them those of the
+    executor's Python if the error came from there. Java's stack, hundreds of lines, is left out.
+    """
+    account = "Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__))
+    lines = str(error).splitlines()
+    starts = [row for row, line in enumerate(lines) if line.strip().startswith("Traceback (most recent call last)")]
+    if not starts:
+        return account + first_cause(error)
+    ends = (row for row in range(starts[-1] + 1, len(lines)) if lines[row] and not lines[row][0].isspace())
+    remote = lines[starts[-1] + 1 : next(ends, len(lines))]
+    return account + "In the executor:\n" + "\n".join([*remote, first_cause(error)])

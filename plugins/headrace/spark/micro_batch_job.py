@@ -21,6 +21,7 @@ from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
 from headrace.ledger.rows import Attempt
 from headrace.spark.batch_session import open_connect_session, open_own_session
 from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
+from headrace.spark.failures import python_account
 from headrace.spark.micro_batch import LEASE_MS, BatchResult, run_micro_batch
 from headrace.spark.sessions import is_connect, lose_patience
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
@@ -54,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(terminated))
         return EXIT_TERMINATED
     except HeadraceError as error:
+        if error.__cause__ is not None:
+            print(error.__cause__ if options.traceback else python_account(error.__cause__), file=sys.stderr)
         tell(f"failed: {error}")
-        if options.traceback and error.__cause__ is not None:
-            print(error.__cause__, file=sys.stderr)
         return EXIT_FAILED
     finally:
         if watch is not None:
@@ -159,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--force", action="store_true", help="run a completed batch again")
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
     parser.add_argument("--json", action="store_true", help="print the result as the last line of stdout")
-    parser.add_argument("--traceback", action="store_true", help="print Spark's whole account of a failure")
+    parser.add_argument("--traceback", action="store_true", help="print Spark's whole account of a failure, Java's too")
     return parser
 
 

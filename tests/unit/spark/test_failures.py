@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headrace.spark.failures import first_cause
+from headrace.spark.failures import first_cause, python_account
 
 SPARK = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -27,3 +27,26 @@ def test_other_errors_are_their_first_line() -> None:
     assert first_cause(KeyError("x")) == "KeyError: 'x'"
     assert first_cause(RuntimeError("\none\ntwo")) == "RuntimeError: one"
     assert first_cause(RuntimeError()) == "RuntimeError"
+
+
+def test_the_account_has_the_python_of_both_sides_and_none_of_java() -> None:
+    remote = (
+        "An exception was thrown from the Python worker.\n"
+        'Traceback (most recent call last):\n  File "orders.py", line 7, in total\n    return cents * rate\n'
+        "TypeError: no rate\n\n\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handle(X.scala:5)\n"
+    )
+    try:
+        raise RuntimeError(remote)
+    except RuntimeError as error:
+        account = python_account(error)
+    assert "test_failures.py" in account
+    assert 'File "orders.py", line 7' in account
+    assert account.endswith("TypeError: no rate")
+    assert "org.apache.spark" not in account
+
+
+def test_the_account_of_an_error_of_this_process() -> None:
+    try:
+        raise KeyError("rate")
+    except KeyError as error:
+        assert python_account(error).endswith("KeyError: 'rate'")
