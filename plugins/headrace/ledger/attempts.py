@@ -263,7 +263,7 @@ def _check_order(connection: Connection, locked: LockedStream, batch: BatchRow) 
                 .limit(10)
             ).scalars()
         )
-    earlier.update(
+    unclaimed = set(
         connection.execute(
             select(unclaimed_times.c.batch_time_ms)
             .where(unclaimed_times.c.stream == batch.stream, unclaimed_times.c.batch_time_ms < batch.batch_time_ms)
@@ -271,13 +271,20 @@ def _check_order(connection: Connection, locked: LockedStream, batch: BatchRow) 
             .limit(10)
         ).scalars()
     )
-    if earlier:
-        first = sorted(earlier)
+    if earlier | unclaimed:
+        first = sorted(earlier | unclaimed)
+        # Only a batch that was allocated can be given up.
+        way_out = (
+            "Run it: its blocks are there, and no batch has taken them."
+            if first[0] in unclaimed
+            else "Wait for it or run it; if it can never succeed, give it up: "
+            f"`headrace abandon {batch.stream} {first[0]} --reason WHY`."
+        )
         raise NotItsTurnError(
             f"Stream {batch.stream!r} runs its batches in order, and before {batch.batch_time_ms} "
             f"there is {', '.join(map(str, first[:3]))}.",
             busy=first,
-            remedy="Wait for it, run it, or abandon it with a reason.",
+            remedy=way_out,
         )
 
 

@@ -50,7 +50,10 @@ class StreamNotFoundError(LedgerError):
     """No stream of that name was registered."""
 
     def __init__(self, stream: str) -> None:
-        super().__init__(f"The ledger knows no stream {stream!r}.", remedy="Register it first (`headrace start`).")
+        super().__init__(
+            f"The ledger knows no stream {stream!r}.",
+            remedy="The stream's receiver DAG registers it when it runs (KafkaReceiverOperator); is this its ledger?",
+        )
         self.stream = stream
 
 

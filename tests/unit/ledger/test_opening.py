@@ -19,7 +19,7 @@ from alembic.script import ScriptDirectory
 
 from headrace.blocks import TopicPartition
 from headrace.ledger import Ledger, errors
-from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError
+from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
 from headrace.ledger.schema import HEAD, MIGRATIONS
 from headrace.ledger.tables import metadata
 from headrace.ledger.urls import engine_url
@@ -115,8 +115,10 @@ def test_an_older_schema_is_not_migrated_unasked_and_a_newer_one_refused(ledger:
     database = ledger.streams._database
     with database.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(SchemaError, match="is 9999"):
+    with pytest.raises(SchemaError, match=r"is 9999.*KafkaReceiverOperator"):
         Ledger.open(ledger.url, migrate=False)
+    with pytest.raises(StreamNotFoundError, match="KafkaReceiverOperator"):
+        ledger.streams.get("nobody's")
     with pytest.raises(SchemaError, match="newer headrace"):
         Ledger.open(ledger.url)
 
