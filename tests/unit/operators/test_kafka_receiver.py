@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
@@ -48,6 +49,43 @@ def test_a_second_task_attaches_to_the_job_that_lives(operator, toy, ledger, tas
     waiting = deferred(again, task.context)
     assert again._process is None
     assert waiting.trigger.parameters == {"epoch": job.epoch}
+
+
+def test_of_two_tries_that_start_a_job_at_once_one_does_and_the_other_attaches(
+    toy, ledger, make_task, stream, until, monkeypatch
+):
+    """Airflow runs a second try beside a first that it takes for dead, and neither sees a live job."""
+    toy("run")
+    both_saw_none = threading.Barrier(2, timeout=30)
+    spawn = KafkaReceiverOperator._spawn
+
+    def spawn_together(operator, context):
+        both_saw_none.wait()
+        return spawn(operator, context)
+
+    monkeypatch.setattr(KafkaReceiverOperator, "_spawn", spawn_together)
+    tries = [KafkaReceiverOperator(task_id="receive", stream=stream, start_timeout=30) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        waiting = list(pool.map(lambda one: deferred(one, make_task().context), tries))
+
+    assert [one.trigger.parameters for one in waiting] == [{"epoch": 1}, {"epoch": 1}]
+    loser = until(lambda: next((one._process for one in tries if not one._process.alive()), None))
+    assert loser.exit_code() == 75
+    assert "is held by" in loser.log.read_text()
+    (winner,) = [one._process for one in tries if one._process is not loser]
+    (job,) = ledger.jobs.list("flights")
+    assert winner.alive()
+    assert (job.attributes["pid"], job.alive(ledger.now_ms())) == (winner.pid, True)
+
+
+def test_a_try_that_dies_between_spawn_and_lease_leaves_one_job(operator, toy, ledger, task, make_task, stream, until):
+    toy("run")
+    left = operator._spawn(task.context)
+    again = KafkaReceiverOperator(task_id="receive", stream=stream, start_timeout=30)
+    waiting = deferred(again, make_task().context)
+    assert waiting.trigger.parameters == {"epoch": 1}
+    until(lambda: [left.alive(), again._process is not None and again._process.alive()].count(True) == 1)
+    assert len(ledger.jobs.list("flights")) == 1
 
 
 def test_a_job_that_was_asked_to_stop_ends_the_task_well(operator, toy, ledger, task, until):

@@ -13,6 +13,7 @@ import time
 
 from headrace.blocks import ReceiverId
 from headrace.ledger import Ledger
+from headrace.ledger.errors import LeaseHeldError
 
 LEASE_MS = 1500
 
@@ -28,12 +29,16 @@ if behaviour == "crash":
     sys.exit("java.lang.IllegalArgumentException: no such master")
 
 with Ledger.open(arguments.ledger) as ledger:
-    lease = ledger.jobs.acquire(
-        arguments.stream,
-        holder=arguments.holder,
-        lease_ms=LEASE_MS,
-        attributes={"ui_url": "http://127.0.0.1:4040", "pid": os.getpid()},
-    )
+    try:
+        lease = ledger.jobs.acquire(
+            arguments.stream,
+            holder=arguments.holder,
+            lease_ms=LEASE_MS,
+            attributes={"ui_url": "http://127.0.0.1:4040", "pid": os.getpid()},
+        )
+    except LeaseHeldError as error:
+        print(error, flush=True)
+        sys.exit(75)
     receiver = ledger.receivers.register(lease, ReceiverId(arguments.stream, "records", 0), host="h", lease_ms=LEASE_MS)
     ledger.jobs.update(lease, state="running")
     print("toy receiver job runs", flush=True)
