@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
-from headrace.operators.batch import BatchStep
+from headrace.operators.batch import BatchStepOperator
 from headrace.operators.claims import claim
 
 if TYPE_CHECKING:
@@ -15,10 +12,9 @@ if TYPE_CHECKING:
 
     from headrace.batching.allocation import Allocation
     from headrace.ledger.rows import UnclaimedTime
-    from headrace.stream import Stream
 
 
-class AllocateBlocksOperator(BatchStep, BaseOperator):
+class AllocateBlocksOperator(BatchStepOperator):
     """Seals the run's batch time and allocates its blocks: as a manifest beside the log, then in the ledger.
 
     A batch that is allocated already keeps its blocks, however often the task runs. Returns a small summary.
@@ -30,12 +26,10 @@ class AllocateBlocksOperator(BatchStep, BaseOperator):
     :param claim_missed: whether to trigger those runs; otherwise the task's log names them.
     """
 
-    template_fields: Sequence[str] = ()
     ui_color = "#e3f1d8"
 
-    def __init__(self, *, stream: Stream, claim_missed: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *, claim_missed: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
         self.claim_missed = claim_missed
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
 
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.timetables.batch_time import batch_time_ms
@@ -35,3 +38,16 @@ class BatchStep:
         with LedgerHook(self.stream.ledger).opened() as ledger:
             register(ledger, self.stream)
             yield ledger, open_storage(self.stream.storage.url)
+
+
+class BatchStepOperator(BatchStep, BaseOperator):
+    """A step that needs nothing but its stream.
+
+    :param stream: the stream.
+    """
+
+    template_fields: Sequence[str] = ()
+
+    def __init__(self, *, stream: Stream, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
-from headrace.operators.batch import BatchStep
+from headrace.operators.batch import BatchStepOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.stream import Stream
 
-
-class CheckpointOperator(BatchStep, BaseOperator):
+class CheckpointOperator(BatchStepOperator):
     """Writes the stream's checkpoint: positions, allocations and completed batches, for recovery without the ledger.
 
     It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint.
@@ -23,12 +18,7 @@ class CheckpointOperator(BatchStep, BaseOperator):
     :param stream: the stream.
     """
 
-    template_fields: Sequence[str] = ()
     ui_color = "#f6ecd2"
-
-    def __init__(self, *, stream: Stream, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.stream = stream
 
     def execute(self, context: Context) -> Any:
         """Write the checkpoint."""

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from headrace.errors import HeadraceError
-from headrace.operators.batch import BatchStep
+from headrace.operators.batch import BatchStepOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from headrace.stream import Stream
 
 
 class BatchNotCheckpointedError(HeadraceError):
     """The batch completed, and its checkpoint is missing."""
 
 
-class CleanupOperator(BatchStep, BaseOperator):
+class CleanupOperator(BatchStepOperator):
     """Deletes log segments whose every block is in a batch that has completed, is checkpointed and is old enough.
 
     It decides by what the ledger says of each batch, never by age, so it is as safe after a failed batch as after
@@ -30,12 +25,7 @@ class CleanupOperator(BatchStep, BaseOperator):
     :param stream: the stream.
     """
 
-    template_fields: Sequence[str] = ()
     ui_color = "#f3dede"
-
-    def __init__(self, *, stream: Stream, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.stream = stream
 
     def execute(self, context: Context) -> Any:
         """Clean up, then check that this batch left nothing undone."""
