@@ -20,6 +20,10 @@ class ReceiverStats:
 
     def __init__(self) -> None:
         self._stored: deque[tuple[float, int]] = deque()
+        self.torn_tail_bytes = 0
+        """Left in the log by the writer before, no part of it."""
+        self.log_damages = 0
+        """Places where the log is damaged that this receiver's writer found."""
 
     def collect(self, now: float, kafka: KafkaReceiver, store: BlockStore, queued: tuple[int, int]) -> dict[str, Any]:
         """JSON values. ``rate`` is in records/s over the last seconds, ``lag`` in records per "topic-partition"."""
@@ -50,6 +54,8 @@ class ReceiverStats:
             "commit_failures": kafka.commits.failures,
             "commit_error": kafka.commits.last_error,
             "store_failures": store.write_failures,
+            "torn_tail_bytes": self.torn_tail_bytes,
+            "log_damages": self.log_damages,
             "below_position": kafka.below_position,
             "not_owned": kafka.not_owned,
             "dropped": store.dropped_records,

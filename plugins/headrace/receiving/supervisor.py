@@ -150,6 +150,7 @@ class ReceiverSupervisor:
             clock=self._clock,
             positions=lambda: self._next_offsets,
         )
+        self._tell_inheritance(writer)
         self._store = BlockStore(
             self._lease,
             self._ledger,
@@ -169,6 +170,28 @@ class ReceiverSupervisor:
             clock=self._clock,
             now_ms=self._ledger_clock.now_ms,
         )
+
+    def _tell_inheritance(self, writer: WriteAheadLogWriter) -> None:
+        """What a writer before this one left: bytes that are no part of the log, and damage to it (rule 11)."""
+        found: list[dict[str, object]] = [
+            {"segment": tail.segment, "offset": tail.offset, "bytes": tail.length, "error": f"torn tail: {tail.reason}"}
+            for tail in writer.inheritance.torn_tails
+        ]
+        found += [
+            {"segment": damage.segment, "offset": damage.offset, "error": str(damage)}
+            for damage in writer.inheritance.damage
+        ]
+        self._stats.torn_tail_bytes = writer.torn_tail_bytes
+        self._stats.log_damages = len(writer.inheritance.damage)
+        if not found:
+            return
+        # A writer that ends before its first block leaves what it found to the next one.
+        latest = self._ledger.events.latest(self._stream.name, [EventKind.LOG_DAMAGED])
+        told = {(event.payload.get("segment"), event.payload.get("offset")) for event in latest}
+        for each in found:
+            if (each["segment"], each["offset"]) not in told:
+                payload = {"receiver": str(self._receiver_id), "epoch": self._lease.epoch, **each}
+                self._ledger.events.append(self._stream.name, EventKind.LOG_DAMAGED, payload)
 
     def _receive(self, stop: threading.Event) -> None:
         while not stop.is_set():

@@ -297,6 +297,26 @@ def test_records_of_a_topic_created_again_are_not_taken_for_the_old_ones(setting
     assert setting.stored() == [(0, 0, b"old")]
 
 
+def test_what_a_crash_left_in_the_log_is_told_once(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    log = setting.storage.below("log")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+        (segment,) = log.list()
+    whole = log.read(segment)
+    log.write_atomically(segment, whole[:-7])
+    for _ in range(2):  # Neither life writes a block, so both find it.
+        with setting.running():
+            eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("torn_tail_bytes", 0) > 0)
+    (event,) = setting.events(EventKind.LOG_DAMAGED)
+    assert (event["segment"], event["offset"] + event["bytes"]) == (segment, len(whole) - 7)
+    setting.kafka.produce("flights", 0, b"b")
+    with setting.running():
+        eventually(lambda: setting.positions() == [2, 0])
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
 def test_idle_positions_move_on_without_a_block(setting: Setting) -> None:
     from headrace.receiving.fakes import FakeEntry
 
