@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +24,26 @@ PartitionKey = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What the ledger knows of an input before it is asked about.
+
+    ``partitions`` have a position. ``topics`` were seen (name and id), and whether they were there when the input
+    ``began``, which it has once it was looked at.
+    """
+
+    partitions: frozenset[PartitionKey] = frozenset()
+    topics: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    began: bool = False
+
+    def appeared(self, topic: str, topic_id: str) -> bool:
+        """Whether new partitions of the topic came to be after the input began. Its own partitions and the ledger's
+        note of it tell, not other topics': where to begin in one may become known later than in another."""
+        if any(key[:2] == (topic, topic_id) for key in self.partitions):
+            return True
+        return not self.topics.get((topic, topic_id), not self.began)
+
+
+@dataclass(frozen=True, slots=True)
 class Discovery:
     """What was found. ``starting`` has an offset for each partition that was not known; ``problems`` are sentences
     for a person; ``foreign`` is None where it could not be found out."""
@@ -38,9 +58,7 @@ class Discovery:
 class Discoverer(Protocol):
     """Asks about one input. Called in a thread of its own, one call at a time."""
 
-    def discover(self, known: Collection[PartitionKey], *, is_first: bool) -> Discovery:
-        """``known`` partitions have a position in the ledger; ``is_first``: the input never had one before."""
-        ...
+    def discover(self, known: Known) -> Discovery: ...
 
 
 class KafkaDiscoverer:
@@ -51,7 +69,7 @@ class KafkaDiscoverer:
         self._group = group
         self._admin = admin
 
-    def discover(self, known: Collection[PartitionKey], *, is_first: bool) -> Discovery:
+    def discover(self, known: Known) -> Discovery:
         if self._admin is None:
             self._admin = AdminClient(admin_config(self._source))
         topics, missing = TopicWatch(self._admin, self._source).look()
@@ -62,9 +80,10 @@ class KafkaDiscoverer:
         starting: dict[PartitionKey, int] = {}
         for seen in topics:
             new = [(seen.topic, number) for number in range(seen.partitions)]
-            new = [each for each in new if (seen.topic, seen.topic_id, each[1]) not in known]
+            new = [each for each in new if (seen.topic, seen.topic_id, each[1]) not in known.partitions]
             try:
-                offsets = resolve(self._admin, self._source, new, appeared=not is_first)
+                appeared = known.appeared(seen.topic, seen.topic_id)
+                offsets = resolve(self._admin, self._source, new, appeared=appeared)
             except (KafkaException, HeadraceError) as error:
                 problems.append(f"where to begin in {seen.topic} is not known: {error}")
                 continue

@@ -21,8 +21,8 @@ class KafkaClientError(ReceivingError):
     """The Kafka client is beyond repair; a new one is needed."""
 
 
-class TopicRecreatedError(ReceivingError):
-    """Records may come from another incarnation of a topic than the positions; none of them is stored."""
+class KeyVersionsError(ReceivingError):
+    """Offsets no longer order the values of a key: new values would be lost."""
 
 
 class StoreFailedError(ReceivingError):

@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterable
 from headrace.blocks import TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseHeldError
-from headrace.ledger.rows import JobLease, PositionRow
+from headrace.ledger.rows import JobLease, PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.receiving.assignment import assign
-from headrace.receiving.discovery import Discovery, PartitionKey
+from headrace.receiving.discovery import Discovery, Known, PartitionKey
+from headrace.receiving.key_versions import check_key_versions
+from headrace.stream import Stream
 from headrace.stream.inputs import KafkaInput
 
 logger = logging.getLogger(__name__)
@@ -23,29 +25,56 @@ _LOOKS_UNTIL_DELETED = 3
 class Partitioning:
     """Puts discoveries and rebalances into the ledger; the tracker's loop calls it."""
 
-    def __init__(self, stream: str, source: KafkaInput, ledger: Ledger, job_lease: JobLease, *, grace_ms: int) -> None:
+    def __init__(
+        self, stream: Stream, source: KafkaInput, ledger: Ledger, job_lease: JobLease, *, grace_ms: int
+    ) -> None:
         """A receiver that was live less than ``grace_ms`` ago keeps its partitions: it is likely to be back."""
         self._stream = stream
         self._source = source
         self._ledger = ledger
         self._lease = job_lease
         self._grace_ms = grace_ms
+        self._looked = False
         self._first_ms: int | None = None
         self._seen_ms: dict[int, int] = {}
         self._absent_looks: dict[tuple[str, str], int] = {}
 
-    def known(self) -> set[PartitionKey]:
-        """The partitions that have a position."""
-        return {_key(row.partition) for row in self._rows()}
+    def begin(self) -> None:
+        """A new job's first step, before there are receivers: failed partitions are tried again, once a job. What made
+        them fail may be over or decided otherwise by now; where it is not they fail again, and are seen to.
+
+        Raises:
+            KeyVersionsError: the stream must not go on; see `check_key_versions`.
+        """
+        check_key_versions(self._stream, self._topics())
+        failed = [row for row in self._rows() if row.state is PartitionState.FAILED]
+        for row in failed:
+            logger.warning("input %s: %s is tried again; it had failed: %s", self._source.id, row.partition, row.error)
+        if failed:
+            partitions = [row.partition for row in failed]
+            self._ledger.positions.set_state(self._lease, self._source.id, partitions, PartitionState.ACTIVE)
+
+    def known(self) -> Known:
+        """What a discoverer is to know."""
+        topics = {(row.topic, row.topic_id): row.at_start for row in self._topics()}
+        partitions = frozenset(_key(row.partition) for row in self._rows())
+        return Known(partitions, topics, began=self._looked or bool(topics))
 
     def apply(self, discovery: Discovery) -> None:
-        """Note topics, give new partitions their starting position, end those of topics that are gone."""
-        incarnations = {
-            (seen.topic, seen.topic_id): self._ledger.topics.observe(
-                self._lease, self._source.id, seen.topic, seen.topic_id, seen.partitions
-            ).incarnation
-            for seen in discovery.topics
-        }
+        """Note topics, give new partitions their starting position, end those of topics that are gone.
+
+        Raises:
+            KeyVersionsError: the stream must not go on. The topics are noted, and no new partition has a position.
+        """
+        observed = self._ledger.topics.observe_all(
+            self._lease,
+            self._source.id,
+            [(seen.topic, seen.topic_id, seen.partitions) for seen in discovery.topics],
+            appeared=self._looked,
+        )
+        self._looked = True
+        check_key_versions(self._stream, self._topics())
+        incarnations = {(row.topic, row.topic_id): row.incarnation for row in observed}
         starting = {
             TopicPartition(topic, topic_id, number, incarnations[topic, topic_id]): offset
             for (topic, topic_id, number), offset in discovery.starting.items()
@@ -127,7 +156,10 @@ class Partitioning:
         self._ledger.positions.set_state(self._lease, self._source.id, [row.partition], PartitionState.ACTIVE)
 
     def _rows(self) -> list[PositionRow]:
-        return self._ledger.positions.list(self._stream, self._source.id)
+        return self._ledger.positions.list(self._stream.name, self._source.id)
+
+    def _topics(self) -> list[TopicRow]:
+        return self._ledger.topics.list(self._stream.name, self._source.id)
 
 
 def _holder(row: PositionRow) -> int | None:

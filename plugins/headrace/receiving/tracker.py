@@ -83,7 +83,7 @@ class ReceiverTracker:
         make = discoverer or (lambda source: KafkaDiscoverer(source, stream.group_of(source)))
         self._discoverers = {source.id: make(source) for source in stream.inputs}
         self._partitioning = {
-            source.id: Partitioning(stream.name, source, ledger, job_lease, grace_ms=receiver_lease_ms)
+            source.id: Partitioning(stream, source, ledger, job_lease, grace_ms=receiver_lease_ms)
             for source in stream.inputs
         }
         text = stream.model_dump_json()
@@ -99,12 +99,14 @@ class ReceiverTracker:
         self._questions: dict[str, Future[Discovery]] = {}
         self._next_question: dict[str, float] = {}
         self._told: dict[str, str] = {}
+        self._has_begun = False
         self._pool = ThreadPoolExecutor(max_workers=len(stream.inputs), thread_name_prefix="headrace-discovery")
 
     def run(self, stop: threading.Event | None = None) -> TrackerReport:
         """Keep the receivers going until the job is asked to stop (in the ledger, or by ``stop``) or loses its lease.
 
-        Raises what is not foreseen, after cancelling the receivers; the caller releases the lease as failed.
+        Raises KeyVersionsError and what is not foreseen, after cancelling the receivers; the caller releases the lease
+        as failed.
         """
         stop = stop or threading.Event()
         try:
@@ -112,7 +114,9 @@ class ReceiverTracker:
                 status = self._renew()
                 if stop.is_set() or (status is not None and status.stop_requested):
                     return self._stop(status)
-                if status is not None:
+                if status is not None and not self._has_begun:
+                    self._tolerantly(self._begin)
+                if status is not None and self._has_begun:
                     self._keep_going()
                     self._hand_out(status)
                 self._clock.wait(stop, TICK_SECONDS)
@@ -144,6 +148,11 @@ class ReceiverTracker:
             for receiver in self._receivers
         }
 
+    def _begin(self) -> None:
+        for partitioning in self._partitioning.values():
+            partitioning.begin()
+        self._has_begun = True
+
     def _keep_going(self) -> None:
         for receiver in self._receivers:
             ended = receiver.keep_going(self._clock.monotonic())
@@ -174,9 +183,7 @@ class ReceiverTracker:
         if question is None:
             if now >= self._next_question.get(source.id, 0.0):
                 known = self._partitioning[source.id].known()
-                self._questions[source.id] = self._pool.submit(
-                    self._discoverers[source.id].discover, known, is_first=not known
-                )
+                self._questions[source.id] = self._pool.submit(self._discoverers[source.id].discover, known)
             return
         if not question.done():
             return

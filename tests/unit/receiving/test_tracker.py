@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.rows import JobLease
-from headrace.receiving.discovery import Discovery, PartitionKey
+from headrace.receiving.discovery import Discovery, Known
+from headrace.receiving.errors import KeyVersionsError
 from headrace.receiving.fakes import FakeKafka, FakeTopicIds
 from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.key_versions import check_key_versions
+from headrace.receiving.partitioning import Partitioning
 from headrace.receiving.receiver_task import ReceiverTask
 from headrace.receiving.supervisor import ReceiverSupervisor
 from headrace.receiving.topic_watch import SeenTopic, changes
 from headrace.receiving.tracker import ReceiverTracker, TrackerEnd, TrackerReport
-from headrace.stream import Stream
+from headrace.stream import ElasticsearchOutput, KeyIds, Stream
 from headrace.wal.storage import open_storage
 
 MakeStream = Callable[..., Stream]
@@ -38,14 +41,14 @@ class FakeDiscoverer:
         self.foreign: tuple[str, ...] = ()
         self.missing: tuple[str, ...] = ()
 
-    def discover(self, known: Collection[PartitionKey], *, is_first: bool) -> Discovery:
+    def discover(self, known: Known) -> Discovery:
         with self.kafka.lock:
             topics = tuple(
                 SeenTopic(topic, topic_id, self.kafka.partitions(topic))
                 for topic, topic_id in sorted(self.kafka.topic_ids.items())
             )
         keys = [(seen.topic, seen.topic_id, number) for seen in topics for number in range(seen.partitions)]
-        return Discovery(topics, self.missing, {key: 0 for key in keys if key not in known}, self.foreign)
+        return Discovery(topics, self.missing, {key: 0 for key in keys if key not in known.partitions}, self.foreign)
 
 
 class Handle:
@@ -84,7 +87,9 @@ class Launcher:
             open_storage(setting.stream.folder_url),
             task.job_lease,
             lease_ms=task.lease_ms,
-            kafka_factory=lambda: KafkaReceiver({}, consumer_factory=setting.kafka.consumer),
+            kafka_factory=lambda: KafkaReceiver(
+                {}, on_lost_offsets=setting.stream.inputs[0].on_lost_offsets, consumer_factory=setting.kafka.consumer
+            ),
             topic_ids=FakeTopicIds(setting.kafka),
         )
         handle = Handle(supervisor.run)
@@ -99,9 +104,22 @@ class Setting:
         self.discoverer = FakeDiscoverer(kafka)
         self.stop = threading.Event()
         self.report: TrackerReport | None = None
+        self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
+    def again(self, stream: Stream | None = None) -> Setting:
+        """The next job, of a stream that may be defined otherwise."""
+        self.ledger.jobs.release(self.job)
+        job = self.ledger.jobs.acquire("air", holder="next", lease_ms=60_000)
+        return Setting(stream or self.stream, self.ledger, job, self.kafka)
+
     def _run(self) -> None:
+        try:
+            self._track()
+        except Exception as error:
+            self.error = error
+
+    def _track(self) -> None:
         tracker = ReceiverTracker(
             self.stream,
             self.ledger,
@@ -220,6 +238,98 @@ def test_a_topic_created_again_is_another_incarnation(setting: Setting) -> None:
         (2, 3, PartitionState.ACTIVE),
     ]
     assert len(setting.ledger.events.list("air", kinds=[EventKind.TOPIC_RECREATED])) == 1
+
+
+def test_a_failed_partition_is_tried_again_by_the_next_job(setting: Setting, make_stream: MakeStream) -> None:
+    for partition in range(4):
+        setting.kafka.produce("flights", partition, b"a", b"b", b"c")
+    setting.kafka.expire("flights", 1, 2)
+    setting.begin()
+
+    def states() -> list[PartitionState]:
+        return [row.state for row in setting.ledger.positions.list("air")]
+
+    failed = [PartitionState.ACTIVE, PartitionState.FAILED, PartitionState.ACTIVE, PartitionState.ACTIVE]
+    eventually(lambda: states() == failed and setting.positions() == 9)
+    setting.end()
+    # The cause persists: it fails again, and says so again.
+    second = setting.again()
+    second.begin()
+    eventually(lambda: len(setting.ledger.events.list("air", kinds=[EventKind.PARTITION_FAILED])) == 2)
+    assert states() == failed
+    second.end()
+    third = second.again(make_stream(receivers=2, on_lost_offsets="reset"))
+    third.begin()
+    eventually(lambda: third.positions() == 12)
+    assert set(states()) == {PartitionState.ACTIVE}
+    assert [(gap.from_offset, gap.until_offset) for gap in setting.ledger.gaps.list("air")] == [(0, 2)]
+    third.end()
+
+
+KEYED = ElasticsearchOutput(hosts="http://nowhere:9200", index="air", document_ids=KeyIds())
+VERSIONED = KEYED.model_copy(update={"document_ids": KeyIds(version_from="changed_at")})
+
+
+@pytest.mark.parametrize("change", ["has grown from 4 to 6", "was created again"])
+def test_a_stream_of_key_ids_stops_for_good_when_keys_may_have_moved(setting: Setting, change: str) -> None:
+    setting.stream = setting.stream.model_copy(update={"outputs": (KEYED,)})
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    with setting.kafka.lock:
+        setting.kafka.grow("flights", 6) if "grown" in change else setting.kafka.create("flights", 4)
+        setting.kafka.produce("flights", 3, b"a")
+    setting.thread.join(30)
+    assert isinstance(setting.error, KeyVersionsError)
+    assert change in str(setting.error)
+    assert "version_from" in (setting.error.remedy or "")
+    assert len(setting.ledger.positions.list("air")) == 4, "no new partition has a position to be received from"
+    # The next job knows it from the ledger: no receiver starts.
+    second = setting.again()
+    second.begin()
+    second.thread.join(30)
+    assert isinstance(second.error, KeyVersionsError)
+    assert second.launcher.handles == {}
+    third = second.again(setting.stream.model_copy(update={"outputs": (VERSIONED,)}))
+    third.begin()
+    eventually(lambda: len(third.owners()) == (6 if "grown" in change else 4) and None not in third.owners().values())
+    third.end()
+
+
+def test_topics_of_one_name_in_two_inputs_move_no_keys(setting: Setting) -> None:
+    stream = setting.stream.model_copy(update={"outputs": (KEYED,)})
+    topics = setting.ledger.topics
+    check_key_versions(stream, topics.observe_all(setting.job, "here", [("flights", "id-1", 1)]))
+    there = topics.observe_all(setting.job, "there", [("flights", "id-2", 1)])
+    assert there[0].incarnation == 2
+    check_key_versions(stream, topics.list("air", "there"))
+
+
+def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_later(setting: Setting) -> None:
+    """Where to begin in one topic is known at once, in the other one only at the next look."""
+    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1)
+    flights, weather = SeenTopic("flights", "id-1", 1), SeenTopic("weather", "id-2", 1)
+    known = partitioning.known()
+    assert not known.appeared("flights", "id-1")
+    partitioning.apply(Discovery((flights, weather), starting={("flights", "id-1", 0): 7}))
+    delays = SeenTopic("delays", "id-3", 1)
+    partitioning.apply(Discovery((flights, weather, delays)))
+    # The next job's too.
+    for each in (
+        partitioning,
+        Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1),
+    ):
+        known = each.known()
+        appeared = [known.appeared(seen.topic, seen.topic_id) for seen in (flights, weather, delays)]
+        assert appeared == [True, False, True]
+        assert known.appeared("weather", "another id")
+
+
+def test_what_comes_after_a_first_look_at_nothing_has_appeared(setting: Setting) -> None:
+    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1)
+    partitioning.apply(Discovery((), missing=("flights",)))
+    assert partitioning.known().appeared("flights", "id-1")
+    partitioning.apply(Discovery((SeenTopic("flights", "id-1", 1),)))
+    assert partitioning.known().appeared("flights", "id-1")
 
 
 def test_a_foreign_member_and_a_missing_topic_are_told_once(setting: Setting) -> None:
