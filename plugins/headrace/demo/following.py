@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 # On a busy machine Spark alone needs one of these minutes.
 _STALL_SECONDS = 180.0
-_WORRY_SECONDS = 45.0
+_WORRY_SECONDS = 60.0
 _LOG_LINES = 20
 
 
