@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.connections import from_text
+from headrace.connections import from_text, variable_name
 from headrace.local import jars
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,6 +127,45 @@ def test_the_dags_accept_that_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert deployment.SPARK.master == "spark://spark-master:7077"
     assert deployment.LEDGER == "connection:headrace_ledger"
     assert deployment.SPARK.task_slots() == 3
+
+
+@pytest.mark.parametrize("file", ["flights.py", "word_count.py"])
+def test_the_dags_connections_are_given_to_all_that_run_their_streams(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in SERVICES["airflow-scheduler"]["environment"].items():
+        if variable.startswith("HEADRACE_"):
+            monkeypatch.setenv(variable, value)
+    monkeypatch.syspath_prepend(str(ROOT / "dags"))
+    monkeypatch.delitem(sys.modules, "deployment", raising=False)
+    try:
+        stream = runpy.run_path(str(ROOT / "dags" / file))["stream"]
+    finally:
+        sys.modules.pop("deployment", None)
+    assert stream.storage.shared
+    assert stream.spark.master == "spark://spark-master:7077"
+    assert stream.connection_ids
+    for name, service in STREAMING.items():
+        missing = {variable_name(conn_id) for conn_id in stream.connection_ids} - service["environment"].keys()
+        assert not missing, name
+
+
+def test_airflows_components_share_their_keys() -> None:
+    """A receiver job's token is derived from one of them, in whichever component its tasks run."""
+    components = [service["environment"] for name, service in SERVICES.items() if name.startswith("airflow-")]
+    for variable in (
+        "AIRFLOW__HEADRACE__SECRET_KEY",
+        "AIRFLOW__CORE__FERNET_KEY",
+        "AIRFLOW__API__SECRET_KEY",
+        "AIRFLOW__API_AUTH__JWT_SECRET",
+    ):
+        assert len({environment[variable] for environment in components}) == 1, variable
+
+
+def test_workers_have_a_folder_that_they_can_make() -> None:
+    assert "USER headrace" in DOCKERFILE
+    for name in ("spark-worker-1", "spark-worker-2"):
+        assert SERVICES[name]["environment"]["SPARK_WORKER_DIR"].startswith("/tmp/")
 
 
 def test_all_see_the_same_storage_and_ledger_environment() -> None:
