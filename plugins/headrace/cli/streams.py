@@ -132,6 +132,8 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     typer.echo(f"Stream {name}, wanted {summary['desired_state']}; receiver job {summary['job']}", nl=False)
     typer.echo("" if job is None else f", held by {job.holder} since {time_text(job.acquired_at_ms)}")
     now_ms = ledger.now_ms()
+    for trouble in (job.attributes.get("troubles") or ()) if job is not None and job.alive(now_ms) else ():
+        typer.echo(f"Trouble: {trouble}")
     print_table(
         ("receiver", "state", "host", "heartbeat", "sealed through", "restarts", "last error"),
         [

@@ -54,6 +54,10 @@ class JobWatch:
         for key, label in (("ui_url", "Spark's user interface"), ("application_id", "Spark application")):
             if value := job.attributes.get(key):
                 self._tell_once(key, f"{label}: {value}")
+        troubles = "; ".join(job.attributes.get("troubles") or ())
+        if troubles or "troubles" in self._told:
+            # A topic with a typo in its name, say: the job runs on, waiting for it, and looks as if all were well.
+            self._tell_once("troubles", f"Trouble: {troubles}" if troubles else "The trouble is over.")
         for receiver in ledger.receivers.list(self.stream):
             if receiver.job_epoch == job.epoch:
                 self._tell_once(str(receiver.receiver_id), _receiver_text(receiver))

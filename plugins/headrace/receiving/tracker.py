@@ -24,7 +24,7 @@ from headrace.ledger.states import EventKind
 from headrace.receiving.discovery import Discoverer, Discovery, KafkaDiscoverer
 from headrace.receiving.launchers import ReceiverLauncher
 from headrace.receiving.partitioning import Partitioning
-from headrace.receiving.placed_receiver import RESTART_SECONDS, PlacedReceiver
+from headrace.receiving.placed_receiver import HANG_SECONDS, RESTART_SECONDS, PlacedReceiver
 from headrace.receiving.receiver_task import ReceiverTask
 from headrace.receiving.supervisor import LEASE_MS
 from headrace.stream import Stream
@@ -71,6 +71,7 @@ class ReceiverTracker:
         discoverer: Callable[[KafkaInput], Discoverer] | None = None,
         receiver_lease_ms: int = LEASE_MS,
         restart_seconds: float = RESTART_SECONDS,
+        hang_seconds: float = HANG_SECONDS,
         metadata_seconds: float = METADATA_SECONDS,
         stop_seconds: float = STOP_SECONDS,
     ) -> None:
@@ -92,6 +93,7 @@ class ReceiverTracker:
                 ReceiverTask(text, ReceiverId(stream.name, source.id, index), job_lease, receiver_lease_ms),
                 launcher,
                 restart_seconds,
+                hang_seconds,
             )
             for source in stream.inputs
             for index in range(source.receivers)
@@ -116,9 +118,12 @@ class ReceiverTracker:
                     return self._stop(status)
                 if status is not None and not self._has_begun:
                     self._tolerantly(self._begin)
-                if status is not None and self._has_begun:
-                    self._keep_going()
-                    self._hand_out(status)
+                rows = self._rows() if status is not None and self._has_begun else None
+                if status is None or rows is None:
+                    self._excuse()
+                else:
+                    self._keep_going(rows, status.now_ms)
+                    self._hand_out(rows, status.now_ms)
                 self._clock.wait(stop, TICK_SECONDS)
         except LeaseLostError as error:
             logger.error("the receiver job of %s ends: %s", self._stream.name, error)
@@ -133,7 +138,8 @@ class ReceiverTracker:
     def _renew(self) -> JobStatus | None:
         """None while the ledger does not answer: the lease stays ours until someone else acquires it."""
         try:
-            return self._ledger.jobs.renew(self._lease, attributes={"receivers": self._summary()})
+            attributes = {"receivers": self._summary(), "troubles": sorted(self._told.values())}
+            return self._ledger.jobs.renew(self._lease, attributes=attributes)
         except LedgerUnavailableError as error:
             logger.warning("the job's lease was not renewed, the ledger does not answer: %s", error)
             return None
@@ -153,29 +159,35 @@ class ReceiverTracker:
             partitioning.begin()
         self._has_begun = True
 
-    def _keep_going(self) -> None:
+    def _rows(self) -> list[ReceiverRow] | None:
+        """The receivers as the ledger has them; None while it does not answer."""
+        rows: list[list[ReceiverRow]] = []
+        self._tolerantly(lambda: rows.append(self._ledger.receivers.list(self._stream.name)))
+        return rows[0] if rows else None
+
+    def _excuse(self) -> None:
         for receiver in self._receivers:
-            ended = receiver.keep_going(self._clock.monotonic())
+            receiver.excuse(self._clock.monotonic())
+
+    def _keep_going(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
+        live = {row.receiver_id for row in rows if self._is_live(row, now_ms)}
+        for receiver in self._receivers:
+            ended = receiver.keep_going(self._clock.monotonic(), heard=receiver.task.receiver_id in live)
             if ended is not None:
                 logger.warning("%s", ended)
                 payload = {"receiver": str(receiver.task.receiver_id), "error": ended, "starts": receiver.starts}
                 self._tolerantly(partial(self._event, payload))
 
-    def _hand_out(self, status: JobStatus) -> None:
+    def _hand_out(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         """Partitions to live receivers, and news of topics to the ledger."""
-        rows: list[ReceiverRow] = []
-        self._tolerantly(lambda: rows.extend(self._ledger.receivers.list(self._stream.name)))
+        live = [row.receiver_id for row in rows if self._is_live(row, now_ms)]
         for source in self._stream.inputs:
-            live = self._live(rows, source.id, status.now_ms)
+            indexes = {each.index for each in live if each.input_id == source.id}
             self._tolerantly(partial(self._follow_topics, source))
-            self._tolerantly(partial(self._partitioning[source.id].rebalance, live, status.now_ms))
+            self._tolerantly(partial(self._partitioning[source.id].rebalance, indexes, now_ms))
 
-    def _live(self, rows: Collection[ReceiverRow], input_id: str, now_ms: int) -> set[int]:
-        return {
-            row.receiver_id.index
-            for row in rows
-            if row.receiver_id.input_id == input_id and row.job_epoch == self._lease.epoch and row.alive(now_ms)
-        }
+    def _is_live(self, row: ReceiverRow, now_ms: int) -> bool:
+        return row.job_epoch == self._lease.epoch and row.alive(now_ms)
 
     def _follow_topics(self, source: KafkaInput) -> None:
         now = self._clock.monotonic()

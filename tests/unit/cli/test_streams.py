@@ -12,6 +12,7 @@ from headrace.batching.allocation import allocate
 from headrace.cli.main import app
 from headrace.cli.output import time_text
 from headrace.ledger import Ledger
+from headrace.ledger.rows import JobLease
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.wal.storage import open_storage
 
@@ -51,6 +52,15 @@ def test_streams_are_listed_and_shown(stream: Stream) -> None:
     assert shown["receiver_job"]["holder"] == "somebody"  # type: ignore[index]
     for arguments in (("streams",), ("streams", "shop")):
         assert "shop" in run(stream, *arguments).stdout
+
+
+def test_a_trouble_of_the_receiver_job_is_shown(stream: Stream) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        job = ledger.jobs.current("shop")
+        assert job is not None
+        lease = JobLease("shop", job.epoch, job.holder, 60_000, job.lease_until_ms)
+        ledger.jobs.renew(lease, attributes={"troubles": ["Topics of input clicks do not exist: cliks"]})
+    assert "Trouble: Topics of input clicks do not exist: cliks" in run(stream, "streams", "shop").stdout
 
 
 def test_stop_asks_the_job_and_start_wants_it_again(stream: Stream) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from headrace.blocks import ReceiverId
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
+from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import JobLease
 from headrace.receiving.discovery import Discovery, Known
 from headrace.receiving.errors import KeyVersionsError
@@ -17,6 +19,7 @@ from headrace.receiving.fakes import FakeKafka, FakeTopicIds
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.key_versions import check_key_versions
 from headrace.receiving.partitioning import Partitioning
+from headrace.receiving.placed_receiver import PlacedReceiver
 from headrace.receiving.receiver_task import ReceiverTask
 from headrace.receiving.supervisor import ReceiverSupervisor
 from headrace.receiving.topic_watch import SeenTopic, changes
@@ -75,6 +78,7 @@ class Launcher:
         self.setting = setting
         self.handles: dict[int, list[Handle]] = {}
         self.broken = False
+        self.storage: Callable[[], Any] = lambda: open_storage(setting.stream.folder_url)
 
     def start(self, task: ReceiverTask) -> Handle:
         if self.broken:
@@ -84,7 +88,7 @@ class Launcher:
             setting.stream,
             task.receiver_id,
             setting.ledger,
-            open_storage(setting.stream.folder_url),
+            self.storage(),
             task.job_lease,
             lease_ms=task.lease_ms,
             kafka_factory=lambda: KafkaReceiver(
@@ -102,6 +106,7 @@ class Setting:
         self.stream, self.ledger, self.job, self.kafka = stream, ledger, job, kafka
         self.launcher = Launcher(self)
         self.discoverer = FakeDiscoverer(kafka)
+        self.hang_seconds = 60.0
         self.stop = threading.Event()
         self.report: TrackerReport | None = None
         self.error: Exception | None = None
@@ -129,6 +134,7 @@ class Setting:
             receiver_lease_ms=4_000,
             restart_seconds=0.2,
             metadata_seconds=0.2,
+            hang_seconds=self.hang_seconds,
         )
         self.report = tracker.run(self.stop)
 
@@ -154,6 +160,10 @@ class Setting:
 
     def positions(self) -> int:
         return sum(row.next_offset for row in self.ledger.positions.list("air"))
+
+    def troubles(self) -> list[str]:
+        job = self.ledger.jobs.current("air")
+        return [] if job is None else list(job.attributes.get("troubles", []))
 
     def errors(self) -> str:
         events = self.ledger.events.list("air", kinds=[EventKind.RECEIVER_ERROR])
@@ -211,6 +221,88 @@ def test_a_dead_receivers_partitions_move_and_come_back(setting: Setting) -> Non
     assert "no executor" in setting.errors()
     setting.launcher.broken = False
     eventually(lambda: setting.loads() == [2, 2])
+
+
+class HungDisk:
+    """Its syncs return when they are let."""
+
+    def __init__(self, storage: Any, released: threading.Event) -> None:
+        self._storage, self._released = storage, released
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def below(self, path: str) -> HungDisk:
+        return HungDisk(self._storage.below(path), self._released)
+
+    def create_segment(self, path: str) -> Any:
+        self._released.wait(60)
+        return self._storage.create_segment(path)
+
+
+def test_a_receiver_that_hangs_is_replaced_and_fenced(make_stream: MakeStream, setting: Setting) -> None:
+    """Its thread lives, so nothing but its lapsed lease tells; it is the only one, so nobody takes its partitions."""
+    setting.stream = make_stream(receivers=1)
+    setting.hang_seconds = 1.0
+    released = threading.Event()
+    sound = setting.launcher.storage
+    setting.launcher.storage = lambda: HungDisk(sound(), released)
+    setting.begin()
+    eventually(lambda: setting.loads() == [4])
+    setting.launcher.storage = sound
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: len(setting.launcher.handles[0]) == 2)
+    eventually(lambda: setting.positions() == 1)
+    assert "it hangs" in setting.errors()
+    hung = setting.launcher.handles[0][0]
+    assert not hung.done()
+    released.set()
+    eventually(hung.done)
+    setting.kafka.produce("flights", 0, b"b")
+    eventually(lambda: setting.positions() == 2)
+    assert sum(each.records for each in setting.ledger.blocks.unclaimed("air")) == 2
+    assert len(setting.launcher.handles[0]) == 2
+
+
+def test_a_receiver_does_not_hang_because_the_ledger_is_away(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting.hang_seconds = 3.0
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+
+    def away(*_: Any, **__: Any) -> None:
+        raise LedgerUnavailableError("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setting.ledger.jobs, "renew", away)
+        patch.setattr(setting.ledger.receivers, "heartbeat", away)
+        over = time.monotonic() + 6  # Longer than a receiver's lease, and than one may hang.
+        eventually(lambda: time.monotonic() > over)
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == 1 and setting.loads() == [2, 2])
+    assert [len(handles) for handles in setting.launcher.handles.values()] == [1, 1]
+
+
+def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
+    task = ReceiverTask("", ReceiverId("air", "records", 0), setting.job)
+    handles: list[Handle] = []
+
+    class Patient:
+        def start(self, task: ReceiverTask) -> Handle:
+            handles.append(Handle(lambda stop: stop.wait(30)))
+            return handles[-1]
+
+    placed = PlacedReceiver(task, Patient(), hang_seconds=60)
+    assert placed.keep_going(0, heard=False) is None
+    assert placed.keep_going(59, heard=False) is None, "it has its time to register"
+    assert placed.keep_going(200, heard=True) is None
+    assert placed.keep_going(259, heard=False) is None
+    assert "it hangs" in (placed.keep_going(260, heard=False) or "")
+    assert handles[0].stop.is_set()
+    assert not placed.running
+    placed.excuse(262)
+    placed.keep_going(263, heard=False)
+    assert len(handles) == 2
+    placed.cancel()
 
 
 def test_new_topics_and_grown_ones_are_handed_out(setting: Setting) -> None:
@@ -337,9 +429,12 @@ def test_a_foreign_member_and_a_missing_topic_are_told_once(setting: Setting) ->
     setting.discoverer.missing = ("absent",)
     setting.begin()
     eventually(lambda: "rogue" in setting.errors() and "absent" in setting.errors())
+    eventually(lambda: len(setting.troubles()) == 2)
     eventually(lambda: setting.loads() == [2, 2])
     assert setting.errors().count("rogue") == 1
     assert "headrace-air-records" in setting.errors()
+    setting.discoverer.missing = ()
+    eventually(lambda: ["rogue" in trouble for trouble in setting.troubles()] == [True])
 
 
 def test_a_tracker_that_lost_its_lease_ends_and_so_do_its_receivers(setting: Setting) -> None:
