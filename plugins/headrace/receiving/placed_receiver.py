@@ -14,21 +14,30 @@ RESTART_SECONDS = 2.0
 LONGEST_RESTART_SECONDS = 60.0
 # A receiver that ran for this long was well: its next end is a new trouble.
 _WELL_SECONDS = 60.0
+# Its lease has lapsed, and its task lives: a sync that never returns, most likely. Longer than a disk stalls, or a
+# Spark task waits for a slot, as a rule; other receivers have its partitions long before.
+HANG_SECONDS = 60.0
 
 
 class PlacedReceiver:
     """Keeps one receiver going until told not to. Times are seconds of the tracker's monotonic clock."""
 
     def __init__(
-        self, task: ReceiverTask, launcher: ReceiverLauncher, restart_seconds: float = RESTART_SECONDS
+        self,
+        task: ReceiverTask,
+        launcher: ReceiverLauncher,
+        restart_seconds: float = RESTART_SECONDS,
+        hang_seconds: float = HANG_SECONDS,
     ) -> None:
         self.task = task
         self.starts = 0
         self.last_error: str | None = None
         self._launcher = launcher
         self._restart_seconds = restart_seconds
+        self._hang_seconds = hang_seconds
         self._handle: ReceiverHandle | None = None
         self._started_at = 0.0
+        self._heard_at = 0.0
         self._start_at = 0.0
         self._ends_in_a_row = 0
 
@@ -36,13 +45,23 @@ class PlacedReceiver:
     def running(self) -> bool:
         return self._handle is not None
 
-    def keep_going(self, now: float) -> str | None:
-        """Start it when its time has come; note its end. Returns a sentence when it has just ended, else None."""
+    def keep_going(self, now: float, *, heard: bool) -> str | None:
+        """Start it when its time has come; note its end, and end it where it hangs. Returns a sentence when it has just
+        ended, else None.
+
+        ``heard``: its lease is live.
+        """
         if self._handle is None:
             return self._start(now) if now >= self._start_at else None
-        if not self._handle.done():
+        if self._handle.done():
+            return self._ended(now, self._handle.error())
+        if heard:
+            self._heard_at = now
+        silent = now - max(self._heard_at, self._started_at)
+        if silent < self._hang_seconds:
             return None
-        return self._ended(now, self._handle.error())
+        self._abandon(self._handle)
+        return self._ended(now, f"it hangs, nothing was heard of it for {silent:.0f} s")
 
     def reap(self) -> bool:
         """While stopping: whether it has ended. It is not started again."""
@@ -54,6 +73,17 @@ class PlacedReceiver:
     def cancel(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
+
+    def excuse(self, now: float) -> None:
+        """The ledger does not answer, so nothing can be heard of it."""
+        self._heard_at = now
+
+    def _abandon(self, handle: ReceiverHandle) -> None:
+        """It may be past ending (a process in the kernel's hands): the next one's epoch keeps it from storing."""
+        try:
+            handle.cancel()
+        except Exception:
+            logger.exception("receiver %s hangs and could not be cancelled", self.task.receiver_id)
 
     def _start(self, now: float) -> str | None:
         self._started_at = now
