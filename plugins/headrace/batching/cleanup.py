@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from itertools import groupby
 
 from headrace.batching.manifest import LOG_FOLDER
 from headrace.ledger import Ledger
 from headrace.stream import Stream
+from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
+from headrace.wal.unaccepted import is_unaccepted
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What a cleanup did: segments deleted, their blocks' rows folded, batches with nothing left in the log."""
+    """What a cleanup did: segments deleted, their blocks' rows folded, batches with nothing left in the log; files
+    deleted that never became segments."""
 
     segments: int
     blocks: int
     batches: int
+    leftovers: int = 0
 
 
 def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
     """Delete the log's segments that are done with, then their rows in the ledger.
 
     A segment is done with when every block in it belongs to a batch that has completed and is checkpointed, or was
-    abandoned, and has left the stream's remember window. Each step can be repeated after a crash.
+    abandoned, and has left the stream's remember window. Each step can be repeated after a crash. Files of the log
+    that no block was ever accepted of go too.
 
     Raises:
         StorageError: a segment could not be deleted; those after it stay for the next cleanup.
@@ -45,4 +54,36 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
         for batch in cleanable:
             ledger.batches.mark_cleaned(stream.name, batch.batch_time_ms)
             batches += 1
-    return Cleaned(segments, blocks, batches)
+    return Cleaned(segments, blocks, batches, _sweep(stream, ledger, log))
+
+
+def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:
+    """Delete the files at the front of each receiver's log whose first block was never accepted; how many went.
+
+    The ledger hears of a segment when it accepts a block in it, so it knows nothing of what a full disk leaves: a file
+    for each try. Such a file goes when four things hold, each for a reason:
+
+    - Its writer is fenced: a newer instance has registered, or this one has ended. The ledger accepts nothing more of
+      it, so what it does not know now it will never know. Hence the order: files, then epochs, then the ledger's rows.
+    - The ledger has no row of it, and rows outlive their files. So no block, batch or manifest names it.
+    - The log itself proves no block in it accepted. A ledger that was lost, or set back to a backup, knows nothing of
+      files that the one before accepted, and those are what it is rebuilt from: they prove it, and stay.
+    - Nothing that stays is before it. So cleanup goes from the front here too, and a recovery that finds it named by
+      a later segment sees that it is missing for that reason; and what proves others accepted is never taken.
+    """
+    swept = 0
+    files = sorted(segments_in(log.list()))
+    rows = {(row.receiver_id.input_id, row.receiver_id.index): row for row in ledger.receivers.list(stream.name)}
+    for receiver, of_receiver in groupby(files, key=lambda name: (name.input_id, name.index)):
+        names = list(of_receiver)
+        row = rows.get(receiver)
+        for place, name in enumerate(names):
+            is_fenced = row is not None and (name.epoch < row.epoch or (name.epoch == row.epoch and row.state.ended))
+            if not is_fenced or ledger.segments.get(stream.name, name.path) is not None:
+                break
+            if not is_unaccepted(log, name, names[place + 1 :]):
+                logger.warning("%s: the ledger does not know %s, whose blocks were accepted", stream.name, name.path)
+                break
+            log.delete(name.path)
+            swept += 1
+    return swept

@@ -1,0 +1,52 @@
+"""Which segments hold nothing that any ledger has accepted, as far as the log itself tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headrace.wal.errors import DamagedFrameError, SegmentMissingError, StoredFileMissingError
+from headrace.wal.headers import FrameHeader
+from headrace.wal.scan import ScanEvent, ScannedFrame, scan_segment
+from headrace.wal.segments import SegmentName
+from headrace.wal.storage import LogStorage
+
+
+def is_unaccepted(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> bool:
+    """Whether a recovery would find no accepted block in the segment; its writer must have ended.
+
+    Frames carry their writer's last accepted sequence, so a block is accepted if a frame behind it says so: in the
+    segment, or in its writer's next one. A writer's last block, of which none does, is what a recovery drops and reads
+    from Kafka again. ``later`` are the receiver's segments behind this one, in the order of writing. A segment that is
+    damaged counts as holding something.
+    """
+    first: int | None = None
+    try:
+        for event in _told_by(storage, name, later):
+            header = event.header if isinstance(event, ScannedFrame) else event
+            accepted = header.last_accepted_sequence
+            if first is not None and accepted is not None and accepted >= first:
+                return False
+            if first is None and isinstance(header, FrameHeader):
+                first = header.sequence
+    except DamagedFrameError:
+        return False
+    return True
+
+
+def _told_by(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> Iterator[ScanEvent]:
+    """The segment's frames, then the header of the writer's next segment that has one."""
+    yield from _events(storage, name)
+    for following in later:
+        if following.epoch != name.epoch:
+            return
+        for event in _events(storage, following):
+            yield event
+            return
+
+
+def _events(storage: LogStorage, name: SegmentName) -> Iterator[ScanEvent]:
+    try:
+        # Whatever its end looks like, a crash may have left it so.
+        yield from scan_segment(storage, name.path, newest=True).events()
+    except (SegmentMissingError, StoredFileMissingError):
+        return
