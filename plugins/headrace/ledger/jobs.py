@@ -152,7 +152,7 @@ class Jobs(Role):
         self, connection: Connection, lease: JobLease, values: dict[str, Any], attributes: Mapping[str, Any] | None
     ) -> JobStatus:
         row = connection.execute(
-            select(receiver_jobs, streams.c.job_epoch, streams.c.desired_state)
+            select(receiver_jobs, streams.c.job_epoch)
             .join(streams, streams.c.name == receiver_jobs.c.stream)
             .where(receiver_jobs.c.stream == lease.stream, receiver_jobs.c.epoch == lease.epoch)
             .with_for_update(of=receiver_jobs)
@@ -167,7 +167,7 @@ class Jobs(Role):
             _this(lease.stream, lease.epoch).values(heartbeat_ms=now_ms, lease_until_ms=lease_until_ms, **values)
         )
         stopping = row.stop_requested_at_ms is not None
-        return JobStatus(stopping, row.stop_reason, row.desired_state, lease_until_ms, now_ms)
+        return JobStatus(stopping, row.stop_reason, lease_until_ms, now_ms)
 
 
 def require_job(connection: Connection, locked: LockedStream, lease: JobLease) -> None:

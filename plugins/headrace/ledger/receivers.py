@@ -102,7 +102,7 @@ class Receivers(Role):
             connection.execute(_this(lease.receiver_id).values(**values))
             assigned, revoked = _owned(connection, lease.receiver_id)
             stop = row.stop_requested or row.stop_requested_at_ms is not None
-            return ReceiverOrders(assigned, revoked, stop, row.max_rate, values["lease_until_ms"], now_ms)
+            return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms)
 
     def release(
         self, lease: ReceiverLease, state: ReceiverState | str = ReceiverState.STOPPED, error: str | None = None
@@ -131,33 +131,10 @@ class Receivers(Role):
             payload = {"receiver": str(receiver_id), "epoch": lease.epoch, "error": error}
             record(connection, receiver_id.stream, locked.now_ms, kind, payload)
 
-    def report_error(self, lease: ReceiverLease, message: str, detail: str = "") -> None:
-        """Note an error that the receiver lives through; ``detail`` may be a stack trace.
-
-        Raises:
-            LeaseLostError: as for `heartbeat`.
-        """
-        receiver_id = lease.receiver_id
-        with self._database.write_stream(receiver_id.stream) as (connection, locked):
-            require_receiver(connection, locked, lease)
-            connection.execute(_this(receiver_id).values(last_error=message))
-            payload = {"receiver": str(receiver_id), "epoch": lease.epoch, "error": message, "detail": detail}
-            record(connection, receiver_id.stream, locked.now_ms, EventKind.RECEIVER_ERROR, payload)
-
     def request_stop(self, receiver_id: ReceiverId) -> None:
         """Ask this instance of one receiver to stop; its tracker decides whether another one starts."""
         with self._database.write() as connection:
             connection.execute(_this(receiver_id).values(stop_requested=True))
-
-    def set_max_rate(
-        self, stream: str, max_rate: float | None, *, input_id: str | None = None, reason: str | None = None
-    ) -> None:
-        """Limit each receiver (of one input, or of all) to ``max_rate`` records per second; None lifts the limit."""
-        which = [receivers.c.stream == stream] + ([receivers.c.input_id == input_id] if input_id else [])
-        with self._database.write_stream(stream) as (connection, locked):
-            connection.execute(update(receivers).where(*which).values(max_rate=max_rate))
-            payload = {"input": input_id, "max_rate": max_rate, "reason": reason}
-            record(connection, stream, locked.now_ms, EventKind.RATE_CHANGED, payload)
 
     def list(self, stream: str) -> builtins.list[ReceiverRow]:
         """The stream's receivers by input and index, whether they live or not."""

@@ -67,7 +67,6 @@ class JobStatus:
 
     stop_requested: bool
     stop_reason: str | None
-    desired_state: DesiredState
     lease_until_ms: int
     now_ms: int
 
@@ -119,15 +118,11 @@ class AssignedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverOrders:
-    """The answer to a heartbeat. ``revoked``: store what was read of them, then release them.
-
-    ``max_rate`` is in records per second, None for no limit.
-    """
+    """The answer to a heartbeat. ``revoked``: store what was read of them, then release them."""
 
     assigned: Mapping[TopicPartition, AssignedPartition]
     revoked: frozenset[TopicPartition]
     stop: bool
-    max_rate: float | None
     lease_until_ms: int
     now_ms: int
 
@@ -150,7 +145,6 @@ class ReceiverRow:
     last_error: str | None
     restarts: int
     stop_requested: bool
-    max_rate: float | None
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""

@@ -16,7 +16,6 @@ from sqlalchemy import (
     Boolean,
     Column,
     Enum,
-    Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -144,7 +143,6 @@ receivers = Table(
     Column("last_error", Text),
     Column("restarts", Integer, nullable=False),
     Column("stop_requested", Boolean, nullable=False),
-    Column("max_rate", Float),
     PrimaryKeyConstraint("stream", "input_id", "receiver_index"),
 )
 

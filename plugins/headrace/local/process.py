@@ -153,14 +153,6 @@ class GuardedProcess:
         for process in self._descendants():
             process.resume()
 
-    def resident_bytes(self) -> int:
-        """Memory of the server and its descendants, without their guard (shared pages counted each time)."""
-        total = 0
-        for process in self._descendants():
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
-        return total
-
     def _signal(self, number: int) -> None:
         # The guard reaps the server, and says so before the id can be given to another process.
         if self.alive:

@@ -47,9 +47,3 @@ class LedgerClock:
             _, offset_ms = min(self._samples)
             self._latest_ms = max(self._latest_ms, int(self._clock.monotonic() * 1000.0 + offset_ms))
             return self._latest_ms
-
-    @property
-    def error_ms(self) -> float:
-        """By how much the estimate can be off: half the best round trip."""
-        with self._lock:
-            return min(self._samples)[0] * 500.0 if self._samples else float("inf")

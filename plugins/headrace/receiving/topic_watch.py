@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,18 +78,3 @@ def _described(topic: str, future: concurrent.futures.Future[Any]) -> Any:
                 remedy="Let the connection's user DESCRIBE and READ it.",
             ) from error
         raise
-
-
-def changes(before: Iterable[SeenTopic], now: Sequence[SeenTopic]) -> dict[str, list[SeenTopic]]:
-    """What is different: ``new`` topics, ``grown`` ones, ``recreated`` ones (another id under a known name)."""
-    known = {seen.topic: seen for seen in before}
-    found: dict[str, list[SeenTopic]] = {"new": [], "grown": [], "recreated": []}
-    for seen in now:
-        earlier = known.get(seen.topic)
-        if earlier is None:
-            found["new"].append(seen)
-        elif earlier.topic_id != seen.topic_id:
-            found["recreated"].append(seen)
-        elif earlier.partitions < seen.partitions:
-            found["grown"].append(seen)
-    return found

@@ -189,17 +189,17 @@ def test_events_are_read_in_order_and_followed(world: Any) -> None:
     events = world.ledger.events
     start = events.latest("flights", limit=1)[0].event_id
     events.append("flights", EventKind.COMMIT_FAILED, {"error": "x"})
-    events.append("flights", EventKind.OUTPUT_STARTED, batch_time_ms=T1)
+    events.append("flights", EventKind.OUTPUT_COMPLETED, batch_time_ms=T1)
     events.append("flights", EventKind.COMMIT_FAILED, {"error": "y"})
     assert [event.kind for event in events.list("flights", start)] == [
         "commit_failed",
-        "output_started",
+        "output_completed",
         "commit_failed",
     ]
-    both = events.list("flights", start, [EventKind.COMMIT_FAILED, EventKind.OUTPUT_STARTED], limit=2)
-    assert [event.kind for event in both] == ["commit_failed", "output_started"]
+    both = events.list("flights", start, [EventKind.COMMIT_FAILED, EventKind.OUTPUT_COMPLETED], limit=2)
+    assert [event.kind for event in both] == ["commit_failed", "output_completed"]
     assert [event.payload["error"] for event in events.latest("flights", [EventKind.COMMIT_FAILED])] == ["y", "x"]
-    assert [event.kind for event in events.of_batch("flights", T1)] == ["output_started"]
+    assert [event.kind for event in events.of_batch("flights", T1)] == ["output_completed"]
 
 
 def test_old_events_are_pruned(world: Any) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.ledger import Ledger
 from headrace.ledger.rows import JobLease
-from headrace.receiving.fakes import FakeKafka
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
+from headrace.testing.fake_kafka import FakeKafka
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError, Message
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
 from headrace.receiving.errors import KafkaClientError
-from headrace.receiving.fakes import FakeConsumer, FakeEntry, FakeKafka
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.partition_state import FetchState, Gap
 from headrace.receiving.record_batches import RecordChunk
+from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 
 CONTROL = FakeEntry(None, kind="control")
 DAMAGED = FakeEntry(None, kind="damaged")

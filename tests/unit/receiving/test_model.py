@@ -26,9 +26,9 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.receiving.block_store import BlockStore
 from headrace.receiving.errors import StoreFailedError
-from headrace.receiving.fakes import FakeConsumer, FakeEntry, FakeKafka
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.record_batches import RecordChunk
+from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block
 from headrace.wal.writer import WriteAheadLogWriter

@@ -14,10 +14,10 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import JobLease
-from headrace.receiving.fakes import FakeKafka, FakeTopicIds
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.supervisor import ReceiverReport, ReceiverSupervisor
-from headrace.stream import Stream
+from headrace.stream import Limits, Stream
+from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
 
@@ -318,7 +318,7 @@ def test_what_a_crash_left_in_the_log_is_told_once(setting: Setting) -> None:
 
 
 def test_idle_positions_move_on_without_a_block(setting: Setting) -> None:
-    from headrace.receiving.fakes import FakeEntry
+    from headrace.testing.fake_kafka import FakeEntry
 
     setting.assign(0, 0)
     with setting.running():
@@ -335,16 +335,14 @@ def test_sealed_through_follows_the_ledgers_clock(setting: Setting) -> None:
         assert setting.ledger.receivers.list("air")[0].sealed_through_ms <= setting.ledger.now_ms() + 50
 
 
-def test_rate_updates_reach_the_receiver(setting: Setting) -> None:
-    setting.assign(0, 0)
-    with setting.running() as running:
-        eventually(lambda: bool(setting.ledger.receivers.list("air")))
-        setting.ledger.receivers.set_max_rate("air", 500.0)
-        eventually(lambda: running.supervisor._limiter.current_limit == 500.0)
-        begun = time.monotonic()
-        setting.kafka.produce("flights", 0, *[b"x"] * 1_000)
-        eventually(lambda: setting.positions() == [1_000, 0])
-        # 1,000 records at 500 a second, less the burst of a fifth of a second.
-        assert time.monotonic() - begun > 1.5
-        setting.ledger.receivers.set_max_rate("air", None)
-        eventually(lambda: running.supervisor._limiter.current_limit is None)
+def test_a_receiver_keeps_to_its_rate(make_stream: MakeStream, open_ledger: OpenLedger, fake_kafka: FakeKafka) -> None:
+    stream = make_stream(limits=Limits(max_rate=500))
+    setting = Setting(stream, *open_ledger(stream), fake_kafka)
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[b"x"] * 1_000)
+    begun = time.monotonic()
+    with setting.running():
+        eventually(lambda: setting.positions() == [1_000])
+    # 1,000 records at 500 a second, less the burst of a fifth of a second.
+    assert time.monotonic() - begun > 1.5

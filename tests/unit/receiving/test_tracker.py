@@ -15,16 +15,16 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import JobLease
 from headrace.receiving.discovery import Discovery, Known
 from headrace.receiving.errors import KeyVersionsError
-from headrace.receiving.fakes import FakeKafka, FakeTopicIds
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.key_versions import check_key_versions
 from headrace.receiving.partitioning import Partitioning
 from headrace.receiving.placed_receiver import PlacedReceiver
 from headrace.receiving.receiver_task import ReceiverTask
 from headrace.receiving.supervisor import ReceiverSupervisor
-from headrace.receiving.topic_watch import SeenTopic, changes
+from headrace.receiving.topic_watch import SeenTopic
 from headrace.receiving.tracker import ReceiverTracker, TrackerEnd, TrackerReport
 from headrace.stream import ElasticsearchOutput, KeyIds, Stream
+from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
 from headrace.wal.storage import open_storage
 
 MakeStream = Callable[..., Stream]
@@ -446,9 +446,3 @@ def test_a_tracker_that_lost_its_lease_ends_and_so_do_its_receivers(setting: Set
     assert setting.report is not None
     assert setting.report.end is TrackerEnd.LOST
     eventually(lambda: all(handle.done() for handles in setting.launcher.handles.values() for handle in handles))
-
-
-def test_changes_between_two_looks() -> None:
-    before = [SeenTopic("a", "1", 2), SeenTopic("b", "2", 2)]
-    now = [SeenTopic("a", "1", 3), SeenTopic("b", "9", 2), SeenTopic("c", "3", 1)]
-    assert changes(before, now) == {"grown": [now[0]], "recreated": [now[1]], "new": [now[2]]}

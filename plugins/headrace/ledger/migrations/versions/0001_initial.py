@@ -355,7 +355,6 @@ def upgrade() -> None:
         sa.Column("last_error", sa.Text(), nullable=True),
         sa.Column("restarts", sa.Integer(), nullable=False),
         sa.Column("stop_requested", sa.Boolean(), nullable=False),
-        sa.Column("max_rate", sa.Float(), nullable=True),
         sa.ForeignKeyConstraint(["segment_id"], ["segments.segment_id"], name="fk_receivers_segments"),
         sa.ForeignKeyConstraint(["stream"], ["streams.name"], name="fk_receivers_streams"),
         sa.PrimaryKeyConstraint("stream", "input_id", "receiver_index", name="pk_receivers"),
