@@ -19,7 +19,7 @@ from tests.system.orders import wait_until
 from headrace.local.processes import processes_of_stack
 from headrace.local.state import Phase, read_state
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 HEADRACE = [sys.executable, "-m", "headrace.cli.main"]
 
@@ -61,7 +61,7 @@ def is_up(data: Path) -> bool:
 
 def test_the_demo_proves_its_result_and_leaves_nothing_running(data: Path) -> None:
     with demo(data, "--records", "6000", "--rate", "0", "--json") as process:
-        out, errors = process.communicate(timeout=500)
+        out, errors = process.communicate(timeout=1000)
     assert process.returncode == 0, errors
     found = json.loads(out)
     assert found["holds"] is True
@@ -74,7 +74,7 @@ def test_the_demo_proves_its_result_and_leaves_nothing_running(data: Path) -> No
 
 def test_a_demo_that_is_interrupted_stops_everything(data: Path) -> None:
     with demo(data) as process:
-        wait_until(lambda: is_up(data), seconds=240)
+        wait_until(lambda: is_up(data), seconds=600)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -84,7 +84,7 @@ def test_a_demo_that_is_interrupted_stops_everything(data: Path) -> None:
 
 def test_a_demo_that_is_killed_takes_its_servers_along(data: Path) -> None:
     with demo(data) as process:
-        wait_until(lambda: is_up(data), seconds=240)
+        wait_until(lambda: is_up(data), seconds=600)
         assert stack_processes(data)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

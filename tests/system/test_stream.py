@@ -13,7 +13,7 @@ from tests.system.orders import STREAM, Orders, wait_until
 from headrace.ledger.states import JobState
 from headrace.local.stack import Stack
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_everything_arrives_once_and_unchanged(orders: Orders) -> None:
@@ -58,7 +58,7 @@ def test_kill_9_of_a_batchs_process(orders: Orders) -> None:
         return True
 
     # When it has begun to index, and most likely has not ended: should it have, the next one is due.
-    wait_until(caught, seconds=240, poll=0.01)
+    wait_until(caught, seconds=600, poll=0.01)
     orders.assert_proved()
     attempts = [
         attempt
