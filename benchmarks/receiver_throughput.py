@@ -66,7 +66,8 @@ def record(number: int) -> bytes:
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+    if topic not in admin.list_topics(timeout=10).topics:
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -161,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--bootstrap", help="an existing Kafka instead of an embedded one")
-    parser.add_argument("--prefetch-mib", type=int, default=256)
+    parser.add_argument("--prefetch-mib", type=int, default=128)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--minimum", type=int, default=0, help="exit with 1 below so many records a second")
     parser.add_argument("--json", action="store_true")
