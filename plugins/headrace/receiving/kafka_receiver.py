@@ -254,7 +254,8 @@ class KafkaReceiver:
             self._fail(
                 owned,
                 f"offsets [{position}, {low}) are gone from Kafka (retention). "
-                'Set on_lost_offsets="reset" to go on at the earliest and record the gap.',
+                'Set on_lost_offsets="reset" and start the receiver job anew: it goes on at the earliest and records '
+                "the gap.",
             )
         else:
             logger.error("%s: offsets [%d, %d) are gone from Kafka", _name(owned.partition), position, low)
@@ -271,7 +272,10 @@ class KafkaReceiver:
         if owned.attempts < _DAMAGE_ATTEMPTS:
             self._back_off(owned, text)
         elif self._on_lost_offsets == "fail":
-            self._fail(owned, f'{text}. Set on_lost_offsets="reset" to pass over it and record the gap.')
+            remedy = (
+                'Set on_lost_offsets="reset" and start the receiver job anew: it passes over it as a gap.'
+            )
+            self._fail(owned, f"{text}. {remedy}")
         else:
             owned.skips_damage = True
             self._back_off(owned, text)

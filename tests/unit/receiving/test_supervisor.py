@@ -260,7 +260,9 @@ def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_goin
         setting.kafka.produce("flights", 1, b"c")
         eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
         eventually(lambda: setting.positions() == [0, 1])
-        assert "[0, 1) are gone" in (setting.ledger.positions.list("air")[0].error or "")
+        error = setting.ledger.positions.list("air")[0].error or ""
+        assert "[0, 1) are gone" in error
+        assert "start the receiver job anew" in error
         log.low, log.entries = 0, [log.entries[0], *log.entries]
         setting.ledger.positions.set_state(setting.job, "records", setting.partitions[:1], PartitionState.ACTIVE)
         eventually(lambda: setting.positions() == [2, 1])
