@@ -272,9 +272,7 @@ class KafkaReceiver:
         if owned.attempts < _DAMAGE_ATTEMPTS:
             self._back_off(owned, text)
         elif self._on_lost_offsets == "fail":
-            remedy = (
-                'Set on_lost_offsets="reset" and start the receiver job anew: it passes over it as a gap.'
-            )
+            remedy = 'Set on_lost_offsets="reset" and start the receiver job anew: it passes over it as a gap.'
             self._fail(owned, f"{text}. {remedy}")
         else:
             owned.skips_damage = True
