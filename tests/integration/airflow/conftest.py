@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 
 
-def _until(condition: Callable[[], object], seconds: float = 60.0, what: str = "it") -> object:
+def _until(condition: Callable[[], object], seconds: float = 180.0, what: str = "it") -> object:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = condition()

@@ -27,6 +27,8 @@ stream = Stream(
     batch_interval="10 s",
     storage=f"{FOLDER}/storage",
     ledger="connection:flights_ledger",
+    # The tests run completed batches again, whenever a busy machine comes to it.
+    remember="1 h",
     spark={"master": "local[2]", "run_batches": "submit"},
     limits={"max_concurrent_batches": 3},
 )
