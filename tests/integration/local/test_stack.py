@@ -62,7 +62,7 @@ def headrace(server_folder: Path) -> Iterator[_Headrace]:
     headrace.run("down")
 
 
-def _eventually(what: Any, seconds: float = 30.0) -> Any:
+def _eventually(what: Any, seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not come to be"

@@ -112,13 +112,13 @@ class Rig:
             if row.state != "ended"
         }
 
-    def await_positions(self, wanted: dict[tuple[str, int], int], seconds: float = 60) -> None:
+    def await_positions(self, wanted: dict[tuple[str, int], int], seconds: float = 180) -> None:
         until = time.monotonic() + seconds
         while self.positions() != wanted:
             assert time.monotonic() < until, f"{self.positions()} is not {wanted}"
             time.sleep(0.05)
 
-    def eventually(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def eventually(self, condition: Callable[[], bool], seconds: float = 180) -> None:
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, "did not happen in time"
