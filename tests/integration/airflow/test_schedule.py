@@ -172,6 +172,9 @@ def test_marking_the_deferred_task_stops_the_job(installation, until):
     )
     run_id = run["dag_run_id"]
     until(lambda: installation.api.task_states(RECEIVER, run_id) == {"receive": "deferred"}, what="the deferral")
+    # Airflow tells a trigger of its task's end only once it runs: about a second after the deferral.
+    logs = installation.folder / "airflow" / "logs" / f"dag_id={RECEIVER}" / f"run_id={run_id}"
+    until(lambda: any(logs.rglob("*.trigger.*")), what="the trigger")
     installation.api.pause(RECEIVER)
     installation.api.request(
         "PATCH", f"/dags/{RECEIVER}/dagRuns/{run_id.replace('+', '%2B')}/taskInstances/receive", {"new_state": "failed"}
