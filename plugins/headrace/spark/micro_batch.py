@@ -128,6 +128,7 @@ class _Run:
             self._fail(error)
             raise
         if self._failure is not None:
+            self._end_if_fenced(self._failure)
             self._fail(self._failure)
             if isinstance(self._failure, HeadraceError):
                 raise self._failure
@@ -190,6 +191,16 @@ class _Run:
                 with contextlib.suppress(Exception):
                     self._scope.cancel()
             self._ended.wait(0.5)
+
+    def _end_if_fenced(self, failure: BaseException) -> None:
+        """A later attempt ends this one's work in Spark, which then fails before it is known to be fenced."""
+        try:
+            self._ledger.batches.renew_attempt(self._attempt)
+        except AttemptFencedError as fenced:
+            raise fenced from failure
+        except LedgerUnavailableError:
+            # The failure itself is all that can be told.
+            return
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, AttemptFencedError):

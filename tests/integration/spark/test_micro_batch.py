@@ -83,6 +83,24 @@ def run(spark: Any, batch: Any, **options: Any) -> tuple[Any, str]:
     return result, out.getvalue()
 
 
+def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(
+    make_batch_ledger: Make, make_records: Records
+) -> None:
+    batch = make_batch_ledger(outputs=ConsoleOutput())
+    batch.add(make_records([b"1"]))
+    time_ms = batch.allocate()
+    first = batch.begin(time_ms)
+
+    def ended_session() -> SparkSession:
+        batch.begin(time_ms)
+        raise RuntimeError("[INVALID_HANDLE.SESSION_CLOSED] Session was closed.")
+
+    with pytest.raises(AttemptFencedError):
+        run_micro_batch(ended_session, batch.stream, batch.ledger, first)
+    states = [attempt.state for attempt in batch.ledger.batches.attempts(batch.stream.name, time_ms)]
+    assert states == [AttemptState.FENCED, AttemptState.RUNNING]
+
+
 def refuse() -> SparkSession:
     raise AssertionError("this batch needs no Spark")
 
