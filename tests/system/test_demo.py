@@ -38,7 +38,13 @@ def data() -> Iterator[Path]:
 def demo(data: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A demo that has just been started."""
     command = [*HEADRACE, "demo", "--data", str(data), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # As a script in the background has it: a shell lets its background commands ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with started as process:
         try:
             yield process
         finally:

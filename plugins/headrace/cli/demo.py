@@ -41,8 +41,9 @@ def demo(
 
     Exit code 0: nothing is lost, doubled or changed. 1: something is, or the demo could not run.
     """
-    # A SIGTERM stops everything just as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A SIGTERM stops everything just as Ctrl-C does, and Ctrl-C also where a shell has started us in the background.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     options = DemoOptions(example=example.value, data=data, keep=keep, records=records, rate=rate or None)
     out, errors = Console(), Console(stderr=True)
     try:
