@@ -77,11 +77,12 @@ class ReceiverJob:
             return self._track(self._lease)
         except LeaseLostError as lost:
             logger.error("%s", lost)
-            self._end(JobState.FAILED, str(lost))
+            self._end(JobState.FAILED, str(lost), EXIT_NOT_OURS)
             return EXIT_NOT_OURS
         except BaseException as error:
             logger.error("the receiver job failed: %s", first_cause(error))
-            self._end(JobState.FAILED, first_cause(error)[:_ERROR_CHARACTERS])
+            code = EXIT_TERMINATED if isinstance(error, Terminated) else EXIT_FAILED
+            self._end(JobState.FAILED, first_cause(error)[:_ERROR_CHARACTERS], code)
             raise
 
     def _start(self, lease: JobLease) -> None:
@@ -108,19 +109,21 @@ class ReceiverJob:
         report = ReceiverTracker(self._stream, self._ledger, self._launcher, lease).run()
         logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
         if report.end is TrackerEnd.LOST:
-            self._end(JobState.FAILED, report.reason)
+            self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)
             return EXIT_NOT_OURS
         if self._stream.spark.run_batches == "connect":
             self._ledger.jobs.update(lease, state=JobState.STOPPING)
             pending = BatchDrain(self._stream, self._ledger, lease).wait()
             if pending:
                 logger.warning("stopped before the batches of %s were done", ", ".join(map(str, pending[:10])))
-        self._end(JobState.STOPPED, None if report.end is TrackerEnd.STOPPED else "some receivers had to be cancelled")
+        forced = None if report.end is TrackerEnd.STOPPED else "some receivers had to be cancelled"
+        self._end(JobState.STOPPED, forced, 0)
         return 0
 
-    def _end(self, state: JobState, error: str | None) -> None:
-        """End the receivers, then the lease, then Spark. No step keeps the next one from happening."""
-        ending = threading.Timer(_STOP_SECONDS, os._exit, (EXIT_FAILED,))
+    def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
+        """End the receivers, then the lease, then Spark. No step keeps the next one from happening, and the process
+        ends with ``exit_code`` also when one hangs."""
+        ending = threading.Timer(_STOP_SECONDS, os._exit, (exit_code,))
         ending.daemon = True
         ending.start()
         for step in (self._cancel_receivers, lambda: self._release(state, error), self._stop_spark):

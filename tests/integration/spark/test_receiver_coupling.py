@@ -89,7 +89,7 @@ def test_sigterm_ends_a_job_started_by_plain_python(application: Any) -> None:
     application.running_job(process)
     members = family(process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    assert process.wait(120) == 143
     assert application.job().state is JobState.FAILED
     assert "SIGTERM" in str(application.job().error)
     application.until("the end of all processes", lambda: ended(members), 30)
