@@ -80,6 +80,9 @@ class PostgresServer(Server):
             "unix_socket_directories": "",
             "dynamic_shared_memory_type": "mmap",  # containers often have next to no /dev/shm
             "max_connections": "200",
+            # The workers of a scheduler that got kill -9 hold its connection open, and with it the lock on the run that
+            # it had in hand: the next scheduler passes that run over for ever. Airflow's own transactions last moments.
+            "idle_in_transaction_session_timeout": "20s",
         } | self.settings
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return ProcessSpec(

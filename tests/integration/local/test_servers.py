@@ -196,3 +196,9 @@ def test_a_server_ends_with_an_owner_that_is_killed(server_folder: Path) -> None
     _, alive = psutil.wait_procs(processes, timeout=20)
 
     assert not alive
+
+
+def test_postgres_ends_a_transaction_that_nobody_goes_on_with(postgres: str) -> None:
+    """A killed scheduler's forked workers hold its connection open, and with it the lock on a run."""
+    with create_engine(postgres).connect() as connection:
+        assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "20s"
