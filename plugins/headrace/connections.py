@@ -18,6 +18,9 @@ from headrace.errors import HeadraceError
 
 ENV_PREFIX = "AIRFLOW_CONN_"
 
+CONNECTION_PREFIX = "connection:"
+"""What a ledger's URL begins with where it names a connection: ``connection:<its id>``."""
+
 
 class ConnectionNotFoundError(HeadraceError):
     """No connection has this id."""

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.hook import BaseHook
 
-from headrace.connections import variable_name
+from headrace.connections import CONNECTION_PREFIX, variable_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
     from headrace.ledger import Ledger
     from headrace.stream import Stream
-
-CONNECTION_PREFIX = "connection:"
 
 
 class LedgerHook(BaseHook):

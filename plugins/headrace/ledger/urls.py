@@ -9,10 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from headrace.connections import Connection, resolve
+from headrace.connections import CONNECTION_PREFIX, Connection, resolve
 from headrace.ledger.errors import LedgerUrlError
 
-CONNECTION_PREFIX = "connection:"
 _SECRET_OPTIONS = {"password", "sslpassword", "passwd", "pwd"}
 # What of a connection's extra goes to libpq; anything else there is Airflow's own.
 _LIBPQ_OPTIONS = ("sslmode", "sslcert", "sslkey", "sslrootcert", "target_session_attrs", "connect_timeout", "service")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from headrace.connections import CONNECTION_PREFIX
 from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.inputs import KafkaInput
 from headrace.stream.limits import Limits
@@ -21,8 +22,6 @@ from headrace.stream.outputs import ElasticsearchOutput, KeyIds, Output
 from headrace.stream.secrets import url_holds_secret
 from headrace.stream.spark import SparkSettings
 from headrace.stream.storage import Storage
-
-LEDGER_CONNECTION = "connection:"
 
 _REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
@@ -75,8 +74,8 @@ class Stream(Part):
     @field_validator("ledger")
     @classmethod
     def _ledger_holds_no_secret(cls, value: str) -> str:
-        if value.startswith(LEDGER_CONNECTION):
-            if not value.removeprefix(LEDGER_CONNECTION):
+        if value.startswith(CONNECTION_PREFIX):
+            if not value.removeprefix(CONNECTION_PREFIX):
                 raise ValueError("names no connection after connection:")
             return value
         if url_holds_secret(value):
@@ -133,8 +132,8 @@ class Stream(Part):
         """The Airflow connections that the stream's processes need, each once."""
         named = [source.connection for source in self.inputs]
         named += [output.connection for output in self.outputs if isinstance(output, ElasticsearchOutput)]
-        if self.ledger.startswith(LEDGER_CONNECTION):
-            named.append(self.ledger.removeprefix(LEDGER_CONNECTION))
+        if self.ledger.startswith(CONNECTION_PREFIX):
+            named.append(self.ledger.removeprefix(CONNECTION_PREFIX))
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def input(self, input_id: str) -> KafkaInput:
