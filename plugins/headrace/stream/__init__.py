@@ -1,5 +1,6 @@
 """The definition of a stream."""
 
+from headrace.stream.batch_trigger import BatchTrigger
 from headrace.stream.definition import Stream
 from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.inputs import (
@@ -11,25 +12,45 @@ from headrace.stream.inputs import (
     Utf8Decoder,
 )
 from headrace.stream.limits import Limits
-from headrace.stream.outputs import ColumnIds, ConsoleOutput, ElasticsearchOutput, KeyIds, RecordIds
+from headrace.stream.outputs import (
+    ColumnIds,
+    ConsoleOutput,
+    ElasticsearchOutput,
+    ForeachBatchOutput,
+    KafkaOutput,
+    KeyIds,
+    Output,
+    ParquetOutput,
+    RecordIds,
+)
 from headrace.stream.spark import SparkSettings
+from headrace.stream.state import STATE_STEP, State
 from headrace.stream.storage import Storage
+from headrace.stream.windows import Window
 
 __all__ = [
+    "STATE_STEP",
+    "BatchTrigger",
     "BytesDecoder",
     "ColumnIds",
     "ConsoleOutput",
     "ElasticsearchOutput",
+    "ForeachBatchOutput",
     "JsonDecoder",
     "KafkaInput",
+    "KafkaOutput",
     "KeyIds",
     "Limits",
+    "Output",
+    "ParquetOutput",
     "RecordIds",
     "SparkSettings",
     "StartingOffsets",
     "StartingTimestamp",
+    "State",
     "Storage",
     "Stream",
     "StreamDefinitionError",
     "Utf8Decoder",
+    "Window",
 ]

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from headrace.connections import CONNECTION_PREFIX
+from headrace.stream.batch_trigger import BatchTrigger
 from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.inputs import KafkaInput
 from headrace.stream.limits import Limits
 from headrace.stream.model import Duration, Identifier, Part, milliseconds
-from headrace.stream.outputs import ElasticsearchOutput, KeyIds, Output
+from headrace.stream.order import reasons_for_order
+from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output
+from headrace.stream.problems import problems
+from headrace.stream.references import check_reference, is_reference, load_reference
 from headrace.stream.secrets import url_holds_secret
 from headrace.stream.spark import SparkSettings
+from headrace.stream.state import STATE_STEP, State
 from headrace.stream.storage import Storage
-
-_REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
 class Stream(Part):
@@ -47,7 +48,36 @@ class Stream(Part):
     checkpoint_interval: Duration | None = Field(default=None, description="By default the batch interval.")
     remember: Duration | None = Field(
         default=None,
-        description="How long the log keeps a batch's blocks after it is checkpointed; by default the batch interval.",
+        description="How long the log keeps a batch's blocks after it is checkpointed; by default the batch interval, "
+        "and what the longest window reaches back.",
+    )
+    batch_by: Literal["arrival", "timestamp"] = Field(
+        default="arrival",
+        description="Whether a record's batch is that of the time when it was stored in the log, or of its timestamp "
+        "in Kafka (of the latest one so far in its partition).",
+    )
+    allowed_lateness: Duration = Field(
+        default=timedelta(seconds=10),
+        description="How long a batch by timestamp waits, after its interval has ended, for records of a partition "
+        "that has nothing newer. What comes later joins the next batch that is open, and is counted as late.",
+    )
+    coalesce: bool = Field(
+        default=False,
+        description="Whether a batch takes over the batch times before it that nobody has run, as Spark did after a "
+        "down-time; otherwise each of them is run by itself.",
+    )
+    trigger: BatchTrigger | None = Field(
+        default=None, description="Start batches by what has been received, in place of the clock. Includes coalesce."
+    )
+    state: State | None = None
+    ordered: bool | None = Field(
+        default=None,
+        description="Run one batch at a time, in the order of batch times. Windows, state, coalescing, and documents "
+        "that a later batch replaces need it and have it without being asked.",
+    )
+    parameters: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="What transforms find in batch.parameters; a DAG run's conf may give others of these names.",
     )
     storage: Storage
     ledger: str = Field(description='A SQLAlchemy URL without a password, or "connection:<Airflow connection id>".')
@@ -67,9 +97,7 @@ class Stream(Part):
     @field_validator("transform")
     @classmethod
     def _transform_is_a_reference(cls, value: str | None) -> str | None:
-        if value is not None and not _REFERENCE.match(value):
-            raise ValueError('must be "module:function"')
-        return value
+        return None if value is None else check_reference(value)
 
     @field_validator("ledger")
     @classmethod
@@ -92,9 +120,9 @@ class Stream(Part):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        problems = list(_problems(self))
-        if problems:
-            raise ValueError("; ".join(problems))
+        found = list(problems(self))
+        if found:
+            raise ValueError("; ".join(found))
         return self
 
     @property
@@ -114,8 +142,41 @@ class Stream(Part):
 
     @property
     def remember_ms(self) -> int:
-        """Milliseconds for which the log keeps the blocks of a batch that is done."""
-        return milliseconds(self.remember or self.batch_interval)
+        """Milliseconds for which the log keeps the blocks of a batch that is done.
+
+        At least what the longest window reaches back, and an interval more: derived as Spark derives it.
+        """
+        asked = milliseconds(self.remember or self.batch_interval)
+        windows = self.window_ms
+        return asked if windows == 0 else max(asked, windows + self.batch_interval_ms)
+
+    @property
+    def window_ms(self) -> int:
+        """Milliseconds that the longest window, of an output or of the state, reaches back; 0 without any."""
+        lengths = [output.window.length_ms for output in self.outputs if output.window is not None]
+        if self.state is not None and self.state.window is not None:
+            lengths.append(milliseconds(self.state.window))
+        return max(lengths, default=0)
+
+    @property
+    def allowed_lateness_ms(self) -> int:
+        """Milliseconds that a batch by timestamp waits for partitions without newer records."""
+        return milliseconds(self.allowed_lateness)
+
+    @property
+    def coalesces(self) -> bool:
+        """Whether a batch takes over the unclaimed batch times before it."""
+        return self.coalesce or self.trigger is not None
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether batches run one at a time, in the order of batch times (rule 6 of the design)."""
+        return bool(self.ordered) or any(reasons_for_order(self))
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What a batch has to do, by id: update the state, if there is one, then write each output."""
+        return (*(() if self.state is None else (STATE_STEP,)), *(output.id for output in self.outputs))
 
     @property
     def receivers(self) -> int:
@@ -131,7 +192,7 @@ class Stream(Part):
     def connection_ids(self) -> tuple[str, ...]:
         """The Airflow connections that the stream's processes need, each once."""
         named = [source.connection for source in self.inputs]
-        named += [output.connection for output in self.outputs if isinstance(output, ElasticsearchOutput)]
+        named += [output.connection for output in self.outputs if isinstance(output, ElasticsearchOutput | KafkaOutput)]
         if self.ledger.startswith(CONNECTION_PREFIX):
             named.append(self.ledger.removeprefix(CONNECTION_PREFIX))
         return tuple(dict.fromkeys(name for name in named if name is not None))
@@ -143,17 +204,29 @@ class Stream(Part):
                 return source
         raise KeyError(f"stream {self.name} has no input {input_id!r}, but {', '.join(i.id for i in self.inputs)}")
 
+    def output(self, output_id: str) -> Output:
+        """The output with this id; KeyError names the ones there are."""
+        for output in self.outputs:
+            if output.id == output_id:
+                return output
+        raise KeyError(f"stream {self.name} has no output {output_id!r}, but {', '.join(o.id for o in self.outputs)}")
+
+    def transform_of(self, output: Output) -> str | None:
+        """The reference of the output's transform: its own, or the stream's."""
+        return output.transform or self.transform
+
     def group_of(self, source: KafkaInput) -> str:
         """The consumer group under which lag tools see the input."""
         return source.group or f"headrace-{self.name}-{source.id}"
 
-    def load_transform(self) -> Callable[..., Any] | None:
-        """Import the transform.
+    def load_transform(self, output: Output | None = None) -> Callable[..., Any] | None:
+        """Import the transform of an output, or the stream's own.
 
         Raises:
             StreamDefinitionError: its module cannot be imported or has no such function.
         """
-        return None if self.transform is None else cast(Callable[..., Any], _import(self.transform, "transform"))
+        reference = self.transform if output is None else self.transform_of(output)
+        return None if reference is None else cast(Callable[..., Any], load_reference(reference, "transform"))
 
     def to_json(self) -> str:
         """The definition as JSON, for `from_json` on any machine."""
@@ -181,8 +254,8 @@ class Stream(Part):
         Raises:
             StreamDefinitionError: there is none, or it is not valid.
         """
-        if _REFERENCE.match(source):
-            found = _import(source, "stream")
+        if is_reference(source):
+            found = load_reference(source, "stream")
             if not isinstance(found, cls):
                 raise StreamDefinitionError(f"{source} is a {type(found).__name__}, not a Stream.")
             return found
@@ -193,75 +266,3 @@ class Stream(Part):
                 f"The stream's definition {source} cannot be read: {error.strerror}.",
                 remedy="Name a JSON file, or module:attribute of a Stream in Python.",
             ) from None
-
-
-def _problems(stream: Stream) -> Iterator[str]:
-    """What each field allows but the whole does not, each with its field and remedy."""
-    yield from _missing_or_double(stream)
-    yield from _interval_problems(stream)
-    if stream.transform is None and len(stream.inputs) > 1:
-        yield "transform: a stream of several inputs needs one, to make one DataFrame of them"
-    if stream.storage.is_local and not stream.storage.shared and not stream.spark.is_local:
-        yield (
-            f"storage: {stream.storage.url} is a folder of one machine, but spark.master "
-            f"{stream.spark.master or stream.spark.connection} has several; use a store that all of them reach, "
-            "or set shared=True if the folder is mounted on each"
-        )
-    slots = stream.spark.task_slots()
-    if slots is not None and slots < stream.receivers + 1:
-        yield (
-            f"spark.master: {stream.spark.master} runs {slots} tasks at once, but {stream.receivers} receivers hold "
-            f"one each and a batch needs another; give at least {stream.receivers + 1} cores, "
-            "or leave master out on one machine"
-        )
-
-
-def _missing_or_double(stream: Stream) -> Iterator[str]:
-    if not stream.inputs:
-        yield "inputs: there is none; name a KafkaInput"
-    if not stream.outputs:
-        yield "outputs: there is none, so nothing would run; name one, such as ElasticsearchOutput or ConsoleOutput"
-    for field, parts in (("inputs", stream.inputs), ("outputs", stream.outputs)):
-        ids = [part.id for part in parts]
-        double = sorted({name for name in ids if ids.count(name) > 1})
-        if double:
-            yield f"{field}: the id {', '.join(double)} is used twice; give each its own id"
-    for output in stream.outputs:
-        if isinstance(output, ElasticsearchOutput) and isinstance(output.document_ids, KeyIds):
-            topics = {topic for source in stream.inputs for topic in source.topics}
-            patterns = [source for source in stream.inputs if source.topic_pattern is not None]
-            if (len(topics) > 1 or patterns or len(stream.inputs) > 1) and output.document_ids.version_from is None:
-                yield (
-                    f"outputs.{output.id}.document_ids: key ids with offsets as versions need a single topic, "
-                    "since offsets of different topics do not order; name a column that grows with every change "
-                    "in version_from"
-                )
-
-
-def _interval_problems(stream: Stream) -> Iterator[str]:
-    for field, value in (
-        ("batch_interval", stream.batch_interval),
-        ("checkpoint_interval", stream.checkpoint_interval),
-    ):
-        unit, of = (
-            (stream.block_interval, "block_interval")
-            if field == "batch_interval"
-            else (stream.batch_interval, "batch_interval")
-        )
-        if value is not None and value % unit:
-            yield f"{field}: {milliseconds(value)} ms is no multiple of {of} ({milliseconds(unit)} ms); make it one"
-
-
-def _import(reference: str, what: str) -> object:
-    module_name, _, attribute = reference.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise StreamDefinitionError(
-            f"The {what} {reference} cannot be imported: {error}.",
-            remedy="Put its file or package into spark.py_files, or install it where headrace runs.",
-        ) from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        raise StreamDefinitionError(f"The module {module_name} has no {attribute!r} to be the {what}.") from None

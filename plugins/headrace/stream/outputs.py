@@ -7,7 +7,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from headrace.stream.model import Identifier, Part
+from headrace.stream.references import check_reference
 from headrace.stream.secrets import url_holds_secret
+from headrace.stream.storage import check_storage_url
+from headrace.stream.windows import Window
 
 Tombstones = Literal["delete", "ignore", "dead_letter"]
 
@@ -40,7 +43,24 @@ class ColumnIds(Part):
 DocumentIds = Annotated[RecordIds | KeyIds | ColumnIds, Field(discriminator="kind")]
 
 
-class ElasticsearchOutput(Part):
+class _Output(Part):
+    """What every output has. An output is written by itself: its own transform, retries and record of success."""
+
+    transform: str | None = Field(
+        default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
+    )
+    window: Window | None = Field(default=None, description="Read the batches of the last while, not this one alone.")
+    retries: NonNegativeInt | None = Field(
+        default=None, description="How often Airflow tries again after the first try; by default as its DAG says."
+    )
+
+    @field_validator("transform")
+    @classmethod
+    def _transform_is_a_reference(cls, value: str | None) -> str | None:
+        return None if value is None else check_reference(value)
+
+
+class ElasticsearchOutput(_Output):
     """An Elasticsearch index.
 
     Where it is: an Airflow connection of type ``elasticsearch`` by its id, or plain ``hosts`` (URLs) where no
@@ -117,7 +137,7 @@ class ElasticsearchOutput(Part):
         return self.dead_letter_index or f"{self.index}-dead-letters"
 
 
-class ConsoleOutput(Part):
+class ConsoleOutput(_Output):
     """Prints the first rows of every batch, as Spark Streaming's ``print()`` does."""
 
     kind: Literal["console"] = "console"
@@ -125,4 +145,68 @@ class ConsoleOutput(Part):
     rows: NonNegativeInt = 10
 
 
-Output = Annotated[ElasticsearchOutput | ConsoleOutput, Field(discriminator="kind")]
+class ParquetOutput(_Output):
+    """Parquet files in ``<path>/batch_time=<epoch milliseconds>/``, which appear together or not at all.
+
+    ``path`` is a folder by its absolute path or URL; a batch that runs again replaces its own files.
+    """
+
+    kind: Literal["parquet"] = "parquet"
+    id: Identifier = "parquet"
+    path: str = Field(min_length=1)
+    compression: Literal["zstd", "snappy", "none"] = "zstd"
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_absolute(cls, value: str) -> str:
+        return check_storage_url(value)
+
+
+class KafkaOutput(_Output):
+    """A Kafka topic: ``value``, and where they are there ``key`` and ``headers``, of every row.
+
+    A batch is one transaction, so that a consumer with ``isolation.level=read_committed`` sees all of it or nothing.
+    """
+
+    kind: Literal["kafka"] = "kafka"
+    id: Identifier = "kafka"
+    connection: str | None = None
+    bootstrap_servers: str | None = None
+    topic: str = Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")
+    transaction_timeout_seconds: PositiveFloat = 60.0
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers_hold_no_secret(cls, value: str | None) -> str | None:
+        if value is not None and "@" in value:
+            raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
+        return value
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Self:
+        if (self.connection is None) == (self.bootstrap_servers is None):
+            raise ValueError("name either connection (an Airflow connection id) or bootstrap_servers")
+        return self
+
+
+class ForeachBatchOutput(_Output):
+    """Anything else: ``function`` ("module:function") is called with the batch's DataFrame and its `BatchContext`.
+
+    It may be called more than once for a batch (a retry, a repeat, a crash between its end and its record), so what it
+    writes has to be named by ``batch.batch_time``, or replaced, or otherwise the same when it is written again. It may
+    return a mapping of counts, which are kept in the ledger. An exception fails the output, and nothing else.
+    """
+
+    kind: Literal["foreach_batch"] = "foreach_batch"
+    id: Identifier = "foreach_batch"
+    function: str
+
+    @field_validator("function")
+    @classmethod
+    def _function_is_a_reference(cls, value: str) -> str:
+        return check_reference(value)
+
+
+Output = Annotated[
+    ElasticsearchOutput | ConsoleOutput | ParquetOutput | KafkaOutput | ForeachBatchOutput, Field(discriminator="kind")
+]

@@ -23,16 +23,21 @@ class Storage(Part):
     @field_validator("url")
     @classmethod
     def _is_absolute(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if not parts.scheme and not value.startswith("/"):
-            raise ValueError(
-                "must be an absolute path or a URL: the receiver, Spark and Airflow start in different folders"
-            )
-        if url_holds_secret(value):
-            raise ValueError("holds a secret; give the store's credentials through its own environment or profile")
-        return value.rstrip("/") or "/"
+        return check_storage_url(value)
 
     @property
     def is_local(self) -> bool:
         """Whether this is a folder of the machine's own file system."""
         return urlsplit(self.url).scheme in ("", "file")
+
+
+def check_storage_url(value: str) -> str:
+    """The URL or absolute path without a trailing slash; raises ValueError, which a definition's error tells."""
+    parts = urlsplit(value)
+    if not parts.scheme and not value.startswith("/"):
+        raise ValueError(
+            "must be an absolute path or a URL: the receiver, Spark and Airflow start in different folders"
+        )
+    if url_holds_secret(value):
+        raise ValueError("holds a secret; give the store's credentials through its own environment or profile")
+    return value.rstrip("/") or "/"

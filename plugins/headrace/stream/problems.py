@@ -1,0 +1,89 @@
+"""What each field of a stream's definition allows but the whole does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from headrace.stream.model import milliseconds
+from headrace.stream.order import reasons_for_order
+from headrace.stream.outputs import ElasticsearchOutput, KeyIds
+from headrace.stream.state import STATE_STEP
+
+if TYPE_CHECKING:
+    from headrace.stream.definition import Stream
+
+
+def problems(stream: Stream) -> Iterator[str]:
+    """What each field allows but the whole does not, each with its field and remedy."""
+    yield from _missing_or_double(stream)
+    yield from _interval_problems(stream)
+    yield from _order_problems(stream)
+    if len(stream.inputs) > 1 and any(stream.transform_of(output) is None for output in stream.outputs):
+        yield "transform: a stream of several inputs needs one, to make one DataFrame of them"
+    if stream.storage.is_local and not stream.storage.shared and not stream.spark.is_local:
+        yield (
+            f"storage: {stream.storage.url} is a folder of one machine, but spark.master "
+            f"{stream.spark.master or stream.spark.connection} has several; use a store that all of them reach, "
+            "or set shared=True if the folder is mounted on each"
+        )
+    slots = stream.spark.task_slots()
+    if slots is not None and slots < stream.receivers + 1:
+        yield (
+            f"spark.master: {stream.spark.master} runs {slots} tasks at once, but {stream.receivers} receivers hold "
+            f"one each and a batch needs another; give at least {stream.receivers + 1} cores, "
+            "or leave master out on one machine"
+        )
+
+
+def _missing_or_double(stream: Stream) -> Iterator[str]:
+    if not stream.inputs:
+        yield "inputs: there is none; name a KafkaInput"
+    if not stream.outputs:
+        yield "outputs: there is none, so nothing would run; name one, such as ElasticsearchOutput or ConsoleOutput"
+    if any(output.id == STATE_STEP for output in stream.outputs):
+        yield f"outputs: the id {STATE_STEP!r} is that of the state's update; give the output another"
+    for field, parts in (("inputs", stream.inputs), ("outputs", stream.outputs)):
+        ids = [part.id for part in parts]
+        double = sorted({name for name in ids if ids.count(name) > 1})
+        if double:
+            yield f"{field}: the id {', '.join(double)} is used twice; give each its own id"
+    for output in stream.outputs:
+        if isinstance(output, ElasticsearchOutput) and isinstance(output.document_ids, KeyIds):
+            topics = {topic for source in stream.inputs for topic in source.topics}
+            patterns = [source for source in stream.inputs if source.topic_pattern is not None]
+            if (len(topics) > 1 or patterns or len(stream.inputs) > 1) and output.document_ids.version_from is None:
+                yield (
+                    f"outputs.{output.id}.document_ids: key ids with offsets as versions need a single topic, "
+                    "since offsets of different topics do not order; name a column that grows with every change "
+                    "in version_from"
+                )
+
+
+def _interval_problems(stream: Stream) -> Iterator[str]:
+    block = (stream.block_interval, "block_interval")
+    batch = (stream.batch_interval, "batch_interval")
+    multiples: list[tuple[str, timedelta | None, tuple[timedelta, str]]] = [
+        ("batch_interval", stream.batch_interval, block),
+        ("checkpoint_interval", stream.checkpoint_interval, batch),
+    ]
+    for output in stream.outputs:
+        if output.window is not None:
+            multiples.append((f"outputs.{output.id}.window.length", output.window.length, batch))
+            multiples.append((f"outputs.{output.id}.window.slide", output.window.slide, batch))
+    if stream.state is not None:
+        multiples.append(("state.window", stream.state.window, batch))
+        multiples.append(("state.timeout", stream.state.timeout, batch))
+    for field, value, (unit, of) in multiples:
+        if value is not None and value % unit:
+            yield f"{field}: {milliseconds(value)} ms is no multiple of {of} ({milliseconds(unit)} ms); make it one"
+
+
+def _order_problems(stream: Stream) -> Iterator[str]:
+    reasons = list(reasons_for_order(stream))
+    if stream.ordered is False and reasons:
+        yield f"ordered: {reasons[0]}, so batches cannot run in any order; leave ordered out"
+    if stream.is_ordered and stream.limits.max_concurrent_batches > 1:
+        why = reasons[0] if reasons else "ordered is set"
+        yield f"limits.max_concurrent_batches: must be 1, since {why}"

@@ -1,0 +1,42 @@
+"""References to Python objects, as definitions hold them: "module:attribute"."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+from headrace.stream.errors import StreamDefinitionError
+
+_REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+
+def is_reference(text: str) -> bool:
+    """Whether the text has the form of a reference."""
+    return _REFERENCE.match(text) is not None
+
+
+def check_reference(text: str) -> str:
+    """The text, if it is a reference; raises ValueError, which a definition's error tells."""
+    if not is_reference(text):
+        raise ValueError('must be "module:function"')
+    return text
+
+
+def load_reference(reference: str, what: str) -> object:
+    """Import what is referred to; ``what`` is its role in the definition.
+
+    Raises:
+        StreamDefinitionError: its module cannot be imported or has no such attribute.
+    """
+    module_name, _, attribute = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise StreamDefinitionError(
+            f"The {what} {reference} cannot be imported: {error}.",
+            remedy="Put its file or package into spark.py_files, or install it where headrace runs.",
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise StreamDefinitionError(f"The module {module_name} has no {attribute!r} to be the {what}.") from None

@@ -1,0 +1,70 @@
+"""A stream's batches run again into other places, while the stream itself goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output, ParquetOutput
+
+if TYPE_CHECKING:
+    from headrace.stream.definition import Stream
+
+
+def replayed(stream: Stream, outputs: Mapping[str, Mapping[str, Any]], *, transform: str | None = None) -> Stream:
+    """The stream as a replay writes it: those of its outputs that ``outputs`` names, with the fields given there.
+
+    The inputs, the intervals and the storage are the stream's own: a replay reads the same batches.
+
+    Args:
+        outputs: by output id what differs, such as ``{"elasticsearch": {"index": "flights-v2"}}``.
+        transform: takes the place of the stream's, and of the outputs' own.
+
+    Raises:
+        StreamDefinitionError: an output is unknown or would write where the stream itself writes, a field is wrong,
+            or the stream has state, which only its own batches may update.
+    """
+    from headrace.stream.definition import Stream
+
+    if stream.state is not None:
+        raise StreamDefinitionError(
+            f"Stream {stream.name!r} cannot be replayed: it has state, which each batch finds as the one before left it.",
+            remedy="Define a stream of another name over the same topics, with batch_by='timestamp'.",
+        )
+    unknown = sorted(set(outputs) - {output.id for output in stream.outputs})
+    if unknown or not outputs:
+        raise StreamDefinitionError(
+            f"A replay of stream {stream.name!r} names {', '.join(unknown) or 'no output'}; "
+            f"its outputs are {', '.join(output.id for output in stream.outputs)}."
+        )
+    changed = []
+    for output in stream.outputs:
+        if output.id not in outputs:
+            continue
+        fields: dict[str, Any] = {**output.model_dump(exclude_unset=True), "kind": output.kind, **outputs[output.id]}
+        if transform is not None:
+            fields["transform"] = transform
+        changed.append(type(output)(**fields))
+    for problem in _same_places(stream.outputs, changed):
+        raise StreamDefinitionError(problem, remedy="Name another place for the replay to write to.")
+    definition = {**stream.model_dump(exclude_unset=True), "outputs": tuple(changed)}
+    return Stream(**definition)
+
+
+def _same_places(live: tuple[Output, ...], replay: list[Output]) -> Iterator[str]:
+    places = {place for output in live for place in _places(output)}
+    for output in replay:
+        for place in _places(output):
+            if place in places:
+                yield f"The replay's output {output.id!r} would write to {place[1]} {place[2]!r}, as the stream does."
+
+
+def _places(output: Output) -> list[tuple[str | tuple[str, ...] | None, str, str]]:
+    """Where the output writes: (server, kind of place, name)."""
+    if isinstance(output, ElasticsearchOutput):
+        where = output.connection or output.hosts
+        return [(where, "index", output.index), (where, "index", output.dead_letters)]
+    if isinstance(output, KafkaOutput):
+        return [(output.connection or output.bootstrap_servers, "topic", output.topic)]
+    return [(None, "folder", output.path)] if isinstance(output, ParquetOutput) else []
