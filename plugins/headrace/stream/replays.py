@@ -29,7 +29,7 @@ def replayed(stream: Stream, outputs: Mapping[str, Mapping[str, Any]], *, transf
 
     if stream.state is not None:
         raise StreamDefinitionError(
-            f"Stream {stream.name!r} cannot be replayed: it has state, which each batch finds as the one before left it.",
+            f"Stream {stream.name!r} cannot be replayed: each batch starts from the state that the one before left.",
             remedy="Define a stream of another name over the same topics, with batch_by='timestamp'.",
         )
     unknown = sorted(set(outputs) - {output.id for output in stream.outputs})
