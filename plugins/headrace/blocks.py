@@ -70,7 +70,8 @@ class BlockInfo:
     """A block that is durable in the log, as the ledger is told of it.
 
     ``epoch`` is the writer's lease epoch, ``sequence`` counts its frames from 0 within the epoch,
-    ``cut_time_ms`` is the ledger's clock (as the receiver estimates it) at the cut.
+    ``cut_time_ms`` is the ledger's clock (as the receiver estimates it) at the cut. ``event_time_ms`` is a time
+    inside the interval of the block's batch time where the stream is by timestamp, None where it is by arrival.
     """
 
     receiver: ReceiverId
@@ -81,3 +82,4 @@ class BlockInfo:
     ranges: tuple[OffsetRange, ...]
     records: int
     payload_bytes: int
+    event_time_ms: int | None = None
