@@ -10,15 +10,20 @@ import pytest
 from headrace.cli.main import COMMANDS
 from headrace.ledger import tables
 from headrace.stream import (
+    BatchTrigger,
     ColumnIds,
     ConsoleOutput,
     ElasticsearchOutput,
+    ForeachBatchOutput,
     KafkaInput,
+    KafkaOutput,
     KeyIds,
     Limits,
+    ParquetOutput,
     SparkSettings,
     Storage,
     Stream,
+    Window,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,7 +68,22 @@ def test_the_readmes_transform_is_the_one_that_the_system_tests_run() -> None:
     assert transform.strip() in (ROOT / "tests" / "system" / "orders.py").read_text()
 
 
-@pytest.mark.parametrize("model", [Stream, KafkaInput, ElasticsearchOutput, ConsoleOutput, KeyIds, ColumnIds])
+EVERY_PART = [
+    Stream,
+    KafkaInput,
+    ElasticsearchOutput,
+    ConsoleOutput,
+    ParquetOutput,
+    KafkaOutput,
+    ForeachBatchOutput,
+    BatchTrigger,
+    Window,
+    KeyIds,
+    ColumnIds,
+]
+
+
+@pytest.mark.parametrize("model", EVERY_PART)
 def test_every_field_is_told(model: type) -> None:
     text = (ROOT / "docs" / "stream.md").read_text()
     for field in model.model_fields:  # type: ignore[attr-defined]
