@@ -1,24 +1,28 @@
-"""The user's transform: found, made ready to travel, and called."""
+"""The user's functions: found, made ready to travel, and called."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.stream.references import load_reference
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.stream import Stream
+    from headrace.stream import Output, Stream
 
 Transform = Callable[..., Any]
+
+# What transforms of outputs find by these parameters in a stream with state: the table, and its changed rows.
+STATE_FRAMES = ("state", "changes")
 
 
 class TransformError(HeadraceError):
@@ -29,66 +33,119 @@ class TransformError(HeadraceError):
 class BatchContext:
     """What a transform may know of its batch: pass it a parameter named ``batch``.
 
-    The batch holds the data interval ``[batch_time - interval, batch_time)``; ``attempt`` counts from 1.
+    The batch holds the data interval ``[batch_time - interval, batch_time)``; with a window the records are those of
+    ``[window_start, batch_time)``. ``attempt`` counts from 1. ``parameters`` are the stream's, with what the DAG run
+    gave in their place; ``target`` names the replay that this is, "" for the stream itself.
     """
 
     stream: str
     batch_time: datetime
     interval: timedelta
     attempt: int
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    window_start: datetime | None = None
+    target: str = ""
 
     @classmethod
-    def of(cls, stream: str, batch_time_ms: int, interval_ms: int, attempt: int) -> BatchContext:
-        interval = timedelta(milliseconds=interval_ms)
-        return cls(stream, datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=batch_time_ms), interval, attempt)
+    def of(
+        cls,
+        stream: str,
+        batch_time_ms: int,
+        interval_ms: int,
+        attempt: int,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        window_ms: int | None = None,
+        target: str = "",
+    ) -> BatchContext:
+        """The context of a batch; ``window_ms`` is the length of its window, if it has one."""
+        return cls(
+            stream,
+            _datetime(batch_time_ms),
+            timedelta(milliseconds=interval_ms),
+            attempt,
+            dict(parameters or {}),
+            None if window_ms is None else _datetime(batch_time_ms - window_ms),
+            target,
+        )
 
 
-def load_transform(stream: Stream) -> Transform | None:
-    """Import the stream's transform with ``spark.py_files`` on the path; its modules travel to executors by value.
+def _datetime(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=time_ms)
+
+
+def load_transform(stream: Stream, output: Output | None = None) -> Transform | None:
+    """The transform of an output, or the stream's own, as `load_function` finds it."""
+    reference = stream.transform if output is None else stream.transform_of(output)
+    return None if reference is None else load_function(stream, reference, "transform")
+
+
+def load_function(stream: Stream, reference: str, what: str) -> Callable[..., Any]:
+    """Import "module:function" with ``spark.py_files`` on the path; its modules travel to executors by value.
 
     By value, so that they need not be importable there, and so that a warm application's workers, which keep what they
-    imported, run the code of today.
+    imported, run the code of today. ``what`` is the function's role in the definition, for errors:
+    StreamDefinitionError when it cannot be found, TransformError when ``py_files`` cannot.
     """
-    if stream.transform is None:
-        return None
     roots = _add_to_path(stream.spark.py_files)
-    transform = stream.load_transform()
-    for module in _own_modules(stream.transform.partition(":")[0], roots):
+    function = load_reference(reference, what)
+    if not callable(function):
+        raise TransformError(f"The {what} {reference} is a {type(function).__name__}, not a function.")
+    for module in _own_modules(reference.partition(":")[0], roots):
         _travel_by_value(module)
-    return transform
+    return function
+
+
+def own_modules(stream: Stream, reference: str) -> list[ModuleType]:
+    """The modules that a loaded function is made of: its own, and all that was imported from ``py_files``."""
+    return _own_modules(reference.partition(":")[0], _roots(stream.spark.py_files))
 
 
 def check_transform(stream: Stream) -> None:
-    """Find the transform as a batch would, with ``spark.py_files``, and see that it takes the stream's inputs.
+    """Find every output's transform as a batch would, with ``spark.py_files``, and see that it takes the inputs.
 
-    Raises StreamDefinitionError or TransformError. It is not called: there is no Spark here.
+    Raises StreamDefinitionError or TransformError. They are not called: there is no Spark here.
     """
-    transform = load_transform(stream)
-    if transform is not None:
-        batch = BatchContext.of(stream.name, 0, stream.batch_interval_ms, 1)
-        arguments(transform, {source.id: None for source in stream.inputs}, batch)
+    inputs = {source.id: None for source in stream.inputs}
+    frames = {} if stream.state is None else dict.fromkeys(STATE_FRAMES)
+    for output in stream.outputs:
+        transform = load_transform(stream, output)
+        if transform is not None:
+            arguments(transform, inputs, BatchContext.of(stream.name, 0, stream.batch_interval_ms, 1), frames)
 
 
 def apply_transform(
-    transform: Transform | None, inputs: Mapping[str, DataFrame], outputs: tuple[str, ...], batch: BatchContext
+    transform: Transform | None,
+    inputs: Mapping[str, DataFrame],
+    outputs: Collection[str],
+    batch: BatchContext,
+    *,
+    more: Mapping[str, Any] | None = None,
+    known: Collection[str] | None = None,
 ) -> dict[str, DataFrame]:
     """The DataFrame of each output: the transform's, or the one input where there is no transform.
 
     The transform gets its inputs as keyword arguments by their ids ("-" written "_"); one alone also as its first
     argument, whatever that is called. It returns a DataFrame for all outputs, or a mapping from output ids to one each.
+
+    Args:
+        outputs: the ids that are wanted.
+        more: what else the transform finds by name, if it has such parameters.
+        known: ids that a mapping may hold beside the wanted ones; None allows any.
     """
     if transform is None:
         (result,) = inputs.values()
         return dict.fromkeys(outputs, result)
-    positional, keywords = arguments(transform, inputs, batch)
+    positional, keywords = arguments(transform, inputs, batch, more)
     returned = transform(*positional, **keywords)
     if isinstance(returned, Mapping):
-        if set(returned) != set(outputs):
+        unknown = set() if known is None else set(returned) - {*known, *outputs}
+        if unknown or not set(outputs) <= set(returned):
             raise TransformError(
                 f"The transform returned DataFrames for {sorted(returned)}, the outputs are {sorted(outputs)}.",
                 remedy="Return one for each output's id, or one DataFrame for all.",
             )
-        by_output = dict(returned)
+        by_output = {name: returned[name] for name in outputs}
     else:
         by_output = dict.fromkeys(outputs, returned)
     for name, frame in by_output.items():
@@ -96,19 +153,29 @@ def apply_transform(
     return by_output
 
 
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether the function has a parameter of this name; ``**keywords`` does not count."""
+    return name in inspect.signature(function).parameters
+
+
 def arguments(
-    transform: Transform, inputs: Mapping[str, Any], batch: BatchContext
+    transform: Transform, inputs: Mapping[str, Any], batch: BatchContext, more: Mapping[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How to call ``transform``; raises TransformError when its parameters do not fit the inputs."""
+    """How to call ``transform``; raises TransformError when its parameters do not fit the inputs.
+
+    ``more`` holds what it finds by name, as it finds ``batch``, if it has such parameters. An input comes first where
+    both have the same name.
+    """
     signature = inspect.signature(transform)
     parameters = signature.parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     named = {name.replace("-", "_"): frame for name, frame in inputs.items()}
-    extra = {"batch": batch} if "batch" in parameters and "batch" not in named else {}
+    beside = {**(more or {}), "batch": batch}
+    extra = {name: value for name, value in beside.items() if name in parameters and name not in named}
     positional: tuple[Any, ...] = ()
     keywords: dict[str, Any] = {**named, **extra}
     first = next(iter(parameters.values()), None)
-    if not takes_any and len(named) == 1 and first is not None and first.name not in {*named, "batch"}:
+    if not takes_any and len(named) == 1 and first is not None and first.name not in {*named, *beside}:
         positional, keywords = tuple(named.values()), extra
     try:
         signature.bind(*positional, **keywords)
@@ -130,16 +197,16 @@ def _check_frame(output: str, frame: object) -> None:
         )
 
 
+def _roots(py_files: tuple[str, ...]) -> list[Path]:
+    # spark-submit has fetched what has a URL, and put it on the path already.
+    return [Path(name).resolve() for name in py_files if "://" not in name]
+
+
 def _add_to_path(py_files: tuple[str, ...]) -> list[Path]:
-    roots = []
-    for name in py_files:
-        if "://" in name:
-            # spark-submit has fetched it and put it on the path already.
-            continue
-        path = Path(name)
+    roots = _roots(py_files)
+    for path in roots:
         if not path.exists():
-            raise TransformError(f"spark.py_files names {name}, which does not exist on this machine.")
-        roots.append(path.resolve())
+            raise TransformError(f"spark.py_files names {path}, which does not exist on this machine.")
         entry = str(path.parent if path.suffix == ".py" else path)
         if entry not in sys.path:
             sys.path.insert(1, entry)

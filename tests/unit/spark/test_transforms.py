@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from headrace.spark.transforms import BatchContext, TransformError, apply_transform, arguments, load_transform
+from headrace.spark.transforms import (
+    BatchContext,
+    TransformError,
+    apply_transform,
+    arguments,
+    check_transform,
+    load_function,
+    load_transform,
+    takes,
+)
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 
 CONTEXT = BatchContext.of("clicks", 1_700_000_010_000, 10_000, 2)
@@ -31,6 +40,15 @@ def test_a_context_tells_the_batchs_time_and_interval() -> None:
     assert CONTEXT.attempt == 2
 
 
+def test_a_context_tells_its_window_its_parameters_and_the_replay() -> None:
+    context = BatchContext.of(
+        "clicks", 1_700_000_010_000, 10_000, 2, parameters={"threshold": 3}, window_ms=30_000, target="v2"
+    )
+    assert context.window_start == datetime(2023, 11, 14, 22, 13, 0, tzinfo=UTC)
+    assert (context.parameters, context.target) == ({"threshold": 3}, "v2")
+    assert (CONTEXT.window_start, CONTEXT.parameters, CONTEXT.target) == (None, {}, "")
+
+
 def test_one_input_is_passed_whatever_the_parameter_is_called() -> None:
     assert arguments(lambda df: df, {"records": 1}, CONTEXT) == ((1,), {})
 
@@ -44,6 +62,16 @@ def test_inputs_are_passed_by_their_ids() -> None:
 def test_the_batch_is_passed_to_whoever_asks_for_it() -> None:
     assert arguments(lambda df, batch: 0, {"records": 1}, CONTEXT) == ((1,), {"batch": CONTEXT})
     assert arguments(lambda df, *, batch=None: 0, {"records": 1}, CONTEXT) == ((1,), {"batch": CONTEXT})
+
+
+def test_the_state_is_passed_to_whoever_asks_for_it() -> None:
+    more = {"state": "table", "changes": "rows"}
+    assert arguments(lambda df, state: 0, {"records": 1}, CONTEXT, more) == ((1,), {"state": "table"})
+    assert arguments(lambda state, records: 0, {"records": 1}, CONTEXT, more) == ((), {"records": 1, "state": "table"})
+    assert arguments(lambda df: 0, {"records": 1}, CONTEXT, more) == ((1,), {})
+    assert arguments(lambda state: 0, {"state": 1}, CONTEXT, more) == ((), {"state": 1}), "an input comes first"
+    assert takes(lambda df, state: 0, "state")
+    assert not takes(lambda df, **more: 0, "state")
 
 
 @pytest.mark.parametrize("transform", [lambda: 0, lambda batch: 0, lambda left, middle: 0])
@@ -61,6 +89,22 @@ def test_what_is_no_dataframe_is_refused() -> None:
 def test_a_mapping_has_to_name_every_output() -> None:
     with pytest.raises(TransformError, match="returned DataFrames for"):
         apply_transform(lambda df: {"other": df}, {"records": 1}, ("console",), CONTEXT)  # type: ignore[dict-item]
+
+
+def test_a_mapping_may_name_outputs_that_are_not_wanted_now_but_no_unknown_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.spark.transforms._check_frame", lambda output, frame: None)
+    frames: Any = apply_transform(
+        lambda df: {"a": 1, "b": 2},
+        {"records": 0},  # type: ignore[dict-item]
+        ["a"],
+        CONTEXT,
+        known=("a", "b"),
+    )
+    assert frames == {"a": 1}
+    with pytest.raises(TransformError, match="returned DataFrames for"):
+        apply_transform(lambda df: {"a": 1, "z": 2}, {"records": 0}, ["a"], CONTEXT, known=("a", "b"))  # type: ignore[dict-item]
 
 
 def test_without_a_transform_the_input_is_the_result() -> None:
@@ -99,3 +143,18 @@ def test_py_files_that_are_not_there_are_told(tmp_path: Path) -> None:
         load_transform(
             stream(tmp_path, transform="m:f", spark=SparkSettings(py_files=(str(tmp_path / "missing.zip"),)))
         )
+
+
+def test_every_outputs_own_transform_is_checked(tmp_path: Path) -> None:
+    own = ConsoleOutput(transform=f"{__name__}:misnamed")
+    with pytest.raises(TransformError, match="the stream's inputs are"):
+        check_transform(stream(tmp_path).model_copy(update={"outputs": (own,)}))
+
+
+def misnamed() -> None:
+    """A transform that takes nothing."""
+
+
+def test_what_is_no_function_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TransformError, match="is a BatchContext, not a function"):
+        load_function(stream(tmp_path), f"{__name__}:CONTEXT", "transform")

@@ -1,0 +1,51 @@
+"""The parameters that transforms find: the stream's own, with what a run gives in their place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.stream.definition import Stream
+
+
+class ParameterError(HeadraceError):
+    """A run gives a parameter that the stream does not declare, or gives no object."""
+
+
+def merged(stream: Stream, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The stream's parameters with the values of ``given`` in the place of its own.
+
+    Raises:
+        ParameterError: ``given`` has a name that the stream's parameters have not, or is no mapping.
+    """
+    if given is None:
+        return dict(stream.parameters)
+    if not isinstance(given, Mapping):
+        raise ParameterError(f"Parameters must be an object of names and values, not a {type(given).__name__}.")
+    unknown = sorted(str(name) for name in given if name not in stream.parameters)
+    if unknown:
+        raise ParameterError(
+            f"Stream {stream.name!r} has no parameter {', '.join(unknown)}, "
+            f"but {', '.join(sorted(stream.parameters)) or 'none'}.",
+            remedy="Declare it with a default in the stream's parameters.",
+        )
+    return {**stream.parameters, **given}
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Read parameters from JSON text.
+
+    Raises:
+        ParameterError: it is no JSON object.
+    """
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ParameterError(f"The parameters are no JSON: {error}.") from None
+    if not isinstance(given, dict):
+        raise ParameterError("The parameters must be a JSON object.")
+    return given
