@@ -47,13 +47,17 @@ class MicroBatchTimetable(Timetable):
           be known, and no runs are created for the time before.
         - a ``timedelta``: the same, but not further back than this.
         - ``False``: only the latest interval that has ended.
+    :param automatic: whether the scheduler begins runs by itself. Otherwise runs come from backfills, from people
+        and from assets alone; leave ``catchup=False`` in such a DAG, since its pair with an ``end_date`` looks like
+        a backfill here.
     """
 
-    def __init__(self, interval: timedelta, *, catch_up: bool | timedelta = False) -> None:
+    def __init__(self, interval: timedelta, *, catch_up: bool | timedelta = False, automatic: bool = True) -> None:
         self._interval_ms = interval // _MILLISECOND
         self._interval = interval
         self.catch_up = catch_up
-        self.description = f"every {interval.total_seconds():g} s{self._catch_up_text()}"
+        self.automatic = automatic
+        self.description = f"{self.summary}{self._catch_up_text()}"
 
     @property
     def interval_ms(self) -> int:
@@ -62,9 +66,12 @@ class MicroBatchTimetable(Timetable):
 
     @property
     def summary(self) -> str:
-        return f"every {self._interval.total_seconds():g} s"
+        length = f"{self._interval.total_seconds():g} s"
+        return f"every {length}" if self.automatic else f"on request, intervals of {length}"
 
     def _catch_up_text(self) -> str:
+        if not self.automatic:
+            return ""
         if self.catch_up is True:
             return ", missed intervals are caught up"
         if isinstance(self.catch_up, timedelta):
@@ -77,7 +84,7 @@ class MicroBatchTimetable(Timetable):
         return self.serialize() == other.serialize()
 
     def __hash__(self) -> int:
-        return hash((self._interval_ms, self.catch_up))
+        return hash((self._interval_ms, self.catch_up, self.automatic))
 
     def validate(self) -> None:
         if self._interval <= timedelta(0) or self._interval % _MILLISECOND:
@@ -90,16 +97,17 @@ class MicroBatchTimetable(Timetable):
     def serialize(self) -> dict[str, Any]:
         catch_up = self.catch_up // _MILLISECOND if isinstance(self.catch_up, timedelta) else self.catch_up
         # A bool would be told from an int only by its JSON type; two keys leave nothing to guess.
-        if isinstance(catch_up, bool):
-            return {"interval_ms": self._interval_ms, "catch_up": catch_up}
-        return {"interval_ms": self._interval_ms, "catch_up_ms": catch_up}
+        reach = {"catch_up": catch_up} if isinstance(catch_up, bool) else {"catch_up_ms": catch_up}
+        return {"interval_ms": self._interval_ms, "automatic": self.automatic, **reach}
 
     @classmethod
     def deserialize(cls, data: dict[str, Any]) -> MicroBatchTimetable:
-        interval = timedelta(milliseconds=data["interval_ms"])
+        catch_up = data.get("catch_up", False)
         if "catch_up_ms" in data:
-            return cls(interval, catch_up=timedelta(milliseconds=data["catch_up_ms"]))
-        return cls(interval, catch_up=data.get("catch_up", False))
+            catch_up = timedelta(milliseconds=data["catch_up_ms"])
+        return cls(
+            timedelta(milliseconds=data["interval_ms"]), catch_up=catch_up, automatic=data.get("automatic", True)
+        )
 
     def containing(self, at: datetime) -> DataInterval:
         """The interval that ``at`` starts or falls into."""
@@ -112,6 +120,9 @@ class MicroBatchTimetable(Timetable):
     def next_dagrun_info(
         self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
     ) -> DagRunInfo | None:
+        # A backfill asks with catchup and the end of its range, whatever its DAG says; the scheduler with the DAG's own.
+        if not self.automatic and not (restriction.catchup and restriction.latest is not None):
+            return None
         starts = []
         if last_automated_data_interval is not None:
             # The floor of the last end, so that a changed interval does not leave a gap behind it; the first

@@ -166,3 +166,45 @@ class TestSerialisation:
     def test_no_interval_that_is_not_whole_positive_milliseconds(self, bad):
         with pytest.raises(AirflowTimetableInvalid, match="whole milliseconds"):
             MicroBatchTimetable(bad).validate()
+
+
+class TestOnRequest:
+    timetable = MicroBatchTimetable(TEN, automatic=False)
+
+    @pytest.mark.parametrize(
+        "restriction",
+        [
+            pytest.param(TimeRestriction(at("12:00:00"), None, catchup=False), id="the scheduler's, of such a DAG"),
+            pytest.param(TimeRestriction(at("12:00:00"), at("13:00:00"), catchup=False), id="with an end date"),
+            pytest.param(TimeRestriction(None, None, catchup=True), id="unrestricted, as `dags next-execution` asks"),
+        ],
+    )
+    def test_the_scheduler_begins_nothing(self, restriction):
+        last = interval("12:00:00", "12:00:10")
+        assert runs(self.timetable, None, restriction, 1) == runs(self.timetable, last, restriction, 1) == []
+
+    def test_a_backfill_gets_every_interval_of_its_range(self):
+        asked = TimeRestriction(at("12:00:03"), at("12:00:40"), catchup=True)
+        found = runs(self.timetable, None, asked, 10)
+        assert [run.logical_date for run in found] == [at(f"12:00:{second}") for second in (10, 20, 30, 40)]
+
+    def test_airflows_own_backfill_finds_them_in_the_serialised_dag(self):
+        from airflow.models.backfill import _get_info_list
+        from airflow.sdk import DAG
+        from airflow.serialization.serialized_objects import DagSerialization
+
+        dag = DAG("replay", schedule=self.timetable, start_date=at("12:00:00"), catchup=False)
+        kept = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+        assert kept.next_dagrun_info(last_automated_run_info=None) is None
+        asked = {"from_date": at("10:00:00"), "to_date": at("10:00:20"), "dag": kept}
+        found = [run.logical_date for run in _get_info_list(**asked, reverse=False)]
+        assert found == [at("10:00:00"), at("10:00:10"), at("10:00:20")]
+        assert [run.logical_date for run in _get_info_list(**asked, reverse=True)] == found[::-1]
+
+    def test_a_manual_run_gets_its_interval(self):
+        assert self.timetable.infer_manual_data_interval(run_after=at("12:00:03")) == interval("12:00:00", "12:00:10")
+
+    def test_it_survives_the_database_and_says_what_it_is(self):
+        again = MicroBatchTimetable.deserialize(self.timetable.serialize())
+        assert again == self.timetable != MicroBatchTimetable(TEN)
+        assert again.description == again.summary == "on request, intervals of 10 s"
