@@ -120,7 +120,7 @@ class MicroBatchTimetable(Timetable):
     def next_dagrun_info(
         self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
     ) -> DagRunInfo | None:
-        # A backfill asks with catchup and the end of its range, whatever its DAG says; the scheduler with the DAG's own.
+        # A backfill asks with catchup and the end of its range, whatever its DAG says; the scheduler does not.
         if not self.automatic and not (restriction.catchup and restriction.latest is not None):
             return None
         starts = []
