@@ -2,6 +2,9 @@
 
 Offset ranges are grouped by topic, since a block may span thousands of partitions:
 ``[["flights", "<topic id>", 1, [[partition, from, until, records], …]], …]``.
+
+A field that came later is left out where it says nothing and is None where it is missing, and readers pass over what
+they do not know. So one version of the format covers both; only a field that older readers must not miss makes another.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class FrameHeader:
 
     ``last_accepted_sequence`` is the sequence of the newest frame of this epoch that the ledger had accepted when
     this one was written, None if there was none. ``raw_bytes`` is the block's size in memory, before compression.
+    ``event_time_ms`` is `BlockInfo`'s: without it a lost ledger could not tell the batch of a block by timestamp.
     """
 
     receiver: ReceiverId
@@ -51,6 +55,7 @@ class FrameHeader:
     ranges: tuple[OffsetRange, ...]
     records: int
     raw_bytes: int
+    event_time_ms: int | None = None
 
     def to_json(self) -> bytes:
         return _dump(
@@ -59,6 +64,7 @@ class FrameHeader:
                 "sequence": self.sequence,
                 "accepted": self.last_accepted_sequence,
                 "cut_ms": self.cut_time_ms,
+                **({} if self.event_time_ms is None else {"event_ms": self.event_time_ms}),
                 "records": self.records,
                 "raw_bytes": self.raw_bytes,
                 "ranges": _dump_ranges(self.ranges),
@@ -77,6 +83,7 @@ class FrameHeader:
             ranges=_load_ranges(fields["ranges"]),
             records=fields["records"],
             raw_bytes=fields["raw_bytes"],
+            event_time_ms=fields.get("event_ms"),
         )
 
 

@@ -132,12 +132,14 @@ class WriteAheadLogWriter:
         *,
         cut_time_ms: int,
         last_accepted_sequence: int | None,
+        event_time_ms: int | None = None,
     ) -> WrittenFrame:
         """Append a block (``RECORD_SCHEMA``); it is durable, file and directory, when this returns.
 
         ``last_accepted_sequence``: the newest of this writer's sequences that the ledger has accepted, None before
-        the first. WriteFailedError: not durable, the segment is given up and the sequence spent; the block may be
-        written again (it gets a new segment and sequence). PayloadError and FrameTooLongError leave all as it was.
+        the first. ``event_time_ms``: as in `BlockInfo`. WriteFailedError: not durable, the segment is given up and the
+        sequence spent; the block may be written again (it gets a new segment and sequence). PayloadError and
+        FrameTooLongError leave all as it was.
         """
         if sum(r.records for r in ranges) != batch.num_rows:
             raise ValueError(f"ranges of {sum(r.records for r in ranges)} records, a block of {batch.num_rows}")
@@ -155,6 +157,7 @@ class WriteAheadLogWriter:
                 ranges=tuple(ranges),
                 records=batch.num_rows,
                 raw_bytes=batch.nbytes,
+                event_time_ms=event_time_ms,
             )
             self._roll_if_due(payload.size)
             return self._write(header, payload)

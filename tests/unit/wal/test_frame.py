@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -54,6 +56,7 @@ def whole(header: AnyHeader = BLOCK, payload: pa.Buffer | None = PAYLOAD, offset
     ("header", "payload", "kind"),
     [
         (BLOCK, PAYLOAD, FrameKind.BLOCK),
+        (replace(BLOCK, event_time_ms=1_699_999_990_000), PAYLOAD, FrameKind.BLOCK),
         (HEADER, None, FrameKind.SEGMENT_HEADER),
         (END, None, FrameKind.SEGMENT_END),
     ],
@@ -73,6 +76,13 @@ def test_the_format_is_the_one_that_is_documented() -> None:
     assert len(data) == 40 + header_length + payload_length
     assert data[40:].startswith(b'{"stream":"fl\xc3\xbcge","input":"kafka","receiver":3,"epoch":7,"sequence":41,')
     assert frame.segment_id("kafka-0/0000000001-000000-1700000000000.wal") == 0xF356351F1B2E5B49
+
+
+def test_headers_of_other_releases_are_read() -> None:
+    """Before there were batches by timestamp, and after whatever comes next."""
+    fields = json.loads(BLOCK.to_json())
+    assert "event_ms" not in fields
+    assert FrameHeader.from_json(json.dumps({**fields, "invented": "later"}).encode()) == BLOCK
 
 
 def test_every_flipped_bit_is_noticed() -> None:

@@ -50,6 +50,12 @@ def test_blocks_are_read_back_by_their_handles(storage: FaultyStorage, open_writ
     assert [frame.opened is not None for frame in written] == [True, False, False, False, False]
 
 
+def test_a_block_by_timestamp_says_so_in_the_log(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+    batch, ranges = make_block([b"v"])
+    frame = open_writer().write(batch, ranges, cut_time_ms=7, last_accepted_sequence=None, event_time_ms=5)
+    assert read_block(storage, frame.handle)[0].event_time_ms == 5
+
+
 def test_grouped_reads_open_each_segment_once(
     storage: FaultyStorage, open_writer: OpenWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
