@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,11 +11,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, VALUE
 from headrace.indexing.reports import IndexingReport
-from headrace.spark.console_output import print_batch
 from headrace.spark.decoding import REASON, DecodedInput, decode_input
+from headrace.spark.outputs.console import print_batch
+from headrace.spark.outputs.registry import needs_empty_batches
 from headrace.spark.sessions import is_connect
 from headrace.spark.transforms import BatchContext, apply_transform, load_transform
-from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, Stream
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, Stream
 from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
@@ -24,17 +26,7 @@ if TYPE_CHECKING:
     from headrace.spark.job_scope import JobScope
 
 Counts = dict[str, Any]
-
-
-def needs_empty_batches(output: ElasticsearchOutput | ConsoleOutput, stream: Stream) -> bool:
-    """Whether a batch without records has to run Spark for this output.
-
-    A transform can make rows of nothing (a count of 0). They have no record's coordinates, so only a console or an
-    index with ids of columns can take them; without a transform nothing comes of nothing.
-    """
-    if stream.transform is None:
-        return False
-    return isinstance(output, ConsoleOutput) or isinstance(output.document_ids, ColumnIds)
+__all__ = ["BatchOutputs", "Counts", "needs_empty_batches"]
 
 
 @dataclass
@@ -92,15 +84,14 @@ class BatchOutputs:
             partitions = spark.sparkContext.defaultParallelism
         inputs = {}
         for source in self.stream.inputs:
-            reader = spark.read.format("wal").option("manifest", self.manifest.uri).option("input", source.id)
+            reader = spark.read.format("wal").option("manifests", json.dumps([self.manifest.uri]))
+            reader = reader.option("input", source.id)
             if partitions is not None:
                 reader = reader.option("numPartitions", partitions)
             inputs[source.id] = decode_input(reader.load(), source)
         return inputs
 
-    def _frames(
-        self, inputs: Mapping[str, DecodedInput], outputs: Mapping[str, ElasticsearchOutput | ConsoleOutput]
-    ) -> dict[str, DataFrame]:
+    def _frames(self, inputs: Mapping[str, DecodedInput], outputs: Mapping[str, Any]) -> dict[str, DataFrame]:
         transform = load_transform(self.stream)
         context = BatchContext.of(
             self.stream.name, self.manifest.batch_time_ms, self.manifest.interval_ms, self.attempt
@@ -127,7 +118,7 @@ class BatchOutputs:
 
     def _write_one(
         self,
-        output: ElasticsearchOutput | ConsoleOutput,
+        output: Any,
         frame: DataFrame | None,
         undecodable: Mapping[str, DataFrame],
     ) -> Counts:

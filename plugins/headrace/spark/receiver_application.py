@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -239,7 +240,7 @@ def warm_up_connect(url: str, token: str) -> threading.Thread:
                 spark = remote_session(url, token)
                 try:
                     spark.dataSource.register(WalDataSource)
-                    reader = spark.read.format("wal").option("manifest", f"{folder}/{manifest_path(0)}")
+                    reader = spark.read.format("wal").option("manifests", json.dumps([f"{folder}/{manifest_path(0)}"]))
                     reader.option("input", "none").load().take(1)
                 finally:
                     spark.stop()

@@ -1,16 +1,19 @@
-"""The "wal" data source: a batch's records, read from the write-ahead log by the batch's manifest.
+"""The "wal" data source: the records of batches, read from the write-ahead log by the batches' manifests.
 
-    spark.read.format("wal").option("manifest", uri).option("input", "clicks").load()
+    spark.read.format("wal").option("manifests", json.dumps([uri])).option("input", "clicks").load()
 
-Options (their names are case-insensitive): ``manifest``, the URI of the batch's manifest; ``input``, the id of the
-input whose records are wanted; ``numPartitions``, about how many partitions to make (default: this machine's cores).
+Options (their names are case-insensitive): ``manifests``, the URIs of the batches' manifests as a JSON list, so that a
+window is one scan however many batches it holds (none give no rows); ``input``, the id of the input whose records are
+wanted; ``numPartitions``, about how many partitions to make (default: this machine's cores).
 The columns are named as in Spark's Kafka source. It works in classic sessions and over Spark Connect.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -56,6 +59,7 @@ RECORD_SCHEMA = StructType(
 # Blocks of 200 ms are often small; handed on in runs of about this many records, Spark's cost per Arrow batch vanishes.
 _ROWS_PER_BATCH = 16_384
 _BYTES_PER_BATCH = 16 * 1024 * 1024
+_MANIFEST_READERS = 8
 # Beyond these, milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
@@ -93,25 +97,33 @@ class WalDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - the records have one schema
         options = {key.lower(): value for key, value in self.options.items()}
-        missing = [name for name in ("manifest", "input") if not options.get(name)]
+        missing = [name for name in ("manifests", "input") if not options.get(name)]
         if missing:
             raise WalOptionError(f'The "wal" data source needs the option(s) {", ".join(missing)}.')
-        return WalReader(options["manifest"], options["input"], _number_of_partitions(options.get("numpartitions")))
+        partitions = _number_of_partitions(options.get("numpartitions"))
+        return WalReader(_uris(options["manifests"]), options["input"], partitions)
 
 
 class WalReader(DataSourceReader):
     """Plans the partitions where the plan is made, and reads one on an executor."""
 
-    def __init__(self, manifest_uri: str, input_id: str, partitions: int) -> None:
-        self._manifest_uri = manifest_uri
+    def __init__(self, manifest_uris: Sequence[str], input_id: str, partitions: int) -> None:
+        self._manifest_uris = tuple(manifest_uris)
         self._input_id = input_id
         self._partitions = partitions
 
     def partitions(self) -> Sequence[InputPartition]:
-        manifest = Manifest.load(self._manifest_uri)
-        blocks = [ListedBlock(*listed) for listed in manifest.blocks(self._input_id)]
-        groups = group_blocks(blocks, self._partitions) or [()]
-        return [WalPartition(manifest.log_root, group) for group in groups]
+        logs: dict[str, list[ListedBlock]] = {}
+        for manifest in _load(self._manifest_uris):
+            listed = [ListedBlock(*block) for block in manifest.blocks(self._input_id)]
+            logs.setdefault(manifest.log_root, []).extend(listed)
+        planned = [
+            WalPartition(log_root, group)
+            for log_root, blocks in logs.items()
+            for group in group_blocks(blocks, self._partitions)
+        ]
+        # Spark takes no plan without a partition.
+        return planned or [WalPartition("", ())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, WalPartition):
@@ -155,6 +167,14 @@ def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
+def _load(uris: Sequence[str]) -> list[Manifest]:
+    """The manifests, several at a time: a window has one for each of its batches, and a store far away is slow."""
+    if len(uris) < 2:
+        return [Manifest.load(uri) for uri in uris]
+    with ThreadPoolExecutor(_MANIFEST_READERS) as pool:
+        return list(pool.map(Manifest.load, uris))
+
+
 def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:
     # In the order in which read_blocks gives them, so that the block that cannot be read is the next one.
     ordered = sorted(blocks, key=lambda block: block.handle)
@@ -181,6 +201,16 @@ def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Rec
         yield from batches
     elif batches:
         yield from pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+
+
+def _uris(text: str) -> list[str]:
+    try:
+        uris = json.loads(text)
+    except ValueError:
+        uris = None
+    if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
+        raise WalOptionError('The option manifests of the "wal" data source is a JSON list of URIs.')
+    return uris
 
 
 def _number_of_partitions(text: str | None) -> int:

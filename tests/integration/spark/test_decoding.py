@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ Records = Callable[..., pa.RecordBatch]
 
 def decoded(spark: SparkSession, log: Any, batch: pa.RecordBatch, **decoders: Any) -> Any:
     log.add(batch)
-    frame = spark.read.format("wal").options(manifest=log.manifest(), input="records").load()
+    frame = spark.read.format("wal").options(manifests=json.dumps([log.manifest()]), input="records").load()
     return decode_input(frame, KafkaInput(bootstrap_servers="localhost:9092", topics="clicks", **decoders))
 
 

@@ -90,7 +90,9 @@ def records(spark: SparkSession, written_log: Any, make_records: Records) -> Cal
         if values[half:]:
             written_log.add(make_records(list(values[half:]), first_offset=half))
         manifest = written_log.manifest()
-        frame = spark.read.format("wal").options(manifest=manifest, input="records", numPartitions=2).load()
+        frame = (
+            spark.read.format("wal").options(manifests=json.dumps([manifest]), input="records", numPartitions=2).load()
+        )
         return frame, manifest
 
     return read

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ Records = Callable[..., pa.RecordBatch]
 
 
 def load(spark: SparkSession, manifest: str, input_id: str = "records", **options: Any) -> DataFrame:
-    return spark.read.format("wal").options(manifest=manifest, input=input_id, **options).load()
+    return spark.read.format("wal").options(manifests=json.dumps([manifest]), input=input_id, **options).load()
 
 
 def test_every_column_comes_back_as_it_was(spark: SparkSession, written_log: Any, make_records: Records) -> None:
@@ -139,13 +140,28 @@ def test_fewer_records_than_the_manifest_says_is_an_error(written_log: Any, make
         list(read_partition(f"{written_log.folder}/log", [listed]))
 
 
+def test_the_batches_of_a_window_are_one_scan(spark: SparkSession, written_log: Any, make_records: Records) -> None:
+    manifests = []
+    for number in range(60):
+        written_log.add(make_records([b"%d" % number], first_offset=number))
+        manifests.append(written_log.manifest(number * 1000))
+    frame = spark.read.format("wal").options(manifests=json.dumps(manifests), input="records", numPartitions=2).load()
+    assert sorted(int(row.value) for row in frame.collect()) == list(range(60))
+    assert frame.rdd.getNumPartitions() <= 2
+
+
+def test_no_manifest_is_no_rows(spark: SparkSession) -> None:
+    assert spark.read.format("wal").options(manifests="[]", input="records").load().collect() == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"input": "records"}, "needs the option.s. manifest"),
-        ({"manifest": "/nowhere/manifests/1.json"}, "needs the option.s. input"),
-        ({"manifest": "/nowhere/manifests/1.json", "input": "records"}, "does not exist"),
-        ({"manifest": "/nowhere/manifests/1.json", "input": "records", "numPartitions": "none"}, "numPartitions"),
+        ({"manifests": '["/nowhere/manifests/1.json"]'}, "needs the option.s. input"),
+        ({"manifests": '["/nowhere/manifests/1.json"]', "input": "records"}, "does not exist"),
+        ({"manifests": '["/nowhere/manifests/1.json"]', "input": "records", "numPartitions": "none"}, "numPartitions"),
+        ({"manifests": "/nowhere/manifests/1.json", "input": "records"}, "JSON list of URIs"),
     ],
 )
 def test_wrong_options_are_told(spark: SparkSession, options: dict[str, str], message: str) -> None:

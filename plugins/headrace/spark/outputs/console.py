@@ -10,7 +10,27 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.stream import ConsoleOutput
+
 _RULE = "-------------------------------------------"
+
+
+class ConsoleWriter:
+    """Prints to the batch's ``out``. An empty batch has its header."""
+
+    def __init__(self, output: ConsoleOutput) -> None:
+        self._output = output
+
+    @property
+    def needs_empty_batches(self) -> bool:
+        """Any row can be printed."""
+        return True
+
+    def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
+        """Print the batch; counts ``printed`` rows."""
+        rows = print_batch(frame, batch_time_ms=batch.batch_time_ms, rows=self._output.rows, out=batch.out)
+        return {"printed": rows}
 
 
 def print_batch(frame: DataFrame | None, *, batch_time_ms: int, rows: int, out: IO[str]) -> int:

@@ -1,0 +1,96 @@
+"""The Elasticsearch output: documents, and the dead letters of records that do not decode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, VALUE
+from headrace.indexing.reports import IndexingReport
+from headrace.stream import ColumnIds, ElasticsearchOutput
+from headrace.wal.storage import open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.spark.outputs.writer import Counts, WrittenBatch
+
+REPORTS_FOLDER = "reports"
+
+
+class ElasticsearchOutputWriter:
+    """Writes rows as documents, each once however often it is written (rule 7 of the design)."""
+
+    def __init__(self, output: ElasticsearchOutput) -> None:
+        self._output = output
+
+    @property
+    def needs_empty_batches(self) -> bool:
+        """Rows made of nothing have no record's coordinates: only ids of columns can be made of them."""
+        return isinstance(self._output.document_ids, ColumnIds)
+
+    def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
+        """Index the rows, then write the undecodable records to the dead letters.
+
+        Counts are those of `headrace.indexing.counts.IndexingCounts`.
+        """
+        if frame is None:
+            return {"rows": 0}
+        from headrace.spark.documents import write_documents
+
+        with _report(batch, self._output.id) as uri:
+            report = write_documents(
+                frame,
+                self._output,
+                report=uri,
+                stream=batch.stream.name,
+                batch_time_ms=batch.batch_time_ms,
+                manifest=batch.manifest_uri,
+            )
+        total = report.counts
+        for input_id, rows in batch.undecodable.items():
+            with _report(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
+                total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
+        return total.to_dict()
+
+
+def write_undecodable(
+    undecodable: DataFrame, output: ElasticsearchOutput, batch: WrittenBatch, *, report: str
+) -> IndexingReport:
+    """Write records that do not decode to the output's dead letters, with the bytes that Kafka gave."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from headrace.spark.decoding import REASON
+    from headrace.spark.documents import sink_options
+    from headrace.spark.elasticsearch_sink import FORMAT, ElasticsearchDataSource
+
+    rows = undecodable.select(*COORDINATES, INCARNATION, KEY, VALUE, HEADERS, F.col(REASON).alias(REJECTED_BECAUSE))
+    options = sink_options(
+        output,
+        stream=batch.stream.name,
+        batch_time_ms=batch.batch_time_ms,
+        report=report,
+        manifest=batch.manifest_uri,
+    )
+    for name in ("id_columns", "id_batch_time", "version_from"):
+        options.pop(name, None)
+    options.update(document_id="record", tombstones="dead_letter")
+    undecodable.sparkSession.dataSource.register(ElasticsearchDataSource)
+    rows.write.format(FORMAT).options(**options).mode("append").save()
+    return IndexingReport.load(report)
+
+
+@contextmanager
+def _report(batch: WrittenBatch, name: str) -> Iterator[str]:
+    """The URI of a write's report, which is deleted once it was read: the ledger has its counts then.
+
+    No other attempt has the same: not another output's at the same batch, nor a replay's.
+    """
+    folder = f"{batch.stream.folder_url}/{REPORTS_FOLDER}"
+    replay = f"{batch.target}-" if batch.target else ""
+    file = f"{batch.batch_time_ms}-{replay}{batch.attempt}-{name}.json"
+    try:
+        yield f"{folder}/{file}"
+    finally:
+        open_storage(folder).delete(file)
