@@ -38,11 +38,13 @@ class RecordChunk:
     """Records in arrival order with the ranges they cover, one range a partition.
 
     ``batch`` is None when a position moves on without a record (idle partitions, control records).
+    ``event_time_ms`` is as in `BlockInfo`; chunks of different ones go into different blocks.
     """
 
     batch: pa.RecordBatch | None
     ranges: tuple[OffsetRange, ...]
     nbytes: int
+    event_time_ms: int | None = None
 
     @property
     def records(self) -> int:
