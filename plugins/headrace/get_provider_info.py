@@ -36,7 +36,10 @@ def get_provider_info() -> dict[str, Any]:
             "headrace.triggers.receiver_job",
             "headrace.triggers.receivers_receiving",
             "headrace.triggers.blocks_ready",
+            "headrace.triggers.records_received",
         ),
+        # Airflow normalises nothing about them; the entry says that the scheme is known.
+        "asset-uris": [{"schemes": ["headrace"], "handler": None}],
         "connection-types": [
             {
                 "connection-type": "headrace_ledger",

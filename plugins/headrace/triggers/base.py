@@ -50,12 +50,7 @@ class LedgerTrigger(BaseTrigger):
         """Look until there is an event."""
         ledger = await self._opened()
         try:
-            while True:
-                payload = await self._looked(ledger)
-                if payload is not None:
-                    yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
-                    return
-                await asyncio.sleep(self.poll_interval)
+            yield TriggerEvent(await self._looked(ledger))  # type: ignore[no-untyped-call]
         finally:
             await asyncio.to_thread(ledger.close)
 
@@ -71,14 +66,20 @@ class LedgerTrigger(BaseTrigger):
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def _looked(self, ledger: Ledger) -> dict[str, Any] | None:
+    async def _looked(self, ledger: Ledger) -> dict[str, Any]:
+        """Look until there is something to say, and say it."""
         from headrace.ledger.errors import LedgerUnavailableError
 
         pause = self.poll_interval
         while True:
             try:
-                return await asyncio.to_thread(self.look, ledger)
+                payload = await asyncio.to_thread(self.look, ledger)
             except LedgerUnavailableError as error:
                 self.log.warning("The ledger does not answer, trying again in %.0f s: %s", pause, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                continue
+            if payload is not None:
+                return payload
+            pause = self.poll_interval
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)

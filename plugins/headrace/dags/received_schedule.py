@@ -1,0 +1,48 @@
+"""The schedule of a batch DAG whose batches are started by what was received (``Stream.trigger``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, AssetOrTimeSchedule, AssetWatcher
+
+from headrace.stream.errors import StreamDefinitionError
+from headrace.timetables.micro_batch import MicroBatchTimetable
+from headrace.triggers.records_received import RecordsReceivedTrigger
+
+if TYPE_CHECKING:
+    from headrace.stream import Stream
+
+
+def received_schedule(stream: Stream, *, poll_interval: float = 1.0) -> AssetOrTimeSchedule:
+    """What the stream's batch DAG takes as ``schedule``, with ``max_active_runs=1``.
+
+    A trigger in Airflow's triggerer watches the ledger and says on an asset that a batch is due; Airflow then makes a
+    run without logical date. The timetable beside it begins nothing by itself: it is there so that the DAG can be
+    backfilled, and be triggered for a batch time.
+
+    :param poll_interval: seconds between two looks into the ledger.
+
+    Raises:
+        StreamDefinitionError: the stream declares no trigger.
+    """
+    if stream.trigger is None:
+        raise StreamDefinitionError(
+            f"Stream {stream.name!r} declares no trigger, so its batches are started by the clock.",
+            remedy="Give it trigger={'min_records': …, 'max_delay': …}.",
+        )
+    trigger = RecordsReceivedTrigger(
+        ledger=stream.ledger,
+        stream=stream.name,
+        min_records=stream.trigger.min_records,
+        max_delay_ms=stream.trigger.max_delay_ms,
+        interval_ms=stream.batch_interval_ms,
+        poll_interval=poll_interval,
+    )
+    asset = Asset(
+        uri=f"headrace://{stream.name}/received",
+        group="headrace",
+        watchers=[AssetWatcher(name=f"{stream.name} received", trigger=trigger)],
+    )
+    timetable: Any = MicroBatchTimetable(stream.batch_interval, automatic=False)
+    return AssetOrTimeSchedule(assets=[asset], timetable=timetable)
