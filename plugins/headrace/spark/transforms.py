@@ -87,7 +87,7 @@ def load_function(stream: Stream, reference: str, what: str) -> Callable[..., An
     imported, run the code of today. ``what`` is the function's role in the definition, for errors:
     StreamDefinitionError when it cannot be found, TransformError when ``py_files`` cannot.
     """
-    roots = _add_to_path(stream.spark.py_files)
+    roots = add_py_files(stream)
     function = load_reference(reference, what)
     if not callable(function):
         raise TransformError(f"The {what} {reference} is a {type(function).__name__}, not a function.")
@@ -96,9 +96,20 @@ def load_function(stream: Stream, reference: str, what: str) -> Callable[..., An
     return function
 
 
-def own_modules(stream: Stream, reference: str) -> list[ModuleType]:
-    """The modules that a loaded function is made of: its own, and all that was imported from ``py_files``."""
-    return _own_modules(reference.partition(":")[0], _roots(stream.spark.py_files))
+def add_py_files(stream: Stream) -> list[Path]:
+    """Put ``spark.py_files`` on this process's path, as far as they are files here; where they are.
+
+    Raises TransformError when one is not there.
+    """
+    # What has a URL spark-submit has fetched, and put on the path already.
+    roots = [Path(name).resolve() for name in stream.spark.py_files if "://" not in name]
+    for path in roots:
+        if not path.exists():
+            raise TransformError(f"spark.py_files names {path}, which does not exist on this machine.")
+        entry = str(path.parent if path.suffix == ".py" else path)
+        if entry not in sys.path:
+            sys.path.insert(1, entry)
+    return roots
 
 
 def check_transform(stream: Stream) -> None:
@@ -195,22 +206,6 @@ def _check_frame(output: str, frame: object) -> None:
             f"The transform returned a {type(frame).__name__} for output {output!r}, not a DataFrame.",
             remedy="Return the DataFrame that it made.",
         )
-
-
-def _roots(py_files: tuple[str, ...]) -> list[Path]:
-    # spark-submit has fetched what has a URL, and put it on the path already.
-    return [Path(name).resolve() for name in py_files if "://" not in name]
-
-
-def _add_to_path(py_files: tuple[str, ...]) -> list[Path]:
-    roots = _roots(py_files)
-    for path in roots:
-        if not path.exists():
-            raise TransformError(f"spark.py_files names {path}, which does not exist on this machine.")
-        entry = str(path.parent if path.suffix == ".py" else path)
-        if entry not in sys.path:
-            sys.path.insert(1, entry)
-    return roots
 
 
 def _own_modules(transform_module: str, roots: list[Path]) -> list[ModuleType]:

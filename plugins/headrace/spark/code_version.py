@@ -1,0 +1,153 @@
+"""Which code a batch was run with: the user's functions, by a hash over their sources, and headrace.
+
+The sources are found by following import statements, not by looking at what this process has imported: so the version
+is the same whether one process runs all of a batch's outputs or each has its own, and on every machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.machinery
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import headrace
+from headrace.errors import HeadraceError
+from headrace.spark.transforms import add_py_files
+from headrace.stream import STATE_STEP, ForeachBatchOutput
+
+if TYPE_CHECKING:
+    from headrace.stream import Stream
+
+_DIGITS = 8
+
+
+class CodeNotFoundError(HeadraceError):
+    """The source of a function's module cannot be read, so that its version cannot be told."""
+
+
+def code_version(stream: Stream, steps: Iterable[str]) -> str:
+    """The version of the code of these steps (output ids, "state"): ``flights:to_document 3f9c2a10, headrace 0.1.0``.
+
+    A function's hash is over its module and all that this imports, directly or not, from ``spark.py_files`` or from the
+    module's own package. Nothing is imported that was not before, but the packages that the module is in.
+
+    Raises:
+        CodeNotFoundError: there is no such module.
+    """
+    roots = add_py_files(stream)
+    references = dict.fromkeys(_references(stream, steps))
+    versions = [f"{reference} {_hash(reference.partition(':')[0], roots)}" for reference in references]
+    return ", ".join([*versions, f"headrace {headrace.__version__}"])
+
+
+def _references(stream: Stream, steps: Iterable[str]) -> Iterator[str]:
+    for step in steps:
+        if step == STATE_STEP:
+            if stream.state is not None:
+                yield stream.state.update
+            continue
+        output = stream.output(step)
+        transform = stream.transform_of(output)
+        if transform is not None:
+            yield transform
+        if isinstance(output, ForeachBatchOutput):
+            yield output.function
+
+
+def _hash(module: str, roots: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for name, source in sorted(_sources(module, roots).items()):
+        digest.update(f"{name}\0{len(source)}\0".encode())
+        digest.update(source)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _sources(module: str, roots: Sequence[Path]) -> dict[str, bytes]:
+    """The bytes of the module's file, and of those that it imports as far as they are the user's, by module name."""
+    found: dict[str, bytes] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        spec = _spec_in(roots, name)
+        if spec is None and name.partition(".")[0] == module.partition(".")[0]:
+            spec = _installed(name)
+        if spec is None:
+            if name == module:
+                raise CodeNotFoundError(f"The module {module} is neither in spark.py_files nor installed.")
+            continue
+        source = _bytes(spec)
+        if source is None:
+            continue
+        found[name] = source
+        # A package's __init__ runs before its modules do.
+        waiting += [parent for parent in [name.rpartition(".")[0]] if parent]
+        waiting += _imported(source, name, is_package=spec.submodule_search_locations is not None)
+    return found
+
+
+def _imported(source: bytes, module: str, *, is_package: bool) -> list[str]:
+    """Every name that may be an imported module's, wherever in the source the statement stands."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        # No Python, but an extension module, say: its bytes are all that can be told.
+        return []
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(node, module, is_package=is_package)
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def _base(node: ast.ImportFrom, module: str, *, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    parts = parts[: len(parts) - node.level + (1 if is_package else 0)]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def _spec_in(roots: Sequence[Path], name: str) -> importlib.machinery.ModuleSpec | None:
+    """Where ``py_files`` (folders, files, archives) have the module."""
+    *parents, last = name.split(".")
+    for root in roots:
+        if root.suffix == ".py":
+            if not parents and root.stem == last:
+                return importlib.util.spec_from_file_location(name, root)
+            continue
+        finder: Any = pkgutil.get_importer(str(root.joinpath(*parents)))
+        spec = None if finder is None else finder.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            return spec  # type: ignore[no-any-return]
+    return None
+
+
+def _installed(name: str) -> importlib.machinery.ModuleSpec | None:
+    module = sys.modules.get(name)
+    if module is not None and getattr(module, "__spec__", None) is not None:
+        return module.__spec__
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _bytes(spec: importlib.machinery.ModuleSpec) -> bytes | None:
+    loader: Any = spec.loader
+    if spec.origin is None or not hasattr(loader, "get_data"):
+        return None
+    try:
+        return bytes(loader.get_data(spec.origin))
+    except OSError as error:
+        raise CodeNotFoundError(f"The source {spec.origin} of module {spec.name} cannot be read: {error}.") from error
