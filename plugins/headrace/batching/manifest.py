@@ -4,26 +4,32 @@ It is written once, beside the log, and is durable before the ledger knows of th
 design), so Spark reads this file and needs neither the ledger nor its credentials. The same allocation gives the
 same bytes, so two allocators of one batch time write the same file.
 
-On disk it is a sealed document (`headrace.batching.sealed_document`) that holds ``version`` 1, ``stream``,
+On disk it is a sealed document (`headrace.batching.sealed_document`) that holds ``version``, ``stream``,
 ``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
 as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index, offset, length, records, payload
 bytes, [[partition's index, from, until, records], …]].
+
+A batch that was built from Kafka by timestamps (`headrace.batching.building`) has no blocks: its inputs hold
+``ranges`` as [partition's index, from, until], whose records nobody has counted. Its manifest is of version 2, so that
+a headrace which knows nothing of ranges refuses it instead of taking it for empty; all others are of version 1.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
+from headrace.receiving.offset_ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage, open_storage
 
 VERSION = 1
+VERSION_WITH_RANGES = 2
 FOLDER = "manifests"
 LOG_FOLDER = "log"
 
@@ -46,7 +52,8 @@ class ManifestBlock:
 class Manifest:
     """A batch's blocks by input, each in the order in which they were added to the ledger.
 
-    ``folder_url`` is the stream's folder, found from where the manifest was read.
+    ``folder_url`` is the stream's folder, found from where the manifest was read. ``built`` holds the ranges by input
+    of a batch that was built from Kafka.
     """
 
     stream: str
@@ -54,6 +61,7 @@ class Manifest:
     interval_ms: int
     inputs: Mapping[str, tuple[ManifestBlock, ...]]
     folder_url: str
+    built: Mapping[str, tuple[RecordedRange, ...]] = field(default_factory=dict)
 
     @property
     def log_root(self) -> str:
@@ -63,15 +71,39 @@ class Manifest:
     @property
     def uri(self) -> str:
         """Where the manifest stands."""
-        return f"{self.folder_url}/{manifest_path(self.batch_time_ms)}"
+        return f"{self.folder_url}/{self.path}"
+
+    @property
+    def path(self) -> str:
+        """Where it stands below the stream's folder."""
+        return manifest_path(self.batch_time_ms, built=any(self.built.values()))
 
     @property
     def records(self) -> int:
-        """Records of all inputs."""
-        return sum(block.records for blocks in self.inputs.values() for block in blocks)
+        """Records of all inputs; of built ranges as many as they have offsets, which is an upper bound."""
+        received = sum(block.records for blocks in self.inputs.values() for block in blocks)
+        return received + sum(each.weight for ranges in self.built.values() for each in ranges)
+
+    def ranges(self, input_id: str) -> list[RecordedRange]:
+        """The offset ranges of one input's blocks, or those that it was built of: what to read again from Kafka."""
+        of_blocks = [
+            RecordedRange(taken.partition, taken.from_offset, taken.until_offset, taken.records)
+            for block in self.inputs.get(input_id, ())
+            for taken in block.ranges
+        ]
+        return [*of_blocks, *self.built.get(input_id, ())]
 
     def blocks(self, input_id: str) -> list[tuple[BlockHandle, int, int]]:
-        """(handle, records, payload bytes) of one input's blocks; an input without any gives an empty list."""
+        """(handle, records, payload bytes) of one input's blocks; an input without any gives an empty list.
+
+        Raises:
+            ManifestError: the input's records are in no block: the batch was built from Kafka.
+        """
+        if self.built.get(input_id):
+            raise ManifestError(
+                f"The batch of the manifest {self.uri} was built from Kafka: its records are in no log.",
+                remedy='Read it by the data source "kafka_ranges".',
+            )
         return [(block.handle, block.records, block.payload_bytes) for block in self.inputs.get(input_id, ())]
 
     def find(self, partition: TopicPartition, offset: int) -> BlockHandle | None:
@@ -89,12 +121,15 @@ class Manifest:
         place = {segment: index for index, segment in enumerate(segments)}
         return seal(
             {
-                "version": VERSION,
+                "version": VERSION_WITH_RANGES if any(self.built.values()) else VERSION,
                 "stream": self.stream,
                 "batch_time_ms": self.batch_time_ms,
                 "interval_ms": self.interval_ms,
                 "segments": segments,
-                "inputs": {name: _input_to_json(blocks, place) for name, blocks in sorted(self.inputs.items())},
+                "inputs": {
+                    name: _input_to_json(self.inputs.get(name, ()), self.built.get(name, ()), place)
+                    for name in sorted({*self.inputs, *self.built})
+                },
             }
         )
 
@@ -112,17 +147,19 @@ class Manifest:
                 f"The manifest {uri} is damaged: {error}.",
                 remedy="Restore the file, or delete it and allocate the batch again while the ledger has its blocks.",
             ) from None
-        if fields.get("version") != VERSION:
+        if fields.get("version") not in (VERSION, VERSION_WITH_RANGES):
             raise ManifestError(
-                f"The manifest {uri} is of version {fields.get('version')}, this headrace reads version {VERSION}.",
+                f"The manifest {uri} is of version {fields.get('version')}, this headrace reads versions {VERSION} "
+                f"and {VERSION_WITH_RANGES}.",
                 remedy="Run the batch with the headrace that allocated it, or a newer one.",
             )
         return cls(
             stream=fields["stream"],
             batch_time_ms=fields["batch_time_ms"],
             interval_ms=fields["interval_ms"],
-            inputs={name: _input_from_json(part, fields["segments"]) for name, part in fields["inputs"].items()},
+            inputs={name: _blocks_from_json(part, fields["segments"]) for name, part in fields["inputs"].items()},
             folder_url=uri.rsplit("/", 2)[0],
+            built={name: ranges for name, part in fields["inputs"].items() if (ranges := _ranges_from_json(part))},
         )
 
     @classmethod
@@ -153,23 +190,27 @@ class Manifest:
             StoredFileExistsError: there is another one, and not ``replace``.
         """
         data = self.to_bytes()
-        path = manifest_path(self.batch_time_ms)
         try:
-            storage.write_atomically(path, data, exclusive=True)
+            storage.write_atomically(self.path, data, exclusive=True)
         except StoredFileExistsError:
-            if storage.read(path) != data:
+            if storage.read(self.path) != data:
                 if not replace:
                     raise
-                storage.write_atomically(path, data)
+                storage.write_atomically(self.path, data)
         return hashlib.sha256(data).hexdigest()
 
 
-def manifest_path(batch_time_ms: int) -> str:
-    """The manifest's path below the stream's folder."""
-    return f"{FOLDER}/{batch_time_ms}.json"
+def manifest_path(batch_time_ms: int, *, built: bool = False) -> str:
+    """The manifest's path below the stream's folder.
+
+    A built batch may take the place of an empty one, whose manifest stays as it is: the ledger says which counts.
+    """
+    return f"{FOLDER}/{batch_time_ms}{'-built' if built else ''}.json"
 
 
-def _input_to_json(blocks: Iterable[ManifestBlock], place: Mapping[str, int]) -> dict[str, Any]:
+def _input_to_json(
+    blocks: Iterable[ManifestBlock], built: Iterable[RecordedRange], place: Mapping[str, int]
+) -> dict[str, Any]:
     partitions: dict[TopicPartition, int] = {}
     listed = []
     for block in blocks:
@@ -179,13 +220,22 @@ def _input_to_json(blocks: Iterable[ManifestBlock], place: Mapping[str, int]) ->
         ]
         handle = block.handle
         listed.append([place[handle.segment], handle.offset, handle.length, block.records, block.payload_bytes, ranges])
+    given = [
+        [partitions.setdefault(each.partition, len(partitions)), each.from_offset, each.until_offset] for each in built
+    ]
     return {
         "partitions": [[p.topic, p.topic_id, p.partition, p.incarnation] for p in partitions],
         "blocks": listed,
+        **({"ranges": given} if given else {}),
     }
 
 
-def _input_from_json(part: Mapping[str, Any], segments: list[str]) -> tuple[ManifestBlock, ...]:
+def _ranges_from_json(part: Mapping[str, Any]) -> tuple[RecordedRange, ...]:
+    partitions = [TopicPartition(*fields) for fields in part["partitions"]]
+    return tuple(RecordedRange(partitions[index], start, until, None) for index, start, until in part.get("ranges", ()))
+
+
+def _blocks_from_json(part: Mapping[str, Any], segments: list[str]) -> tuple[ManifestBlock, ...]:
     partitions = [TopicPartition(*fields) for fields in part["partitions"]]
     return tuple(
         ManifestBlock(

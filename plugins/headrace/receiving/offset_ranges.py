@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,15 +66,16 @@ class RangeRun:
 
 
 def in_order(ranges: Iterable[RecordedRange]) -> list[RecordedRange]:
-    """The ranges along each partition, without those that are known to hold nothing.
+    """The ranges along each partition, without those of no offsets.
 
     Raises:
         OverlappingRangesError: an offset is in two of them, so a record would be read twice.
     """
     ordered = sorted(
-        (each for each in ranges if each.weight), key=lambda each: (each.partition, each.from_offset, each.until_offset)
+        (each for each in ranges if each.from_offset < each.until_offset),
+        key=lambda each: (each.partition, each.from_offset),
     )
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in itertools.pairwise(ordered):
         if before.partition == after.partition and after.from_offset < before.until_offset:
             raise OverlappingRangesError(
                 f"{before} and {after} overlap: the records in both would be read twice.",
@@ -105,13 +107,12 @@ def deal(
         if len(result) + 1 < wanted and dealt * wanted >= total * (len(result) + 1):
             result.append(joined(current))
             current = []
-    if current:
-        result.append(joined(current))
-    return result
+    result.append(joined(current))
+    return [task for task in result if task]
 
 
 def joined(ordered: Sequence[RecordedRange]) -> tuple[RangeRun, ...]:
-    """Ranges in order, as runs of those that meet."""
+    """Ranges in order, as runs of those that meet. A run neither begins nor ends with ranges that hold nothing."""
     runs: list[list[RecordedRange]] = []
     for each in ordered:
         last = runs[-1][-1] if runs else None
@@ -119,15 +120,17 @@ def joined(ordered: Sequence[RecordedRange]) -> tuple[RangeRun, ...]:
             runs[-1].append(each)
         else:
             runs.append([each])
-    return tuple(
-        RangeRun(
-            run[0].partition,
-            run[0].from_offset,
-            tuple(each.until_offset for each in run),
-            tuple(each.records for each in run),
-        )
-        for run in runs
-    )
+    return tuple(_run(filled) for run in runs if (filled := _without_empty_ends(run)))
+
+
+def _run(ranges: Sequence[RecordedRange]) -> RangeRun:
+    untils = tuple(each.until_offset for each in ranges)
+    return RangeRun(ranges[0].partition, ranges[0].from_offset, untils, tuple(each.records for each in ranges))
+
+
+def _without_empty_ends(ranges: Sequence[RecordedRange]) -> Sequence[RecordedRange]:
+    filled = [place for place, each in enumerate(ranges) if each.weight]
+    return ranges[filled[0] : filled[-1] + 1] if filled else ()
 
 
 def _split(each: RecordedRange, most: int) -> list[RecordedRange]:

@@ -1,0 +1,137 @@
+"""What Kafka still has of partitions: their first and last offsets, and the first offset at or after a time."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
+
+from headrace.receiving.replay_errors import RangesUnreadableError
+from headrace.receiving.topic_ids import AdminTopicIds
+
+Partition = tuple[str, int]
+"""Topic and partition."""
+
+_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_NO_SUCH_PARTITION = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_ID,
+    }
+)
+ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Offsets ``[first, end)`` are what Kafka has of a partition. ``first_timestamp_ms`` is its first record's, None
+    where it has no record with one."""
+
+    first: int
+    end: int
+    first_timestamp_ms: int | None
+
+
+class OffsetQuestions:
+    """Asks by an AdminClient. Every answer is waited for a bounded time."""
+
+    def __init__(self, admin: Any, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._admin = admin
+        self._seconds = answer_seconds
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        """Each topic's id, None for a topic that is not there. Raises RangesUnreadableError."""
+        if not topics:
+            return {}
+        try:
+            answer = AdminTopicIds(self._admin).ask(topics)(self._seconds)
+        except KafkaException as error:
+            raise unreadable(f"does not describe {', '.join(sorted(topics))}: {error}") from error
+        if answer is None:
+            raise unreadable(f"did not describe {', '.join(sorted(topics))} within {self._seconds:.0f} s")
+        return answer
+
+    def kept(self, partitions: Collection[Partition]) -> dict[Partition, Kept | None]:
+        """What Kafka has of each partition, None where there is no such partition. Raises RangesUnreadableError.
+
+        The end is the high watermark: transactions that are open count.
+        """
+        firsts = self._ask(dict.fromkeys(partitions, _EARLIEST))
+        ends = self._ask(dict.fromkeys(partitions, _LATEST))
+        # Of a question by time the answer has the found record's own: of the first record here.
+        oldest = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)))
+        found: dict[Partition, Kept | None] = {}
+        for each in partitions:
+            first, end, record = firsts[each], ends[each], oldest[each]
+            if first is None or end is None:
+                found[each] = None
+            else:
+                timestamp = record.timestamp if record is not None and record.offset >= 0 else -1
+                found[each] = Kept(int(first.offset), int(end.offset), timestamp if timestamp >= 0 else None)
+        return found
+
+    def first_at(self, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int | None]:
+        """The first offset whose record has this timestamp or a later one, in each partition; where there is none,
+        the end of what is committed. None where there is no such partition. Raises RangesUnreadableError."""
+        # The end first: a record that comes in between is then found by its time, or lies beyond the end.
+        ends = self._ask(dict.fromkeys(partitions, _LATEST), IsolationLevel.READ_COMMITTED)
+        found = self._ask(
+            dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), IsolationLevel.READ_COMMITTED
+        )
+        result: dict[Partition, int | None] = {}
+        for each in partitions:
+            at, end = found[each], ends[each]
+            if at is None or end is None:
+                result[each] = None
+            else:
+                result[each] = int(at.offset if at.offset >= 0 else end.offset)
+        return result
+
+    def is_compacted(self, topic: str) -> bool | None:
+        """Whether the topic is compacted; None where it cannot be found out, for want of a privilege say."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            future = self._admin.describe_configs([resource], request_timeout=self._seconds)[resource]
+            return "compact" in str(future.result(timeout=self._seconds)["cleanup.policy"].value)
+        except (KafkaException, concurrent.futures.TimeoutError, KeyError):
+            return None
+
+    def _ask(
+        self, specs: Mapping[Partition, Any], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    ) -> dict[Partition, Any]:
+        if not specs:
+            return {}
+        try:
+            futures = self._admin.list_offsets(
+                {KafkaPartition(topic, number): spec for (topic, number), spec in specs.items()},
+                isolation_level=isolation,
+                request_timeout=self._seconds,
+            )
+        except KafkaException as error:
+            raise unreadable(f"does not tell its offsets: {error}") from error
+        concurrent.futures.wait(futures.values(), timeout=self._seconds + 5)
+        return {(each.topic, each.partition): self._answer(each, future) for each, future in futures.items()}
+
+    def _answer(self, partition: Any, future: concurrent.futures.Future[Any]) -> Any:
+        name = f"{partition.topic}-{partition.partition}"
+        try:
+            return future.result(timeout=0)
+        except concurrent.futures.TimeoutError:
+            raise unreadable(f"did not tell the offsets of {name} within {self._seconds:.0f} s") from None
+        except KafkaException as error:
+            if error.args[0].code() in _NO_SUCH_PARTITION:
+                return None
+            raise unreadable(f"does not tell the offsets of {name}: {error}") from error
+
+
+def unreadable(what: str) -> RangesUnreadableError:
+    """The error that Kafka ``what``."""
+    return RangesUnreadableError(f"Kafka {what}.", remedy="Run it again once Kafka answers.")
