@@ -10,10 +10,7 @@ The columns are named as in Spark's Kafka source. It works in classic sessions a
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -31,10 +28,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headrace.batching.manifest import Manifest
 from headrace.blocks import BlockHandle
 from headrace.errors import HeadraceError
 from headrace.spark.block_groups import ListedBlock, group_blocks
+from headrace.spark.source_options import SourceOptions
 from headrace.wal.errors import WalError
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage
@@ -59,13 +56,8 @@ RECORD_SCHEMA = StructType(
 # Blocks of 200 ms are often small; handed on in runs of about this many records, Spark's cost per Arrow batch vanishes.
 _ROWS_PER_BATCH = 16_384
 _BYTES_PER_BATCH = 16 * 1024 * 1024
-_MANIFEST_READERS = 8
 # Beyond these, milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
-
-
-class WalOptionError(HeadraceError):
-    """The "wal" data source was not told what to read, or an option has no sense."""
 
 
 class UnreadableBlockError(HeadraceError):
@@ -96,31 +88,24 @@ class WalDataSource(DataSource):
         return RECORD_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - the records have one schema
-        options = {key.lower(): value for key, value in self.options.items()}
-        missing = [name for name in ("manifests", "input") if not options.get(name)]
-        if missing:
-            raise WalOptionError(f'The "wal" data source needs the option(s) {", ".join(missing)}.')
-        partitions = _number_of_partitions(options.get("numpartitions"))
-        return WalReader(_uris(options["manifests"]), options["input"], partitions)
+        return WalReader(SourceOptions.of("wal", self.options))
 
 
 class WalReader(DataSourceReader):
     """Plans the partitions where the plan is made, and reads one on an executor."""
 
-    def __init__(self, manifest_uris: Sequence[str], input_id: str, partitions: int) -> None:
-        self._manifest_uris = tuple(manifest_uris)
-        self._input_id = input_id
-        self._partitions = partitions
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
         logs: dict[str, list[ListedBlock]] = {}
-        for manifest in _load(self._manifest_uris):
-            listed = [ListedBlock(*block) for block in manifest.blocks(self._input_id)]
+        for manifest in self._options.load():
+            listed = [ListedBlock(*block) for block in manifest.blocks(self._options.input_id)]
             logs.setdefault(manifest.log_root, []).extend(listed)
         planned = [
             WalPartition(log_root, group)
             for log_root, blocks in logs.items()
-            for group in group_blocks(blocks, self._partitions)
+            for group in group_blocks(blocks, self._options.partitions)
         ]
         # Spark takes no plan without a partition.
         return planned or [WalPartition("", ())]
@@ -167,14 +152,6 @@ def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _load(uris: Sequence[str]) -> list[Manifest]:
-    """The manifests, several at a time: a window has one for each of its batches, and a store far away is slow."""
-    if len(uris) < 2:
-        return [Manifest.load(uri) for uri in uris]
-    with ThreadPoolExecutor(_MANIFEST_READERS) as pool:
-        return list(pool.map(Manifest.load, uris))
-
-
 def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:
     # In the order in which read_blocks gives them, so that the block that cannot be read is the next one.
     ordered = sorted(blocks, key=lambda block: block.handle)
@@ -201,21 +178,3 @@ def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Rec
         yield from batches
     elif batches:
         yield from pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
-
-
-def _uris(text: str) -> list[str]:
-    try:
-        uris = json.loads(text)
-    except ValueError:
-        uris = None
-    if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
-        raise WalOptionError('The option manifests of the "wal" data source is a JSON list of URIs.')
-    return uris
-
-
-def _number_of_partitions(text: str | None) -> int:
-    if text is None:
-        return os.cpu_count() or 1
-    if not text.isdigit() or int(text) < 1:
-        raise WalOptionError(f'The option numPartitions of the "wal" data source is a number from 1, not {text!r}.')
-    return int(text)

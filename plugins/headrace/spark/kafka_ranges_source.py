@@ -1,0 +1,114 @@
+"""The "kafka_ranges" data source: the records of batches, read again from Kafka by the offsets that they recorded.
+
+    spark.dataSource.register(KafkaRangesDataSource)
+    (spark.read.format("kafka_ranges").option("manifests", json.dumps([uri])).option("input", "clicks")
+        .option("stream", source.model_dump_json()).load())
+
+Options (their names are case-insensitive): ``manifests``, the URIs of the batches' manifests as a JSON list; ``input``,
+the id of the input whose records are wanted; ``stream``, this input of the stream (a ``KafkaInput``) as JSON;
+``numPartitions``, about how many partitions to make (default: this machine's cores); ``stallSeconds``, how long Kafka
+may bring nothing (default 60). Columns and rows are those of the "wal" data source, to the byte. It works in classic
+sessions and over Spark Connect.
+
+The input's connection is looked up where Spark plans the read, in that process's environment; its secrets travel to
+executors inside the pickled reader, and are in no option and no plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pydantic import ValidationError
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.receiving.kafka_ranges import STALL_SECONDS, KafkaRangeReader, RangeClients, check_ranges
+from headrace.receiving.offset_ranges import RangeRun, deal
+from headrace.spark.source_options import SourceOptionError, SourceOptions, required
+from headrace.spark.wal_source import RECORD_SCHEMA, to_spark
+from headrace.stream.inputs import KafkaInput
+
+FORMAT = "kafka_ranges"
+
+
+@dataclass
+class RangesPartition(InputPartition):
+    """What one task reads."""
+
+    runs: tuple[RangeRun, ...]
+
+    def __init__(self, runs: tuple[RangeRun, ...]) -> None:
+        super().__init__(None)
+        self.runs = runs
+
+
+class KafkaRangesDataSource(DataSource):
+    """The data source as Spark knows it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return RECORD_SCHEMA
+
+    def reader(self, schema: StructType) -> KafkaRangesReader:  # noqa: ARG002 - the records have one schema
+        given = required(FORMAT, self.options, "stream")
+        try:
+            source = KafkaInput.model_validate_json(given["stream"])
+        except ValidationError as error:
+            # Without the values, as elsewhere.
+            problems = "; ".join(detail["msg"] for detail in error.errors(include_url=False, include_input=False))
+            raise SourceOptionError(
+                f'The option stream of the "{FORMAT}" data source is no input: {problems}.'
+            ) from None
+        options = SourceOptions.of(FORMAT, self.options)
+        return KafkaRangesReader(options, RangeClients.of(source), _seconds(given.get("stallseconds")))
+
+
+class KafkaRangesReader(DataSourceReader):
+    """Plans the partitions where the plan is made, and reads one on an executor."""
+
+    def __init__(self, options: SourceOptions, clients: RangeClients, stall_seconds: float = STALL_SECONDS) -> None:
+        self._options = options
+        self._clients = clients
+        self._stall_seconds = stall_seconds
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks. Raises RangesGoneError where Kafka no longer has all of it, before anything is read."""
+        manifests = self._options.load()
+        ranges = [each for manifest in manifests for each in manifest.ranges(self._options.input_id)]
+        tasks = deal(ranges, self._options.partitions)
+        check_ranges(self._clients, [run for task in tasks for run in task])
+        # Spark takes no plan without a partition.
+        return [RangesPartition(task) for task in tasks] or [RangesPartition(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's records; raises what ``KafkaRangeReader.read`` raises."""
+        if not isinstance(partition, RangesPartition):
+            raise TypeError(f"{FORMAT} reads its own partitions, not {type(partition).__name__}")
+        if not partition.runs:
+            return
+        target = to_arrow_schema(RECORD_SCHEMA, timezone="UTC")
+        offsets = sum(run.until_offset - run.from_offset for run in partition.runs)
+        with KafkaRangeReader(self._clients.for_offsets(offsets), stall_seconds=self._stall_seconds) as reader:
+            for batch in reader.read(partition.runs):
+                yield to_spark(batch, target)
+
+    def __repr__(self) -> str:
+        return f"KafkaRangesReader({self._options!r})"
+
+
+def _seconds(text: str | None) -> float:
+    if text is None:
+        return STALL_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise SourceOptionError(f'The option stallSeconds of the "{FORMAT}" data source is a time, not {text!r}.')
+    return seconds

@@ -1,0 +1,74 @@
+"""What the data sources that read batches are told: the batches' manifests, the input, and how many partitions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+from headrace.batching.manifest import Manifest
+from headrace.errors import HeadraceError
+
+_MANIFEST_READERS = 8
+
+
+class SourceOptionError(HeadraceError):
+    """A data source was not told what to read, or an option has no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of a data source that reads one input's records of some batches."""
+
+    manifests: tuple[str, ...]
+    input_id: str
+    partitions: int
+
+    @classmethod
+    def of(cls, source: str, options: Mapping[str, str]) -> Self:
+        """The options as Spark gives them, whose names are case-insensitive. Raises SourceOptionError."""
+        given = required(source, options, "manifests", "input")
+        partitions = _number_of_partitions(source, given.get("numpartitions"))
+        return cls(_uris(source, given["manifests"]), given["input"], partitions)
+
+    def load(self) -> list[Manifest]:
+        """The manifests, several at a time: a window has one for each of its batches, and a store far away is slow.
+
+        Raises ManifestError.
+        """
+        if len(self.manifests) < 2:
+            return [Manifest.load(uri) for uri in self.manifests]
+        with ThreadPoolExecutor(_MANIFEST_READERS) as pool:
+            return list(pool.map(Manifest.load, self.manifests))
+
+
+def required(source: str, options: Mapping[str, str], *names: str) -> dict[str, str]:
+    """The options by their names in small letters. Raises SourceOptionError where one of ``names`` is missing."""
+    given = {str(name).lower(): str(value) for name, value in options.items()}
+    missing = [name for name in names if not given.get(name)]
+    if missing:
+        raise SourceOptionError(f'The "{source}" data source needs the option(s) {", ".join(missing)}.')
+    return given
+
+
+def _uris(source: str, text: str) -> tuple[str, ...]:
+    try:
+        uris: Sequence[object] | None = json.loads(text)
+    except ValueError:
+        uris = None
+    if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
+        raise SourceOptionError(f'The option manifests of the "{source}" data source is a JSON list of URIs.')
+    return tuple(uris)
+
+
+def _number_of_partitions(source: str, text: str | None) -> int:
+    if text is None:
+        return os.cpu_count() or 1
+    if not text.isdigit() or int(text) < 1:
+        raise SourceOptionError(
+            f'The option numPartitions of the "{source}" data source is a number from 1, not {text!r}.'
+        )
+    return int(text)
