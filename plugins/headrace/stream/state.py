@@ -41,13 +41,21 @@ class State(Part):
     timeout: Duration | None = None
     window: Duration | None = Field(default=None, description='How far back "leaving" lies.')
     snapshot_every: PositiveInt = Field(default=10, description="Versions from one whole table to the next.")
+    initial: str | None = Field(
+        default=None,
+        description='"module:function" that is given the Spark session and returns the table before the first batch.',
+    )
+    remember: Duration | None = Field(
+        default=None,
+        description="How far back a batch can be run again from its own state; by default the stream's remember.",
+    )
 
     @field_validator("keys", mode="before")
     @classmethod
     def _one_key_is_a_list(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("update")
+    @field_validator("update", "initial")
     @classmethod
-    def _update_is_a_reference(cls, value: str) -> str:
-        return check_reference(value)
+    def _is_a_reference(cls, value: str | None) -> str | None:
+        return None if value is None else check_reference(value)

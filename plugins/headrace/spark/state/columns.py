@@ -1,0 +1,143 @@
+"""The columns of a state's table: as they are declared, stored, and returned by an update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StructField,
+    StructType,
+)
+
+from headrace.spark.state.errors import StateDefinitionError, StateRowsError
+from headrace.spark.state.version import CHANGED_MS, REMOVED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.state.version import Version
+    from headrace.stream.state import State
+
+REMOVED_FLAG = "removed"
+"""The column by which an update says which keys go, and by which outputs see it."""
+
+HIDDEN = (StructField(CHANGED_MS, LongType()), StructField(REMOVED, BooleanType()))
+
+_WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
+    ByteType: (ShortType, IntegerType, LongType),
+    ShortType: (IntegerType, LongType),
+    IntegerType: (LongType,),
+    FloatType: (DoubleType,),
+}
+
+
+def declared_columns(spark: SparkSession, state: State) -> StructType:
+    """The table's columns, all of them nullable.
+
+    Raises:
+        StateDefinitionError: ``fields`` is no DDL of columns, or does not have the keys.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        declared = spark.createDataFrame([], state.fields).schema
+    except PySparkException as error:
+        reason = str(error).strip().splitlines()[0]
+        raise StateDefinitionError(
+            f"state.fields {state.fields!r} are no columns in Spark's DDL: {reason}",
+            remedy='Write them as "word STRING, count BIGINT".',
+        ) from error
+    columns = StructType([StructField(field.name, field.dataType) for field in declared.fields])
+    missing = [key for key in state.keys if key not in columns.names]
+    if missing:
+        raise StateDefinitionError(
+            f"state.keys {', '.join(missing)} are none of the fields {', '.join(columns.names)}.",
+            remedy="Name the keys as the fields are written.",
+        )
+    reserved = [name for name in columns.names if name == REMOVED_FLAG or name.startswith("_headrace_")]
+    if reserved:
+        raise StateDefinitionError(
+            f"state.fields cannot hold a column {', '.join(reserved)}: an update and the outputs need that name.",
+            remedy="Give it another name.",
+        )
+    unfit = [key for key in state.keys if has_map(columns[key].dataType)]
+    if unfit:
+        raise StateDefinitionError(
+            f"state.keys {', '.join(unfit)} cannot be a key: Spark compares no maps.", remedy="Take another column."
+        )
+    return columns
+
+
+def check_stored(version: Version, columns: StructType, keys: Sequence[str]) -> None:
+    """The stored table must be one that the declared columns can go on with: wider numbers and new columns.
+
+    Raises:
+        StateDefinitionError: naming what differs.
+    """
+    stored = StructType.fromJson(dict(version.schema))
+    problems = []
+    if tuple(version.keys) != tuple(keys):
+        problems.append(f"the keys were {', '.join(version.keys)} and are {', '.join(keys)}")
+    for field in stored.fields:
+        if field.name not in columns.names:
+            problems.append(f"the column {field.name} is gone")
+        elif not _fits(field.dataType, columns[field.name].dataType):
+            now = columns[field.name].dataType.simpleString()
+            problems.append(f"the column {field.name} was {field.dataType.simpleString()} and is {now}")
+    if problems:
+        raise StateDefinitionError(
+            f"The state of batch {version.batch_time_ms} does not fit the stream's definition: {'; '.join(problems)}.",
+            remedy="Add columns or widen numbers only; for anything else give the stream a new name, or delete the "
+            "folder state/ in its folder to begin with an empty table.",
+        )
+
+
+def check_returned(returned: StructType, columns: StructType, *, may_remove: bool) -> None:
+    """What an update returned must have the state's columns, in any order.
+
+    Raises:
+        StateRowsError: naming each column that is missing, too many or of another type.
+    """
+    allowed = {*columns.names, REMOVED_FLAG} if may_remove else set(columns.names)
+    problems = [f"{name} is missing" for name in columns.names if name not in returned.names]
+    problems += [f"{name} is none of the fields" for name in returned.names if name not in allowed]
+    problems += [f"{name} is there twice" for name in sorted(set(returned.names)) if returned.names.count(name) > 1]
+    for field in returned.fields:
+        if field.name not in allowed:
+            continue
+        wanted = columns[field.name].dataType if field.name in columns.names else BooleanType()
+        if not _fits(field.dataType, wanted):
+            problems.append(f"{field.name} is {field.dataType.simpleString()} and not {wanted.simpleString()}")
+    if problems:
+        raise StateRowsError(
+            f"The state's update returned other columns than state.fields: {'; '.join(problems)}.",
+            remedy="Select and cast them in the update.",
+        )
+
+
+def has_map(kind: DataType) -> bool:
+    """Whether values of this type hold a map, which Spark cannot compare."""
+    if isinstance(kind, ArrayType):
+        return has_map(kind.elementType)
+    if isinstance(kind, StructType):
+        return any(has_map(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType) or kind.typeName() == "variant"
+
+
+def _fits(given: DataType, wanted: DataType) -> bool:
+    """Whether every value of ``given`` is one of ``wanted``; what may be null is not asked."""
+    if type(wanted) in _WIDER.get(type(given), ()):
+        return True
+    return given.simpleString() == wanted.simpleString()

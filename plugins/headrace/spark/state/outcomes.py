@@ -1,0 +1,106 @@
+"""What an update did to each key: compares what it returned with the table before it."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_, or_
+from typing import TYPE_CHECKING
+
+from headrace.spark.state.columns import REMOVED_FLAG, has_map
+from headrace.spark.state.source import ADDED, CHANGED, DOUBLE_KEY, NULL_KEY, OUTCOME, TIMED_OUT, UPDATED_AWAY
+from headrace.spark.state.version import CHANGED_MS, REMOVED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+_COPIES = "_headrace_copies"
+_WAS = "_headrace_was_"
+
+
+def changed_rows(
+    returned: DataFrame,
+    before: DataFrame,
+    columns: StructType,
+    keys: Sequence[str],
+    *,
+    batch_time_ms: int,
+    whole: bool,
+    idle_since_ms: int | None,
+) -> DataFrame:
+    """The rows that this batch changes or removes, with the hidden columns and `OUTCOME`.
+
+    A key that is null, or is there twice, has an outcome that says so.
+
+    Args:
+        returned: what the update returned, with the columns of ``columns`` and perhaps ``removed``.
+        before: the table before it, with `CHANGED_MS`; the keys alone are enough with ``whole=False`` and no timeout.
+        whole: whether ``returned`` is the whole new table, or what changes in it.
+        idle_since_ms: rows that were last changed at this batch time or earlier go, unless they are changed.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    removes = F.coalesce(F.col(REMOVED_FLAG), F.lit(False)) if REMOVED_FLAG in returned.columns else F.lit(False)
+    new = returned.select(
+        *[F.col(_quoted(field.name)).cast(field.dataType).alias(field.name) for field in columns.fields],
+        removes.alias(REMOVED),
+    ).withColumn(_COPIES, F.count(F.lit(1)).over(Window.partitionBy(*[_quoted(key) for key in keys])))
+    old = before.select(*[F.col(_quoted(name)).alias(f"{_WAS}{name}") for name in before.columns])
+    same_key = reduce(and_, [F.col(_quoted(key)) == F.col(_quoted(f"{_WAS}{key}")) for key in keys])
+    # Rows that only the table before has matter where the whole table was returned, and where rows time out.
+    needs_old = whole or idle_since_ms is not None
+    joined = new.join(old, same_key, "full_outer" if needs_old else "left_outer")
+    outcome = _outcome(columns, keys, whole=whole, idle_since_ms=idle_since_ms)
+    is_new = F.col(_COPIES).isNotNull()
+    kept = [name for name in columns.names if f"{_WAS}{name}" in old.columns]
+    return (
+        joined.withColumn(OUTCOME, outcome)
+        .where(F.col(OUTCOME).isNotNull())
+        .select(
+            *[
+                F.when(is_new, F.col(_quoted(name))).otherwise(F.col(_quoted(f"{_WAS}{name}"))).alias(name)
+                if name in kept
+                else F.col(_quoted(name))
+                for name in columns.names
+            ],
+            F.lit(batch_time_ms).cast("bigint").alias(CHANGED_MS),
+            F.col(OUTCOME).isin(UPDATED_AWAY, TIMED_OUT).alias(REMOVED),
+            OUTCOME,
+        )
+    )
+
+
+def _outcome(columns: StructType, keys: Sequence[str], *, whole: bool, idle_since_ms: int | None) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    is_new = F.col(_COPIES).isNotNull()
+    was = F.col(f"{_WAS}{CHANGED_MS}")
+    is_idle = F.lit(False) if idle_since_ms is None else was <= F.lit(idle_since_ms)
+    null_key = reduce(or_, [F.col(_quoted(key)).isNull() for key in keys])
+    outcome = F.when(is_new & null_key, NULL_KEY).when(F.col(_COPIES) > 1, DOUBLE_KEY)
+    if whole:
+        values = [field for field in columns.fields if field.name not in keys]
+        differs = reduce(or_, [_differs(field.name, has_map(field.dataType)) for field in values], F.lit(False))
+        outcome = outcome.when(is_new & was.isNull(), ADDED).when(is_new & differs, CHANGED)
+        return outcome.when(is_idle, TIMED_OUT).when(~is_new, UPDATED_AWAY)
+    goes = is_new & F.col(REMOVED)
+    outcome = outcome.when(goes & is_idle, TIMED_OUT).when(goes & was.isNotNull(), UPDATED_AWAY)
+    outcome = outcome.when(is_new & ~goes & was.isNull(), ADDED).when(is_new & ~goes, CHANGED)
+    return outcome.when(~is_new & is_idle, TIMED_OUT)
+
+
+def _differs(name: str, incomparable: bool) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    new, old = F.col(_quoted(name)), F.col(_quoted(f"{_WAS}{name}"))
+    if incomparable:
+        # Maps with the same entries in another order count as changed, which costs a row and harms nothing.
+        new, old = (F.to_json(F.struct(side.alias("it")), {"ignoreNullFields": "false"}) for side in (new, old))
+    return ~new.eqNullSafe(old)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

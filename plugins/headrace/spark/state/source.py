@@ -1,0 +1,243 @@
+"""The "state_table" data source: reads the files of one version of a state, and writes those of the next.
+
+    spark.read.format("state_table").schema(columns).options(folder=url, document=path, files="table").load()
+    rows.write.format("state_table").options(folder=url, files="1700000010000-1", report=path, keys='["word"]') …
+
+Reading needs ``folder`` (the URL of the state's folder), ``document`` (the path of a version or draft in it) and
+``files`` ("table" or "changes"); the columns are those asked for, of the fields and the two hidden ones, and one that
+a file does not have is null. It gives the rows as they stand in the files: which row of a key holds is for
+`headrace.spark.state.frames` to say.
+
+Writing needs ``folder``, ``files`` (how the files' names begin), ``report`` (the path of the file that tells what was
+written) and ``keys`` (JSON). It works in classic sessions and over Spark Connect, where the commit runs in the server:
+it reports and no more, and the caller makes the version of it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.spark.state.errors import StateDamagedError, StateError
+from headrace.spark.state.report import WriteReport
+from headrace.spark.state.store import StateStore
+from headrace.spark.state.version import DATA, StoredFile
+from headrace.wal.errors import StorageError
+from headrace.wal.storage import open_storage
+
+FORMAT = "state_table"
+OUTCOME = "_headrace_outcome"
+"""The column that tells the writer what became of a key; it is counted and not stored."""
+ADDED, CHANGED, UPDATED_AWAY, TIMED_OUT = "added", "changed", "removed", "timed_out"
+NULL_KEY, DOUBLE_KEY = "null_key", "double_key"
+
+# One task reads about this much, and no file gets much larger: of compressed bytes, which are several times as many
+# in memory.
+_BYTES_PER_TASK = 16 * 1024 * 1024
+_ROWS_PER_BATCH = 65_536
+
+
+class StateTableSource(DataSource):
+    """The data source as Spark knows it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = self._options("folder", "document", "files")
+        return StateReader(options["folder"], options["document"], options["files"], schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002 - Spark's signature
+        options = self._options("folder", "files", "report", "keys")
+        return StateWriter(options["folder"], options["files"], options["report"], tuple(json.loads(options["keys"])))
+
+    def _options(self, *names: str) -> dict[str, str]:
+        options = {str(key).lower(): str(value) for key, value in self.options.items()}
+        missing = [name for name in names if not options.get(name)]
+        if missing:
+            raise StateError(f'The "{FORMAT}" data source needs the option(s) {", ".join(missing)}.')
+        return options
+
+
+@dataclass
+class StatePartition(InputPartition):
+    """Files that one task reads."""
+
+    files: tuple[StoredFile, ...]
+
+    def __init__(self, files: tuple[StoredFile, ...]) -> None:
+        super().__init__(None)
+        self.files = files
+
+
+class StateReader(DataSourceReader):
+    """Plans the partitions where the plan is made, and reads one on an executor."""
+
+    def __init__(self, folder: str, document: str, files: str, schema: StructType) -> None:
+        self._folder = folder
+        self._document = document
+        self._files = files
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        version = StateStore(open_storage(self._folder)).read_document(self._document)
+        groups = group_files(version.changes if self._files == "changes" else version.table)
+        return [StatePartition(group) for group in groups or [()]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, StatePartition):
+            raise TypeError(f"the state's source reads its own partitions, not {type(partition).__name__}")
+        target = to_arrow_schema(self._schema, timezone="UTC")
+        for file in partition.files:
+            yield from read_file(self._folder, file, target)
+
+
+def group_files(files: Sequence[StoredFile]) -> list[tuple[StoredFile, ...]]:
+    """The files in runs that one task each reads, the largest first."""
+    groups: list[tuple[StoredFile, ...]] = []
+    size = 0
+    for file in sorted(files, key=lambda file: -file.size):
+        if groups and size + file.size <= _BYTES_PER_TASK:
+            groups[-1] += (file,)
+            size += file.size
+        else:
+            groups.append((file,))
+            size = file.size
+    return groups
+
+
+def read_file(folder: str, file: StoredFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The file's rows with the columns of ``target``; raises StateDamagedError naming the file."""
+    try:
+        stored = pq.ParquetFile(pa.BufferReader(open_storage(folder).read(file.path)))
+        if stored.metadata.num_rows != file.rows:
+            raise StateDamagedError(
+                f"{folder}/{file.path} holds {stored.metadata.num_rows} rows, its version says {file.rows}."
+            )
+        names = [name for name in target.names if name in stored.schema_arrow.names]
+        for batch in stored.iter_batches(batch_size=_ROWS_PER_BATCH, columns=names):
+            yield _with_columns(batch, target)
+    except (StorageError, OSError, pa.ArrowException) as error:
+        raise StateDamagedError(
+            f"The state's file {folder}/{file.path} cannot be read: {error}",
+            remedy="Run the batch that wrote it again, if its own state is still kept.",
+        ) from error
+
+
+def _with_columns(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for wanted in target:
+        place = batch.schema.get_field_index(wanted.name)
+        if place < 0:
+            columns.append(pa.nulls(batch.num_rows, wanted.type))
+        else:
+            columns.append(batch.column(place).cast(wanted.type))
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+@dataclass
+class TaskReport(WriterCommitMessage):
+    """One task's commit message."""
+
+    files: list[StoredFile] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+
+class StateWriter(DataSourceArrowWriter):
+    """Pickled once to every task, and once to the process that commits."""
+
+    def __init__(self, folder: str, files: str, report: str, keys: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._files = files
+        self._report = report
+        self._keys = keys
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one task's rows into files of its own, all durable when this returns."""
+        done = TaskReport()
+        out = _FileWriter(self._folder, self._files, done.files)
+        for batch in iterator:
+            out.append(self._counted(batch, done))
+        out.finish()
+        return done
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """All tasks have succeeded: tell the caller which files there are."""
+        total = WriteReport()
+        for message in messages:
+            if not isinstance(message, TaskReport):
+                raise StateError("A task of the state's write told nothing of its rows.", remedy="Run it again.")
+            total.files.extend(message.files)
+            total.outcomes.update(message.outcomes)
+            total.examples.update(message.examples)
+        total.write(open_storage(self._folder), self._report)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing to undo: no version names these files, and pruning removes them."""
+
+    def __repr__(self) -> str:
+        return f"StateWriter({self._files!r})"
+
+    def _counted(self, batch: pa.RecordBatch, done: TaskReport) -> pa.RecordBatch:
+        place = batch.schema.get_field_index(OUTCOME)
+        if place < 0:
+            return batch
+        outcomes = batch.column(place).to_pylist()
+        done.outcomes.update(outcomes)
+        for problem in {NULL_KEY, DOUBLE_KEY}.intersection(outcomes):
+            if problem not in done.examples:
+                row = batch.slice(outcomes.index(problem), 1).select(list(self._keys))
+                done.examples[problem] = json.dumps(row.to_pylist()[0], default=str, ensure_ascii=False)
+        return batch.drop_columns([OUTCOME])
+
+
+class _FileWriter:
+    """Cuts a task's rows into files, each written at once."""
+
+    def __init__(self, folder: str, prefix: str, files: list[StoredFile]) -> None:
+        self._storage = open_storage(folder)
+        self._prefix = prefix
+        self._files = files
+        self._buffer: Any = None
+        self._parquet: Any = None
+        self._rows = 0
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        if self._parquet is None:
+            self._buffer = pa.BufferOutputStream()
+            self._parquet = pq.ParquetWriter(self._buffer, batch.schema, compression="zstd")
+        self._parquet.write_batch(batch)
+        self._rows += batch.num_rows
+        if self._buffer.tell() >= _BYTES_PER_TASK:
+            self.finish()
+
+    def finish(self) -> None:
+        if self._parquet is None:
+            return
+        self._parquet.close()
+        data = self._buffer.getvalue()
+        path = f"{DATA}/{self._prefix}-{secrets.token_hex(8)}.parquet"
+        self._storage.write_atomically(path, data, exclusive=True)
+        self._files.append(StoredFile(path, self._rows, data.size))
+        self._buffer = self._parquet = None
+        self._rows = 0

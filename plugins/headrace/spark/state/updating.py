@@ -1,0 +1,280 @@
+"""The step "state" of a batch: calls the stream's update and writes the table's next version."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.spark.state.columns import check_returned, check_stored, declared_columns
+from headrace.spark.state.errors import StateDefinitionError, StateError, StateRowsError
+from headrace.spark.state.frames import read_table, write_rows
+from headrace.spark.state.outcomes import changed_rows
+from headrace.spark.state.report import WriteReport
+from headrace.spark.state.store import StateStore
+from headrace.spark.state.version import CHANGED_MS, REMOVED, REPORTS, Version, stem
+from headrace.spark.transforms import arguments, load_function
+from headrace.stream.model import milliseconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.stream import Stream
+    from headrace.stream.state import State
+
+
+def update_state(
+    spark: SparkSession,
+    stream: Stream,
+    inputs: Mapping[str, DataFrame],
+    batch: WrittenBatch,
+    *,
+    leaving: Mapping[str, DataFrame] | None = None,
+    keep_from_ms: int | None = None,
+) -> Counts:
+    """Run the stream's update for a batch, with or without records, and write the state's version of it.
+
+    Args:
+        inputs: the batch's decoded records by input id; for an empty batch DataFrames without rows.
+        batch: its batch time, attempt and context.
+        leaving: with ``state.window``, the decoded records of the batches of `leaving_batch_times`, by input id; None
+            when there are none.
+        keep_from_ms: the oldest batch time that may run again; by default as far back as ``state.remember`` says.
+
+    Returns:
+        ``rows`` of the table, keys ``added``, ``changed``, ``removed`` and ``timed_out``, ``bytes`` and ``files``
+        written, whether it is a ``snapshot``, the batch time ``based_on``, and how many ``later_versions`` there are,
+        of batches that ran before and are not computed again.
+
+    Raises:
+        StateRowsError: the update returned other columns, a null in a key, or a key twice; nothing is changed.
+        StateDefinitionError: the stream's fields and keys do not fit the stored table.
+        StateMissingError: the state before this batch has been pruned.
+        StateFencedError: a later attempt has written its version.
+    """
+    from headrace.spark.state.source import StateTableSource
+
+    if stream.state is None:
+        raise StateDefinitionError(f"The stream {stream.name} has no state.", remedy="Declare one: Stream(state=…).")
+    if batch.target:
+        raise StateError(
+            f"The replay {batch.target} cannot update the state of {stream.name}: it is the live stream's.",
+            remedy="Replay the outputs alone; they find the state as the live batch left it.",
+        )
+    store = StateStore.of(stream)
+    store.check_not_fenced(batch.batch_time_ms, batch.attempt)
+    spark.dataSource.register(StateTableSource)
+    columns = declared_columns(spark, stream.state)
+    update = _Update(spark, stream, stream.state, store, columns, batch)
+    base = store.base_of(batch.batch_time_ms)
+    if base is None and stream.state.initial is not None:
+        base = update.begin_with_initial(stream.state.initial)
+    if base is not None:
+        check_stored(base, columns, stream.state.keys)
+    version, counts = update.run(base, inputs, leaving)
+    later = store.later_than(version.batch_time_ms)
+    if later:
+        batch.tell(f"state: {later:,} later batches have a state already, which this run does not compute again")
+    reach = stream.remember_ms if stream.state.remember is None else milliseconds(stream.state.remember)
+    store.prune(version.batch_time_ms - reach if keep_from_ms is None else keep_from_ms)
+    return {**counts, "later_versions": later}
+
+
+def leaving_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
+    """The batch times whose records leave the state's window with this batch, oldest first; most often one.
+
+    Several where earlier times have no state of their own, because they were coalesced say; none that was not in the
+    table, because it is from before the first state.
+    """
+    if stream.state is None or stream.state.window is None:
+        return []
+    base = StateStore.of(stream).base_of(batch_time_ms)
+    if base is None:
+        return []
+    window, interval = milliseconds(stream.state.window), stream.batch_interval_ms
+    last = batch_time_ms - window
+    times = range(base.batch_time_ms - window + interval, last + 1, interval)
+    return [time for time in times if time >= base.first_ms]
+
+
+@dataclass
+class _Update:
+    spark: SparkSession
+    stream: Stream
+    state: State
+    store: StateStore
+    columns: StructType
+    batch: WrittenBatch
+
+    def run(
+        self, base: Version | None, inputs: Mapping[str, DataFrame], leaving: Mapping[str, DataFrame] | None
+    ) -> tuple[Version, Counts]:
+        """Call the update and write what it returns as this attempt's version."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        update = load_function(self.stream, self.state.update, "state's update")
+        before = self._table(base)
+        idle_since_ms = None
+        more: dict[str, Any] = {"state": before.select(*self.columns.names)}
+        if self.state.timeout is not None:
+            idle_since_ms = self.batch.batch_time_ms - milliseconds(self.state.timeout)
+            more["timing_out"] = before.where(F.col(CHANGED_MS) <= idle_since_ms).select(*self.columns.names)
+        if self.state.window is not None:
+            more["leaving"] = _as_given(inputs, leaving)
+        returned = self._call(update, inputs, more)
+        whole = self.state.returns == "state"
+        check_returned(returned.schema, self.columns, may_remove=not whole)
+        if not whole and idle_since_ms is None:
+            before = self._table(base, keys_only=True)
+        rows = changed_rows(
+            returned,
+            before,
+            self.columns,
+            self.state.keys,
+            batch_time_ms=self.batch.batch_time_ms,
+            whole=whole,
+            idle_since_ms=idle_since_ms,
+        )
+        return self._write(base, rows, self.batch.batch_time_ms, self.batch.attempt)
+
+    def begin_with_initial(self, reference: str) -> Version:
+        """Write what ``state.initial`` gives as the version before the first batch's; attempt 0, under any batch's."""
+        initial = load_function(self.stream, reference, "state's initial table")(self.spark)
+        _check_frame(initial, reference)
+        check_returned(initial.schema, self.columns, may_remove=False)
+        time_ms = self.batch.batch_time_ms - self.stream.batch_interval_ms
+        rows = changed_rows(
+            initial,
+            self._table(None),
+            self.columns,
+            self.state.keys,
+            batch_time_ms=time_ms,
+            whole=True,
+            idle_since_ms=None,
+        )
+        version, _ = self._write(None, rows, time_ms, 0)
+        self.batch.tell(f"state: begins with {version.rows:,} rows of {reference}")
+        return version
+
+    def _table(self, version: Version | None, *, keys_only: bool = False) -> DataFrame:
+        from pyspark.sql.types import LongType, StructField, StructType
+
+        columns = self.columns
+        if keys_only:
+            columns = StructType([field for field in columns.fields if field.name in self.state.keys])
+        if version is None:
+            return self.spark.createDataFrame([], StructType([*columns.fields, StructField(CHANGED_MS, LongType())]))
+        return read_table(self.spark, self.store, version, columns)
+
+    def _call(self, update: Callable[..., Any], inputs: Mapping[str, DataFrame], more: Mapping[str, Any]) -> DataFrame:
+        positional, keywords = arguments(update, inputs, self.batch.context, more)
+        returned = update(*positional, **keywords)
+        _check_frame(returned, self.state.update)
+        return returned  # type: ignore[no-any-return]
+
+    def _write(self, base: Version | None, rows: DataFrame, batch_time_ms: int, attempt: int) -> tuple[Version, Counts]:
+        report = self._save(rows, batch_time_ms, attempt)
+        _check_keys(report)
+        outcomes = report.outcomes
+        changes = tuple(sorted(report.files, key=lambda file: file.path))
+        gone = outcomes["removed"] + outcomes["timed_out"]
+        live = outcomes["added"] + outcomes["changed"]
+        count = (0 if base is None else base.rows) + outcomes["added"] - gone
+        version = Version(
+            stream=self.stream.name,
+            batch_time_ms=batch_time_ms,
+            attempt=attempt,
+            based_on=None if base is None else (base.batch_time_ms, base.attempt),
+            first_ms=batch_time_ms if base is None else base.first_ms,
+            since_ms=batch_time_ms if base is None else base.since_ms,
+            chain=1 if base is None else base.chain + 1,
+            rows=count,
+            keys=self.state.keys,
+            schema=self.columns.jsonValue(),
+            changes=changes,
+            table=changes if base is None else (*base.table, *changes),
+        )
+        written = list(changes)
+        if count == live:
+            # The changes hold every row that there is: they are the whole table.
+            version = replace(version, since_ms=batch_time_ms, chain=1, table=changes)
+        elif version.chain > self.state.snapshot_every:
+            version = self._with_snapshot(version)
+            written += version.table
+        self.store.write(version)
+        return version, {
+            "rows": count,
+            "added": outcomes["added"],
+            "changed": outcomes["changed"],
+            "removed": outcomes["removed"],
+            "timed_out": outcomes["timed_out"],
+            "bytes": sum(file.size for file in written),
+            "files": len(written),
+            "snapshot": version.is_snapshot,
+            "based_on": None if base is None else base.batch_time_ms,
+        }
+
+    def _with_snapshot(self, version: Version) -> Version:
+        """The version with its table in files of its own, so that no older ones are needed: the lineage's cut."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        draft = self.store.write_draft(version)
+        try:
+            table = read_table(self.spark, self.store, version, self.columns, document=draft)
+            report = self._save(table.withColumn(REMOVED, F.lit(False)), version.batch_time_ms, version.attempt)
+        finally:
+            self.store.storage.delete(draft)
+        rows = sum(file.rows for file in report.files)
+        if rows != version.rows:
+            raise StateError(
+                f"The state of batch {version.batch_time_ms} has {rows} rows where {version.rows} were counted.",
+                remedy="This is a defect of headrace: please report it. The version was not written.",
+            )
+        return replace(version, since_ms=version.batch_time_ms, chain=1, table=tuple(report.files))
+
+    def _save(self, rows: DataFrame, batch_time_ms: int, attempt: int) -> WriteReport:
+        files = stem(batch_time_ms, attempt)
+        path = f"{REPORTS}/{files}-{secrets.token_hex(8)}.json"
+        try:
+            write_rows(rows, self.store, files=files, report=path, keys=self.state.keys)
+            return WriteReport.read(self.store.storage, path)
+        finally:
+            self.store.storage.delete(path)
+
+
+def _as_given(
+    inputs: Mapping[str, DataFrame], leaving: Mapping[str, DataFrame] | None
+) -> DataFrame | Mapping[str, DataFrame]:
+    """What leaves the window: one DataFrame for one input, and one without rows where nothing leaves."""
+    given = leaving or {}
+    frames = {name: given[name] if name in given else frame.where("false") for name, frame in inputs.items()}
+    return next(iter(frames.values())) if len(frames) == 1 else frames
+
+
+def _check_frame(returned: object, reference: str) -> None:
+    from pyspark.sql import DataFrame
+
+    if not isinstance(returned, DataFrame):
+        raise StateRowsError(
+            f"{reference} returned a {type(returned).__name__}, not a DataFrame.",
+            remedy="Return the DataFrame that it made.",
+        )
+
+
+def _check_keys(report: WriteReport) -> None:
+    nulls, double = report.outcomes["null_key"], report.outcomes["double_key"]
+    if nulls:
+        raise StateRowsError(
+            f"The state's update returned {nulls:,} rows with a null in their key, such as "
+            f"{report.examples['null_key']}.",
+            remedy="Drop such rows in the update, or give them a key. The state is as it was.",
+        )
+    if double:
+        raise StateRowsError(
+            f"The state's update returned {double:,} rows whose key is there more than once, such as "
+            f"{report.examples['double_key']}.",
+            remedy="Return one row a key, by an aggregate say. The state is as it was.",
+        )

@@ -1,0 +1,168 @@
+"""A version of the state: the table as one batch left it, told by a document that lists its files.
+
+Everything stands in the stream's folder below ``state/``, and every file's name begins with the batch time and the
+attempt that wrote it:
+
+    versions/<batch time>-<attempt>-<since>.json   a version; a sealed document (`headrace.batching.sealed_document`)
+    data/<batch time>-<attempt>-<random>.parquet   rows: the columns of ``fields`` and the two hidden ones
+    drafts/, reports/                              what an update under way leaves for itself
+
+Only the document in ``versions`` makes a version exist, and it is written last; what a crash leaves behind is named by
+no version. Names are never reused: a later attempt writes a version of its own, and the highest attempt is the batch's.
+
+A version's ``table`` lists all files that it takes to read the whole table, back to the newest whole table, of the
+batch time ``since``; so a reader needs one document, and whoever prunes needs the names alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.spark.state.errors import StateDamagedError
+
+FORMAT_VERSION = 1
+VERSIONS = "versions"
+DATA = "data"
+DRAFTS = "drafts"
+REPORTS = "reports"
+
+CHANGED_MS = "_headrace_changed_ms"
+"""The hidden column with the batch time that last changed the row; of a key's rows the newest holds."""
+REMOVED = "_headrace_removed"
+"""The hidden column that says that the key is gone; its row holds the last values."""
+
+_NAME = re.compile(rf"^{VERSIONS}/(\d+)-(\d+)-(\d+)\.json$")
+_OWN_FILE = re.compile(r"^[a-z]+/(\d+)-\d+-[^/]+$")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class VersionName:
+    """What the name of a version's document tells; sorts by batch time, then attempt."""
+
+    batch_time_ms: int
+    attempt: int
+    since_ms: int
+
+    @property
+    def path(self) -> str:
+        """Thirteen digits sort as numbers until the year 2286."""
+        return f"{VERSIONS}/{stem(self.batch_time_ms, self.attempt)}-{self.since_ms:013d}.json"
+
+    @classmethod
+    def parse(cls, path: str) -> VersionName | None:
+        """None for a path that is no version's."""
+        match = _NAME.match(path)
+        return None if match is None else cls(*(int(part) for part in match.groups()))
+
+
+def stem(batch_time_ms: int, attempt: int) -> str:
+    """How the names of an attempt's files begin."""
+    return f"{batch_time_ms:013d}-{attempt}"
+
+
+def batch_time_of(path: str) -> int | None:
+    """The batch time that wrote a file of the state; None for a file that is not the state's."""
+    match = _OWN_FILE.match(path)
+    return None if match is None else int(match[1])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A Parquet file; ``path`` is below the state's folder, ``size`` in bytes."""
+
+    path: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Version:
+    """The table as the update of ``batch_time_ms`` left it.
+
+    ``based_on`` is the version that the update began with, None for the first; ``first_ms`` the batch time of that
+    first one. ``changes`` are the files with the rows that it changed and removed, ``table`` those of the whole table,
+    of ``chain`` versions. ``rows`` counts the table's keys. ``schema`` is Spark's JSON of the columns.
+    """
+
+    stream: str
+    batch_time_ms: int
+    attempt: int
+    based_on: tuple[int, int] | None
+    first_ms: int
+    since_ms: int
+    chain: int
+    rows: int
+    keys: tuple[str, ...]
+    schema: Mapping[str, Any]
+    changes: tuple[StoredFile, ...]
+    table: tuple[StoredFile, ...]
+
+    @property
+    def name(self) -> VersionName:
+        return VersionName(self.batch_time_ms, self.attempt, self.since_ms)
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether the table is read without any older version."""
+        return self.chain == 1
+
+    def to_bytes(self) -> bytes:
+        """The document's bytes. Files that ``changes`` and ``table`` share are told once."""
+        files = list(dict.fromkeys((*self.table, *self.changes)))
+        place = {file: index for index, file in enumerate(files)}
+        return seal(
+            {
+                "version": FORMAT_VERSION,
+                "stream": self.stream,
+                "batch_time_ms": self.batch_time_ms,
+                "attempt": self.attempt,
+                "kind": "snapshot" if self.is_snapshot else "delta",
+                "based_on": self.based_on,
+                "first_ms": self.first_ms,
+                "since_ms": self.since_ms,
+                "chain": self.chain,
+                "rows": self.rows,
+                "keys": self.keys,
+                "schema": self.schema,
+                "files": [[file.path, file.rows, file.size] for file in files],
+                "changes": [place[file] for file in self.changes],
+                "table": [place[file] for file in self.table],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Version:
+        """Read what `to_bytes` wrote; ``where`` is told in errors.
+
+        Raises:
+            StateDamagedError: the bytes are damaged, or of a version that this headrace does not read.
+        """
+        try:
+            fields = unseal(data)
+        except DocumentDamagedError as error:
+            raise StateDamagedError(f"The state's version {where} is damaged: {error}.") from error
+        if fields.get("version") != FORMAT_VERSION:
+            raise StateDamagedError(
+                f"The state's version {where} has the format {fields.get('version')}, "
+                f"this headrace reads {FORMAT_VERSION}."
+            )
+        files = [StoredFile(*file) for file in fields["files"]]
+        based_on = fields["based_on"]
+        return cls(
+            stream=fields["stream"],
+            batch_time_ms=fields["batch_time_ms"],
+            attempt=fields["attempt"],
+            based_on=None if based_on is None else (based_on[0], based_on[1]),
+            first_ms=fields["first_ms"],
+            since_ms=fields["since_ms"],
+            chain=fields["chain"],
+            rows=fields["rows"],
+            keys=tuple(fields["keys"]),
+            schema=fields["schema"],
+            changes=tuple(files[index] for index in fields["changes"]),
+            table=tuple(files[index] for index in fields["table"]),
+        )
