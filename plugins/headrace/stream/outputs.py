@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -148,7 +149,9 @@ class ConsoleOutput(_Output):
 class ParquetOutput(_Output):
     """Parquet files in ``<path>/batch_time=<epoch milliseconds>/``, which appear together or not at all.
 
-    ``path`` is a folder by its absolute path or URL; a batch that runs again replaces its own files.
+    ``path`` is a folder by its absolute path or file:// URL, which every host of Spark's sees (a shared one, where
+    there are several). A batch that runs again replaces its own files. Object stores are refused: they have no rename,
+    so readers would see a batch grow file by file.
     """
 
     kind: Literal["parquet"] = "parquet"
@@ -158,8 +161,15 @@ class ParquetOutput(_Output):
 
     @field_validator("path")
     @classmethod
-    def _path_is_absolute(cls, value: str) -> str:
-        return check_storage_url(value)
+    def _path_is_a_folder(cls, value: str) -> str:
+        value = check_storage_url(value)
+        parts = urlsplit(value)
+        if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+            raise ValueError(
+                f"is in a store of {parts.scheme or parts.netloc}, where a batch's files cannot appear together; name "
+                "a folder of a file system, or use foreach_batch with a table format (Delta, Iceberg)"
+            )
+        return value
 
 
 class KafkaOutput(_Output):

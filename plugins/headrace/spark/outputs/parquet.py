@@ -1,0 +1,71 @@
+"""The Parquet output: a folder for each batch, complete or not there."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from headrace.spark.outputs.counts_report import counted
+from headrace.spark.outputs.parquet_folder import Claim
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.stream import ParquetOutput
+
+
+class ParquetWriter:
+    """Writes ``<path>/batch_time=<T>/part-….parquet``, one file for each of Spark's tasks that has rows.
+
+    A batch that runs again replaces its folder by one atomic rename (where the file system cannot, as NFS, by two). The
+    new files have other names, so a reader that listed the old ones finds them gone, and never a mixture. A batch
+    whose transform left no rows is one file with the columns and no rows.
+    """
+
+    def __init__(self, output: ParquetOutput) -> None:
+        self._output = output
+
+    @property
+    def needs_empty_batches(self) -> bool:
+        """Rows that are made of nothing are rows, and no rows have columns."""
+        return True
+
+    def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
+        """Publish the rows; counts ``rows``, ``files`` and ``bytes``.
+
+        Without a frame there are no columns to tell: nothing is published, and what was goes away.
+        Raises OutputRowsError; in Spark AttemptReplacedError and OutputFolderError.
+        """
+        claim = self._claim(batch)
+        if frame is None:
+            if claim.published.exists():
+                claim.take()
+                claim.withdraw()
+            return {"rows": 0, "files": 0, "bytes": 0}
+        from headrace.spark.outputs.parquet_schema import check_columns
+        from headrace.spark.outputs.parquet_sink import FORMAT, ParquetDataSource
+
+        check_columns(frame.schema, self._output.id)
+        frame.sparkSession.dataSource.register(ParquetDataSource)
+        options = {"claim": json.dumps(asdict(claim)), "compression": self._output.compression}
+
+        def save(report: str) -> None:
+            frame.write.format(FORMAT).options(**options, report=report).mode("append").save()
+
+        return counted(save, batch, self._output.id)
+
+    def _claim(self, batch: WrittenBatch) -> Claim:
+        parts = urlsplit(self._output.path)
+        return Claim(
+            path=unquote(parts.path) if parts.scheme == "file" else self._output.path,
+            stream=batch.stream.name,
+            output=self._output.id,
+            target=batch.target,
+            batch_time_ms=batch.batch_time_ms,
+            attempt=batch.attempt,
+            token=secrets.token_hex(4),
+        )

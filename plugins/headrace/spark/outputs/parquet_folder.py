@@ -1,0 +1,295 @@
+"""The folder of one batch below a Parquet output's path: written aside, and put into its place as a whole.
+
+    <path>/batch_time=<T>/part-….parquet, _headrace.json      what readers see
+    <path>/.headrace/<T>.<target>.<attempt>.<token>/          an attempt's own folder, the *claim*
+
+Spark, pandas and pyarrow pass over names that begin with "." or "_". DuckDB's ** does not, so files get their name's
+".parquet" when they are published.
+
+An attempt claims the batch by making its folder, and then moves the claims of earlier attempts away. Tasks write into
+the claim, and never make it: once it was moved away they fail. Publishing is one rename out of the claim, so it fails
+too: whoever claimed last is the only one who can publish, without a lock. What is published keeps the number of its
+attempt, so that an attempt that wakes up late does not even claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from headrace.spark.outputs.errors import AttemptReplacedError, OutputFolderError
+
+HIDDEN = ".headrace"
+RECORD = "_headrace.json"
+
+_DAY_SECONDS = 86_400.0
+_UNPUBLISHED = ".part"
+_TRASH = "trash"
+_READY = "ready"
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file in the claim, complete and synced. ``name`` is what readers see, ``size`` is in bytes."""
+
+    name: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One attempt at one batch of one output; ``token`` tells apart two tries of the same attempt.
+
+    ``path`` is the output's folder, an absolute path. Every method may raise OutputFolderError, which says what the
+    file system did not do.
+    """
+
+    path: str
+    stream: str
+    output: str
+    target: str
+    batch_time_ms: int
+    attempt: int
+    token: str
+
+    @property
+    def folder(self) -> Path:
+        """Where tasks write."""
+        return self._hidden / f"{self._series}{self.attempt}.{self.token}"
+
+    @property
+    def published(self) -> Path:
+        """What readers see."""
+        return Path(self.path) / f"batch_time={self.batch_time_ms}"
+
+    def unpublished(self, name: str) -> Path:
+        """Where a task writes the file that is to have this name."""
+        return self.folder / f"{name}{_UNPUBLISHED}"
+
+    def take(self) -> None:
+        """Claim the batch; may be repeated. Afterwards no earlier attempt can publish.
+
+        Raises AttemptReplacedError when a later attempt has claimed or published it, and OutputFolderError when the
+        published files are another output's.
+        """
+        with self._told("claim"):
+            _make_directory(self._hidden)
+            self.folder.mkdir(exist_ok=True)
+            # Looking comes after making: of two attempts that do this at the same time, the earlier one sees the other.
+            try:
+                self._refuse_later_claims()
+                self._refuse_other_records()
+            except Exception:
+                self.drop()
+                raise
+            for other in self._claims():
+                if other != self.folder:
+                    self._discard(other)
+
+    def publish(self, files: Sequence[WrittenFile]) -> None:
+        """Put these files, which are all in the claim, into the place of what was published before; durable on return.
+
+        Raises AttemptReplacedError when a later attempt has claimed the batch.
+        """
+        with self._told("publish"):
+            ready = self._prepare(files)
+            self._put_in_place(ready)
+            _sync_directory(Path(self.path))
+            self._discard(self.folder)
+            self._sweep()
+
+    def withdraw(self) -> None:
+        """Publish nothing: what was published before goes away."""
+        with self._told("publish"):
+            with contextlib.suppress(FileNotFoundError):
+                self.published.rename(self.folder / "replaced")
+                _sync_directory(Path(self.path))
+            self._discard(self.folder)
+            self._sweep()
+
+    def drop(self) -> None:
+        """Give the claim up; nothing is left of it."""
+        self._discard(self.folder)
+
+    @property
+    def _hidden(self) -> Path:
+        return Path(self.path) / HIDDEN
+
+    @property
+    def _series(self) -> str:
+        """What the names of all claims of this batch begin with. Attempts of a replay are numbered by themselves."""
+        return f"{self.batch_time_ms}.{quote(self.target, safe='').replace('.', '%2E')}."
+
+    def _claims(self) -> list[Path]:
+        return [each for each in self._hidden.iterdir() if each.name.startswith(self._series)]
+
+    def _refuse_later_claims(self) -> None:
+        for other in self._claims():
+            number = other.name.removeprefix(self._series).partition(".")[0]
+            if number.isdigit() and int(number) > self.attempt:
+                raise self._replaced(int(number))
+
+    def _refuse_other_records(self) -> None:
+        record = self._published_record()
+        if record is None:
+            return
+        if (record["stream"], record["output"]) != (self.stream, self.output):
+            raise OutputFolderError(
+                f"{self.published} is of output {record['output']!r} of stream {record['stream']!r}.",
+                remedy="Give each output a path of its own.",
+            )
+        if record["target"] == self.target and record["attempt"] > self.attempt:
+            raise self._replaced(record["attempt"])
+
+    def _published_record(self) -> Mapping[str, Any] | None:
+        try:
+            record: Mapping[str, Any] = json.loads((self.published / RECORD).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise OutputFolderError(
+                f"{self.published / RECORD} is no JSON.", remedy="Delete the folder, and run the batch again."
+            ) from None
+        return record
+
+    def _replaced(self, attempt: int) -> AttemptReplacedError:
+        return AttemptReplacedError(
+            f"Attempt {attempt} at batch {self.batch_time_ms} took {self.path} over from attempt {self.attempt}.",
+            remedy=f"If the ledger was made anew, so that attempts begin at 1 again, delete {RECORD} in "
+            f"{self.published.name} and run the batch again.",
+        )
+
+    def _prepare(self, files: Sequence[WrittenFile]) -> Path:
+        """The new folder, complete and synced, with the listed files alone: not those of tasks that did not count."""
+        ready = self.folder / _READY
+        shutil.rmtree(ready, ignore_errors=True)
+        ready.mkdir()
+        for file in files:
+            source = self.unpublished(file.name)
+            if source.stat().st_size != file.size:
+                raise OutputFolderError(
+                    f"{source} has {source.stat().st_size} bytes instead of {file.size}.",
+                    remedy="Every host of Spark's has to see the same folder; run the batch again.",
+                )
+            source.rename(ready / file.name)
+        record = {
+            "version": 1,
+            "stream": self.stream,
+            "output": self.output,
+            "target": self.target,
+            "batch_time_ms": self.batch_time_ms,
+            "attempt": self.attempt,
+            "rows": sum(file.rows for file in files),
+            "files": [asdict(file) for file in files],
+        }
+        with (ready / RECORD).open("xb") as out:
+            out.write(json.dumps(record, indent=1).encode() + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+        _sync_directory(ready)
+        return ready
+
+    def _put_in_place(self, ready: Path) -> None:
+        if not self.published.exists():
+            try:
+                ready.rename(self.published)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+        if _exchange(ready, self.published):
+            return
+        # Without an atomic exchange (NFS) there is a moment in which readers see nothing of the batch.
+        self.published.rename(self.folder / "replaced")
+        ready.rename(self.published)
+
+    def _discard(self, folder: Path) -> None:
+        # A rename first: nobody is to find half of a claim, and a task that still writes into it is to fail.
+        trash = self._hidden / f"{_TRASH}.{secrets.token_hex(8)}"
+        try:
+            folder.rename(trash)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what attempts at other batches left when they died."""
+        for each in list(self._hidden.iterdir()):
+            if each.name.startswith(f"{_TRASH}."):
+                shutil.rmtree(each, ignore_errors=True)
+            elif _last_change(each) < time.time() - _DAY_SECONDS:
+                self._discard(each)
+
+    @contextlib.contextmanager
+    def _told(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise claim_gone(self) from error
+        except OSError as error:
+            raise OutputFolderError(
+                f"Output {self.output!r} cannot {action} batch {self.batch_time_ms} in {self.path}: "
+                f"{error.strerror or error}."
+            ) from error
+
+
+def claim_gone(claim: Claim) -> AttemptReplacedError:
+    """The error of whoever finds the claim's folder missing."""
+    return AttemptReplacedError(
+        f"The folder {claim.folder} of attempt {claim.attempt} is gone or not to be seen from here.",
+        remedy="Either a later attempt took the batch over, or this host does not see the output's path: with "
+        "several hosts it has to be a shared folder.",
+    )
+
+
+def _last_change(folder: Path) -> float:
+    """Seconds since the epoch; now if it is just being removed."""
+    try:
+        return max(each.stat().st_mtime for each in (folder, *folder.iterdir()))
+    except OSError:
+        return time.time()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places, atomically; whether the file system can."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(one))
+
+
+def _make_directory(path: Path) -> None:
+    """The directory and its parents, each one's name durable in the one above it."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
