@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -108,7 +108,11 @@ class IndexingOptions(BaseModel):
     report: str | None = None
     """A URI to which the counts of all tasks are written as JSON when they have succeeded (see ``reports``)."""
     manifest: str | None = None
-    """The batch's manifest, by which dead letters of transformed rows find their records in the log."""
+    """The batch's manifest, by which dead letters of transformed rows find their records."""
+    originals: Literal["log", "kafka"] = "log"
+    """Where they find them: Kafka is read again where the log has let the batch go, or never had it."""
+    inputs: str | None = None
+    """The stream's inputs (``KafkaInput``) as a JSON list, for ``originals=kafka``."""
 
     @classmethod
     def from_strings(cls, options: Mapping[str, str]) -> Self:
@@ -153,9 +157,19 @@ class IndexingOptions(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        for problem in (*self._cluster_problems(), *self._id_problems(), *self._index_problems()):
+        for problem in (
+            *self._cluster_problems(),
+            *self._id_problems(),
+            *self._index_problems(),
+            *self._original_problems(),
+        ):
             raise ValueError(problem)
         return self
+
+    def _original_problems(self) -> list[str]:
+        if self.originals == "kafka" and not (self.manifest and self.inputs):
+            return ["originals=kafka needs 'manifest' and 'inputs'"]
+        return []
 
     def _cluster_problems(self) -> list[str]:
         if bool(self.connection) == bool(self.hosts):

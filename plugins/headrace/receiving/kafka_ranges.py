@@ -7,7 +7,7 @@ records leave offsets that never come.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -144,7 +144,7 @@ class KafkaRangeReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, runs: Sequence[RangeRun]) -> Iterator[pa.RecordBatch]:
+    def read(self, runs: Sequence[RangeRun]) -> Generator[pa.RecordBatch, None, None]:
         """The records of ``runs``, as batches of ``headrace.wal.payload.RECORD_SCHEMA`` in order along each run.
 
         What is wrong is raised after the last record at the latest; the caller must not count on what it was given

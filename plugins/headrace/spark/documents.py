@@ -6,6 +6,8 @@ in classic sessions and over Spark Connect.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
@@ -17,6 +19,8 @@ from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from headrace.stream.inputs import KafkaInput
 
 VERSION = "version"
 ID_PREFIX = "id_"
@@ -49,8 +53,12 @@ def sink_options(
     batch_time_ms: int | None = None,
     report: str | None = None,
     manifest: str | None = None,
+    read_again: Sequence[KafkaInput] = (),
 ) -> dict[str, str]:
-    """The sink's options for rows that ``prepare_documents`` shaped; none of them is a secret."""
+    """The sink's options for rows that ``prepare_documents`` shaped; none of them is a secret.
+
+    ``read_again``: the stream's inputs, where the batch is in Kafka alone, so that dead letters find their records.
+    """
     options: dict[str, str | None] = {
         "connection": output.connection,
         "hosts": ",".join(output.hosts) or None,
@@ -71,6 +79,9 @@ def sink_options(
         "report": report,
         "manifest": manifest,
     }
+    if read_again:
+        options["originals"] = "kafka"
+        options["inputs"] = json.dumps([source.model_dump(mode="json") for source in read_again])
     ids = output.document_ids
     if isinstance(ids, ColumnIds):
         options["id_columns"] = ",".join(f"{ID_PREFIX}{index}" for index in range(len(ids.columns)))
@@ -88,6 +99,7 @@ def write_documents(
     stream: str = "",
     batch_time_ms: int | None = None,
     manifest: str | None = None,
+    read_again: Sequence[KafkaInput] = (),
 ) -> IndexingReport:
     """Shape the rows, write them, and return what became of them.
 
@@ -96,7 +108,9 @@ def write_documents(
     from headrace.spark.elasticsearch_sink import FORMAT, ElasticsearchDataSource
 
     df.sparkSession.dataSource.register(ElasticsearchDataSource)
-    options = sink_options(output, stream=stream, batch_time_ms=batch_time_ms, report=report, manifest=manifest)
+    options = sink_options(
+        output, stream=stream, batch_time_ms=batch_time_ms, report=report, manifest=manifest, read_again=read_again
+    )
     prepare_documents(df, output).write.format(FORMAT).options(**options).mode("append").save()
     return IndexingReport.load(report)
 

@@ -14,10 +14,11 @@ process's environment; its secrets travel to executors inside the pickled writer
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pydantic import TypeAdapter
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -31,7 +32,9 @@ from headrace.indexing.options import IndexingOptions
 from headrace.indexing.reports import IndexingReport
 from headrace.indexing.targets import TargetIndex
 from headrace.indexing.transport import ElasticsearchTransport
-from headrace.spark.original_records import ManifestOriginalRecords
+from headrace.receiving.kafka_ranges import RangeClients
+from headrace.spark.original_records import BatchOriginalRecords, KafkaOriginalRecords, ManifestOriginalRecords
+from headrace.stream.inputs import KafkaInput
 
 FORMAT = "elasticsearch"
 
@@ -56,7 +59,7 @@ class ElasticsearchDataSource(DataSource):
             )
         options = IndexingOptions.from_strings(_given(self.options))
         check_columns(schema.names, options)
-        writer = ElasticsearchWriter(options, Cluster.of(options))
+        writer = ElasticsearchWriter(options, Cluster.of(options), _kafka_clients(options))
         writer.look_at_index()
         return writer
 
@@ -71,9 +74,12 @@ class TaskCounts(WriterCommitMessage):
 class ElasticsearchWriter(DataSourceArrowWriter):
     """Pickled once to every task, and once to the process that commits."""
 
-    def __init__(self, options: IndexingOptions, cluster: Cluster) -> None:
+    def __init__(
+        self, options: IndexingOptions, cluster: Cluster, kafka: Mapping[str, RangeClients] | None = None
+    ) -> None:
         self._options = options
         self._cluster = cluster
+        self._kafka = kafka
         self._index_before: str | None = None
 
     def look_at_index(self) -> None:
@@ -84,12 +90,14 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Index one task's rows; every one has its outcome, and every dead letter is written, when this returns."""
         options = self._options
-        originals = ManifestOriginalRecords(options.manifest) if options.manifest else None
+        originals = self._originals()
         transport = self._transport(options.requests_in_flight)
         try:
             return TaskCounts(Indexer(transport, options, originals=originals).index(iterator))
         finally:
             transport.close()
+            if originals is not None:
+                originals.close()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """All tasks have succeeded: make sure that the index is still the one it was, and report the counts."""
@@ -127,6 +135,13 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def __repr__(self) -> str:
         return f"ElasticsearchWriter({self._options.index!r})"
 
+    def _originals(self) -> BatchOriginalRecords | None:
+        if not self._options.manifest:
+            return None
+        if self._kafka is not None:
+            return KafkaOriginalRecords(self._options.manifest, self._kafka)
+        return ManifestOriginalRecords(self._options.manifest)
+
     def _index_after(self) -> str | None:
         if not self._options.check_index:
             return None
@@ -149,6 +164,13 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         return ElasticsearchTransport(
             self._cluster, connections=connections, timeout_seconds=self._options.request_timeout_seconds
         )
+
+
+def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients] | None:
+    """How Kafka is read for dead letters, by input; None where the log has the records."""
+    if options.originals == "log":
+        return None
+    return KafkaOriginalRecords.clients_of(TypeAdapter(list[KafkaInput]).validate_json(options.inputs or "[]"))
 
 
 def _given(options: MutableMapping[str, str]) -> dict[str, str]:

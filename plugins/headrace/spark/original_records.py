@@ -1,29 +1,47 @@
-"""Finds the record behind a transformed row in the log, by the batch's manifest, for its dead letter."""
+"""Finds the record behind a transformed row for its dead letter, by the batch's manifest: in the log, or in Kafka."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, Self
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.batching.manifest import Manifest
 from headrace.blocks import BlockHandle
-from headrace.indexing.originals import OriginalRecord
+from headrace.indexing.originals import OriginalRecord, OriginalRecords
+from headrace.receiving.kafka_ranges import KafkaRangeReader, RangeClients
+from headrace.receiving.offset_ranges import RangeRun, RecordedRange
+from headrace.stream.inputs import KafkaInput
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
 
 BLOCKS_KEPT = 4
 """Dead letters come in the order of their records, so the block of the last one is the likeliest next."""
+OFFSETS_AT_ONCE = 500
+"""As many offsets are read from Kafka for one record: where one is rejected, its neighbours often are."""
+
+
+class BatchOriginalRecords(OriginalRecords, Protocol):
+    """The records of one batch, for one task. Close it."""
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        ...
 
 
 class ManifestOriginalRecords:
-    """The records of one batch. The manifest is read at the first call: most tasks have no dead letter."""
+    """Reads the log. The manifest is read at the first call: most tasks have no dead letter."""
 
     def __init__(self, manifest_uri: str) -> None:
         self._manifest_uri = manifest_uri
         self._manifest: Manifest | None = None
         self._read = lru_cache(maxsize=BLOCKS_KEPT)(self._read_block)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
         """The record as Kafka gave it; None if the batch has no such record.
@@ -35,21 +53,13 @@ class ManifestOriginalRecords:
             return None
         records = self._read(handle)
         here = pc.and_(
-            pc.equal(records.column("offset"), offset),
+            pc.equal(records.column("partition"), partition),
             pc.and_(
-                pc.equal(records.column("partition"), partition),
-                pc.and_(
-                    pc.equal(records.column("incarnation"), incarnation),
-                    pc.equal(pc.cast(records.column("topic"), "string"), topic),
-                ),
+                pc.equal(records.column("incarnation"), incarnation),
+                pc.equal(pc.cast(records.column("topic"), "string"), topic),
             ),
         )
-        rows = pc.indices_nonzero(here).to_pylist()
-        if not rows:
-            return None
-        (record,) = records.slice(rows[0], 1).select(["key", "value", "headers"]).to_pylist()
-        headers = tuple((header["key"], header["value"]) for header in record["headers"] or ())
-        return OriginalRecord(record["key"], record["value"], headers)
+        return _record_at(records, pc.and_(pc.equal(records.column("offset"), offset), here))
 
     def _find(self, topic: str, partition: int, offset: int, incarnation: int) -> BlockHandle | None:
         if self._manifest is None:
@@ -68,3 +78,93 @@ class ManifestOriginalRecords:
         manifest = self._manifest or Manifest.load(self._manifest_uri)
         _, records = read_block(open_storage(manifest.log_root), handle)
         return records
+
+
+class KafkaOriginalRecords:
+    """Reads Kafka by the manifest's ranges, where the log has let the batch go or never had it.
+
+    ``clients`` holds the settings of the stream's inputs by their ids. Nothing is opened before the first call.
+    """
+
+    def __init__(self, manifest_uri: str, clients: Mapping[str, RangeClients]) -> None:
+        self._manifest_uri = manifest_uri
+        self._clients = clients
+        self._ranges: list[tuple[str, RecordedRange]] | None = None
+        self._readers: dict[str, KafkaRangeReader] = {}
+        self._held: tuple[RecordedRange, pa.RecordBatch | None] | None = None
+
+    @classmethod
+    def clients_of(cls, inputs: list[KafkaInput]) -> dict[str, RangeClients]:
+        """The inputs' settings, their connections looked up in this process's environment.
+
+        Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError.
+        """
+        return {source.id: RangeClients.of(source).for_offsets(OFFSETS_AT_ONCE) for source in inputs}
+
+    def close(self) -> None:
+        """Leave Kafka."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
+        """The record as Kafka gives it; None if the batch has no such record.
+
+        Raises RangesGoneError and RangesUnreadableError: a dead letter without its record is one too few.
+        """
+        found = self._find(topic, partition, offset, incarnation)
+        if found is None:
+            return None
+        input_id, taken = found
+        if self._held is None or not _holds(self._held[0], taken, offset):
+            self._held = self._read(input_id, taken, offset)
+        records = self._held[1]
+        return None if records is None else _record_at(records, pc.equal(records.column("offset"), offset))
+
+    def _find(self, topic: str, partition: int, offset: int, incarnation: int) -> tuple[str, RecordedRange] | None:
+        if self._ranges is None:
+            manifest = Manifest.load(self._manifest_uri)
+            ids = sorted({*manifest.inputs, *manifest.built})
+            self._ranges = [(input_id, each) for input_id in ids for each in manifest.ranges(input_id)]
+        for input_id, each in self._ranges:
+            where = each.partition
+            if (where.topic, where.partition, where.incarnation) == (topic, partition, incarnation) and (
+                each.from_offset <= offset < each.until_offset
+            ):
+                return input_id, each
+        return None
+
+    def _read(self, input_id: str, taken: RecordedRange, offset: int) -> tuple[RecordedRange, pa.RecordBatch | None]:
+        """The first records from ``offset`` on, and of which offsets they are all."""
+        until = min(taken.until_offset, offset + OFFSETS_AT_ONCE)
+        run = RangeRun(taken.partition, offset, (until,), (None,))
+        reader = self._readers.get(input_id)
+        if reader is None:
+            reader = self._readers[input_id] = KafkaRangeReader(self._clients[input_id])
+        reading = reader.read([run])
+        # One batch, which is bounded in bytes; what is left of the run is not waited for.
+        records = next(reading, None)
+        reading.close()
+        reader.check_topics([run])
+        if records is not None:
+            until = records.column("offset")[-1].as_py() + 1
+        return RecordedRange(taken.partition, offset, until, None), records
+
+
+def _holds(held: RecordedRange, taken: RecordedRange, offset: int) -> bool:
+    return held.partition == taken.partition and held.from_offset <= offset < held.until_offset
+
+
+def _record_at(records: pa.RecordBatch, here: Any) -> OriginalRecord | None:
+    rows = pc.indices_nonzero(here).to_pylist()
+    if not rows:
+        return None
+    (record,) = records.slice(rows[0], 1).select(["key", "value", "headers"]).to_pylist()
+    headers = tuple((header["key"], header["value"]) for header in record["headers"] or ())
+    return OriginalRecord(record["key"], record["value"], headers)

@@ -47,6 +47,7 @@ class ElasticsearchOutputWriter:
                 stream=batch.stream.name,
                 batch_time_ms=batch.batch_time_ms,
                 manifest=batch.manifest_uri,
+                read_again=batch.stream.inputs if batch.from_kafka else (),
             )
         total = report.counts
         for input_id, rows in batch.undecodable.items():
