@@ -1,0 +1,164 @@
+"""What an attempt does in Spark: update the state, then write each output, and go on where one of them fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any
+
+from headrace.spark.batch_reading import BatchReading
+from headrace.spark.output_frames import OutputFrames, alike
+from headrace.spark.outputs.registry import writer_of
+from headrace.spark.outputs.writer import Counts, WrittenBatch
+from headrace.spark.transforms import BatchContext
+from headrace.stream import STATE_STEP, ElasticsearchOutput
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.ledger.rows import Attempt, BatchOrigin
+    from headrace.spark.batch_plan import OutputPlan
+    from headrace.spark.job_scope import JobScope
+    from headrace.stream import Stream, Window
+
+
+class WorkStopped(Exception):  # noqa: N818 - no error: whoever stopped it tells why
+    """The attempt was stopped between two steps."""
+
+
+@dataclass
+class BatchWork:
+    """One attempt's work. After it ``results`` holds the counts of the steps that are done, ``failures`` the errors of
+    the others.
+
+    Args:
+        own: where the batch's own records are.
+        leaving: where those are that leave the state's window.
+        plans: what each output reads.
+        out: where console outputs print.
+        tell: gets lines on the progress, for people.
+        stopped: whether to begin no further step.
+    """
+
+    stream: Stream
+    attempt: Attempt
+    own: BatchOrigin
+    leaving: tuple[BatchOrigin, ...]
+    plans: Sequence[OutputPlan]
+    parameters: Mapping[str, Any]
+    session: Callable[[], SparkSession]
+    new_scope: Callable[[SparkSession], JobScope]
+    out: IO[str]
+    tell: Callable[[str], None]
+    stopped: Callable[[], bool] = lambda: False
+    partitions: int | None = None
+    results: dict[str, Counts] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    _scope: JobScope | None = field(default=None, init=False)
+
+    def run(self, record: Callable[[str, Counts], None]) -> None:
+        """Do every step; ``record`` is told the counts of each as soon as it is done.
+
+        Raises WorkStopped, what ``session`` raises and what ``record`` raises; a step's own error is in ``failures``.
+        """
+        reading = BatchReading(self.stream, self._open, self.partitions)
+        if STATE_STEP in self.attempt.outputs:
+            _ = reading.spark
+            self._step(STATE_STEP, record, partial(self._update_state, reading))
+        elif any(plan.needs_spark for plan in self.plans):
+            _ = reading.spark
+        for group in alike(self.stream, self.plans):
+            frames = OutputFrames(
+                self.stream,
+                group,
+                reading,
+                self._context(group[0].output.window),
+                batch_time_ms=self.attempt.batch_time_ms,
+                state_failed=STATE_STEP in self.failures,
+            )
+            with frames:
+                for plan in group:
+                    self._step(plan.output.id, record, partial(self._write, plan, reading, frames))
+
+    def _open(self) -> SparkSession:
+        spark = self.session()
+        self._scope = self.new_scope(spark)
+        return spark
+
+    def _step(self, step: str, record: Callable[[str, Counts], None], work: Callable[[], Counts]) -> None:
+        if self.stopped():
+            raise WorkStopped
+        started = time.monotonic()
+        if self._scope is not None:
+            self._scope.enter(step)
+        try:
+            counts = work()
+        except Exception as error:
+            self.failures[step] = error
+            self.tell(f"{_named(step)} failed")
+            return
+        counts = {**counts, "duration_seconds": round(time.monotonic() - started, 3)}
+        record(step, counts)
+        self.results[step] = counts
+        self.tell(f"{_named(step)}: {readable(counts)}")
+
+    def _update_state(self, reading: BatchReading) -> Counts:
+        from headrace.spark.state import update_state
+
+        leaving = reading.decoded(self.leaving) if self.leaving else None
+        inputs = reading.decoded((self.own,))
+        return update_state(reading.spark, self.stream, inputs, self._batch(None, {}), leaving=leaving)
+
+    def _write(self, plan: OutputPlan, reading: BatchReading, frames: OutputFrames) -> Counts:
+        if plan.skipped is not None:
+            return {"skipped": plan.skipped}
+        writer, window = writer_of(plan.output), plan.output.window
+        if not plan.needs_spark:
+            return {"undecodable": 0, **writer.write(None, self._batch(window, {}))}
+        undecodable, letters = reading.undecodable(plan.fresh)
+        if undecodable:
+            kept = isinstance(plan.output, ElasticsearchOutput)
+            where = "go to the dead letters as they are" if kept else "are left out: it keeps no dead letters"
+            self.tell(f"{_named(plan.output.id)}: {undecodable:,} records do not decode and {where}")
+        counts = writer.write(frames.of(plan.output), self._batch(window, letters))
+        batches = {} if window is None else {"batches": len(plan.origins)}
+        return {"undecodable": undecodable, **batches, **counts}
+
+    def _batch(self, window: Window | None, undecodable: Mapping[str, DataFrame]) -> WrittenBatch:
+        return WrittenBatch(
+            stream=self.stream,
+            context=self._context(window),
+            batch_time_ms=self.attempt.batch_time_ms,
+            attempt=self.attempt.number,
+            manifest_uri=self.own.manifest_uri,
+            from_kafka=self.own.source == "kafka",
+            target=self.attempt.target,
+            undecodable=undecodable,
+            out=self.out,
+            tell=self.tell,
+        )
+
+    def _context(self, window: Window | None) -> BatchContext:
+        return BatchContext.of(
+            self.stream.name,
+            self.attempt.batch_time_ms,
+            self.stream.batch_interval_ms,
+            self.attempt.number,
+            parameters=self.parameters,
+            window_ms=None if window is None else window.length_ms,
+            target=self.attempt.target,
+        )
+
+
+def _named(step: str) -> str:
+    return "the state" if step == STATE_STEP else f"output {step}"
+
+
+def readable(counts: Counts) -> str:
+    """The counts that are not 0, for people."""
+    if "skipped" in counts:
+        return str(counts["skipped"])
+    shown = {name: value for name, value in counts.items() if value and isinstance(value, int | float)}
+    return ", ".join(f"{name} {value:,}" for name, value in shown.items()) or "nothing to do"

@@ -1,0 +1,123 @@
+"""The rows of outputs that share a transform and a window: computed once for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+from headrace.spark.transforms import STATE_FRAMES, BatchContext, apply_transform, load_transform, takes
+from headrace.stream import ElasticsearchOutput, KafkaOutput
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.spark.batch_plan import OutputPlan
+    from headrace.spark.batch_reading import BatchReading
+    from headrace.stream import Output, Stream
+
+
+class StateNotUpdatedError(HeadraceError):
+    """An output's transform takes the state, whose update failed in this attempt."""
+
+
+def alike(stream: Stream, plans: Iterable[OutputPlan]) -> list[list[OutputPlan]]:
+    """The plans in groups of the same transform (or none) over the same window (or none)."""
+    groups: dict[Any, list[OutputPlan]] = {}
+    for plan in plans:
+        groups.setdefault((stream.transform_of(plan.output), plan.output.window), []).append(plan)
+    return list(groups.values())
+
+
+class OutputFrames:
+    """The frames of one group; a context manager, which lets go of what Spark kept for it.
+
+    The transform is called when the first frame is asked for. What several outputs read, Spark keeps until the end:
+    in memory, and on its disk where that is short.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        plans: Sequence[OutputPlan],
+        reading: BatchReading,
+        context: BatchContext,
+        *,
+        batch_time_ms: int,
+        state_failed: bool = False,
+    ) -> None:
+        self._stream = stream
+        self._plans = [plan for plan in plans if plan.needs_spark]
+        self._reading = reading
+        self._context = context
+        self._batch_time_ms = batch_time_ms
+        self._state_failed = state_failed
+        self._frames: dict[str, DataFrame] | None = None
+        self._kept: list[DataFrame] = []
+        self._error: Exception | None = None
+
+    def __enter__(self) -> OutputFrames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for frame in self._kept:
+            # An application that is gone keeps nothing.
+            with contextlib.suppress(Exception):
+                frame.unpersist()
+
+    def of(self, output: Output) -> DataFrame:
+        """The output's rows. What the transform raised is raised for each of the group."""
+        if self._error is not None:
+            raise self._error
+        if self._frames is None:
+            try:
+                self._frames = self._keep_shared(self._make(output))
+            except Exception as error:
+                self._error = error
+                raise
+        return self._frames[output.id]
+
+    def _make(self, output: Output) -> dict[str, DataFrame]:
+        inputs = self._reading.inputs(self._plans[0].origins)
+        transform = load_transform(self._stream, output)
+        if transform is None:
+            # The value's own bytes are what is sent: nothing is gained by parsing and writing them anew.
+            (views,) = inputs.values()
+            return {
+                plan.output.id: views.original if _sends_bytes(plan.output) else views.decoded for plan in self._plans
+            }
+        return apply_transform(
+            transform,
+            {name: views.decoded for name, views in inputs.items()},
+            [plan.output.id for plan in self._plans],
+            self._context,
+            more=self._state_frames(transform),
+            # A replay has some of the stream's outputs, the transform may know all of them.
+            known=None if self._context.target else [known.id for known in self._stream.outputs],
+        )
+
+    def _keep_shared(self, frames: dict[str, DataFrame]) -> dict[str, DataFrame]:
+        readers: dict[int, list[str]] = {}
+        for name, frame in frames.items():
+            readers.setdefault(id(frame), []).append(name)
+        for names in readers.values():
+            if len(names) > 1:
+                kept = frames[names[0]].persist()
+                self._kept.append(kept)
+                frames.update(dict.fromkeys(names, kept))
+        return frames
+
+    def _state_frames(self, transform: Callable[..., Any]) -> dict[str, Any]:
+        if self._stream.state is None or not any(takes(transform, name) for name in STATE_FRAMES):
+            return {}
+        if self._state_failed:
+            raise StateNotUpdatedError("The transform takes the state, whose update failed.")
+        from headrace.spark.state import state_frames
+
+        frames = state_frames(self._reading.spark, self._stream, self._batch_time_ms)
+        return {name: getattr(frames, name) for name in STATE_FRAMES}
+
+
+def _sends_bytes(output: Output) -> bool:
+    return isinstance(output, ElasticsearchOutput | KafkaOutput)
