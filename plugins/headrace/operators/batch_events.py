@@ -6,6 +6,7 @@ An alias brings one only when it is told to (`emit_batch_event`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import AttemptRow, BatchRow
+    from headrace.ledger.rows import AttemptRow, BatchOutputRow, BatchRow
     from headrace.stream import Stream
 
 
@@ -32,33 +33,39 @@ def batch_alias(stream: Stream | str) -> AssetAlias:
 def emit_batch_event(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> bool:
     """Have this task's success emit the batch's event, if the batch completed in this run; whether it did.
 
-    A run that was repeated without running the batch again emits nothing, nor does one whose batch failed. The task
-    needs ``outlets=[batch_alias(stream)]``. Airflow keeps the event with the task's success, in one transaction: a
-    task that dies before emits it in its next try.
+    A run that was repeated without running the batch again emits nothing, nor does one whose batch failed. What the
+    run of a later batch did in this one's place counts as this run's. The task needs ``outlets=[batch_alias(stream)]``.
+    Airflow keeps the event with the task's success, in one transaction: a task that dies before emits it in its next
+    try.
     """
     from headrace.ledger.states import BatchState
 
     batch = ledger.batches.find(stream, batch_time_ms)
     if batch is None or batch.state is not BatchState.COMPLETED:
         return False
-    dag_run = context["dag_run"]
-    this = (dag_run.run_id, dag_run.clear_number or 0)
-    if not any(_completed_in(attempt, this) for attempt in ledger.batches.attempts(stream, batch_time_ms)):
+    outputs = ledger.batches.outputs(stream, batch_time_ms)
+    written_by = {output.attempt for output in outputs}
+    attempts = ledger.batches.attempts(stream, batch_time_ms)
+    if not any(_is_of(attempt, context) for attempt in attempts if attempt.number in written_by):
         return False
-    context["outlet_events"][batch_alias(stream)].add(batch_asset(stream), extra=_numbers(ledger, batch))
+    context["outlet_events"][batch_alias(stream)].add(batch_asset(stream), extra=_numbers(batch, outputs))
     return True
 
 
-def _completed_in(attempt: AttemptRow, run: tuple[str, int]) -> bool:
-    from headrace.ledger.states import AttemptState
+def _is_of(attempt: AttemptRow, context: Context) -> bool:
+    """Whether the attempt was made by this task's run since it was last cleared, or in its place."""
+    from headrace.operators.steps_to_run import AHEAD
 
+    dag_run = context["dag_run"]
+    clear_number = dag_run.clear_number or 0
+    if attempt.attributes.get(AHEAD) and clear_number == 0:
+        return True
     told = (attempt.attributes.get("run_id"), attempt.attributes.get("clear_number") or 0)
-    return attempt.state is AttemptState.COMPLETED and told == run
+    return told == (dag_run.run_id, clear_number)
 
 
-def _numbers(ledger: Ledger, batch: BatchRow) -> dict[str, Any]:
+def _numbers(batch: BatchRow, outputs: Sequence[BatchOutputRow]) -> dict[str, Any]:
     """What a consumer finds in the event's ``extra``; times are epoch milliseconds, and the batch time also as text."""
-    outputs = ledger.batches.outputs(batch.stream, batch.batch_time_ms)
     first_ms = min((batch.batch_time_ms, *batch.absorbed))
     return {
         "stream": batch.stream,

@@ -1,0 +1,129 @@
+"""When a batch's asset event comes, by what a real ledger has of the batch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.execution_time.context import OutletEventAccessors
+
+from headrace.ledger import Ledger
+from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_event
+from headrace.operators.steps_to_run import AHEAD
+
+STREAM, AT_MS = "flights", 20_000
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as opened:
+        opened.streams.register(
+            STREAM, "{}", batch_interval_ms=10_000, block_interval_ms=200, outputs=["elasticsearch", "lake"]
+        )
+        opened.batches.allocate(STREAM, AT_MS, manifest_uri="m", manifest_sha256="0")
+        yield opened
+
+
+def attempt(ledger, *outputs, run_id="run", clear_number=0, ends=True, force=False, **attributes):
+    begun = ledger.batches.begin_attempt(
+        STREAM,
+        AT_MS,
+        holder="test",
+        way="submit",
+        lease_ms=60_000,
+        outputs=outputs or None,
+        force=force,
+        attributes={"run_id": run_id, "clear_number": clear_number, **attributes},
+    )
+    for output in begun.outputs:
+        ledger.batches.record_output(begun, output, {"indexed": 3})
+    if ends:
+        ledger.batches.complete_attempt(begun, code_version="c0de")
+    return begun
+
+
+def emitted(ledger, run_id="run", clear_number=0) -> list:
+    """The events of a checkpoint in this run."""
+    context = {
+        "dag_run": SimpleNamespace(run_id=run_id, clear_number=clear_number),
+        "outlet_events": OutletEventAccessors(),
+    }
+    told = emit_batch_event(context, ledger, STREAM, AT_MS)
+    events = context["outlet_events"][batch_alias(STREAM)].asset_alias_events
+    assert told == bool(events)
+    return events
+
+
+def test_a_completed_batch_tells_its_numbers(ledger):
+    attempt(ledger)
+    (event,) = emitted(ledger)
+    assert event.dest_asset_key.uri == batch_asset(STREAM).uri == "headrace://flights/batches"
+    assert event.extra == {
+        "stream": "flights",
+        "batch_time": "1970-01-01T00:00:20+00:00",
+        "batch_time_ms": 20_000,
+        "interval_start_ms": 10_000,
+        "interval_end_ms": 20_000,
+        "absorbed_ms": [],
+        "blocks": 0,
+        "records": 0,
+        "late_records": 0,
+        "attempts": 1,
+        "outputs": {"elasticsearch": {"indexed": 3}, "lake": {"indexed": 3}},
+        "code_version": "c0de",
+    }
+
+
+def test_a_batch_that_is_not_complete_tells_nothing(ledger):
+    assert emitted(ledger) == []
+    begun = attempt(ledger, "elasticsearch")
+    assert emitted(ledger) == []
+    ledger.batches.begin_attempt(STREAM, AT_MS, holder="test", way="submit", lease_ms=60_000)
+    assert begun.number == 1
+    assert emitted(ledger) == []
+
+
+def test_a_failed_output_that_a_cleared_run_writes_completes_the_batch_there(ledger):
+    attempt(ledger, "elasticsearch")
+    attempt(ledger, "lake", clear_number=1)
+    assert len(emitted(ledger, clear_number=1)) == 1
+
+
+def test_another_run_that_finds_the_batch_done_tells_nothing(ledger):
+    attempt(ledger)
+    assert emitted(ledger, run_id="another") == []
+
+
+def test_a_cleared_run_that_ran_nothing_tells_nothing_and_one_that_did_tells_again(ledger):
+    attempt(ledger)
+    assert emitted(ledger, clear_number=1) == []
+    attempt(ledger, clear_number=1, force=True)
+    (event,) = emitted(ledger, clear_number=1)
+    assert event.extra["attempts"] == 2
+    assert emitted(ledger) == []
+
+
+def test_an_attempt_that_died_after_its_last_record_completed_the_batch_nevertheless(ledger):
+    attempt(ledger, ends=False)
+    with pytest.raises(Exception, match="completed"):
+        attempt(ledger)
+    assert len(emitted(ledger)) == 1
+
+
+def test_what_a_later_batchs_run_did_in_this_ones_place_is_told_by_this_one(ledger):
+    attempt(ledger, run_id="the later one", **{AHEAD: True})
+    assert len(emitted(ledger)) == 1
+
+
+def test_a_replay_is_no_batch_of_the_stream(ledger):
+    attempt(ledger)
+    definition = '{"outputs": [{"id": "elasticsearch"}]}'
+    replay = ledger.batches.begin_replay(
+        STREAM, AT_MS, target="v2", definition=definition, outputs=["elasticsearch"], holder="test", way="submit",
+        lease_ms=60_000, attributes={"run_id": "replay", "clear_number": 0},
+    )  # fmt: skip
+    ledger.batches.record_output(replay, "elasticsearch", {"indexed": 9})
+    ledger.batches.complete_attempt(replay)
+    assert emitted(ledger, run_id="replay") == []
+    (event,) = emitted(ledger)
+    assert event.extra["outputs"]["elasticsearch"] == {"indexed": 3}
