@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
+    from headrace.ledger.rows import PositionRow, StreamRow
+
+# Partitions that a reason names; of a thousand it tells the number.
+_MOST_NAMED = 5
+# A partition that was drained this long ago is: its receiver asks Kafka once a second.
+_DRAINED_FOR_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +27,25 @@ class Readiness:
 def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: int) -> Readiness:
     """Whether there is anything to wait for at ``batch_time_ms``, by the ledger's clock.
 
-    Waiting makes a batch fuller; correctness does not rest on it (rule 4 of the design). So it ends with the
-    first of these: the batch is allocated already, no receiver lives, every live one has stored all it cut up to
-    the batch time, or ``grace_ms`` have passed since.
+    Waiting makes a batch fuller; correctness does not rest on it (rule 4 of the design). So by arrival it ends with the
+    first of these: the batch is allocated already, no receiver lives, every live one has stored all it cut up to the
+    batch time, or ``grace_ms`` have passed since.
+
+    By timestamp the batch's records may still lie in Kafka, so this waits also while nothing receives, for as long as
+    it takes: until every active partition has passed the batch time, or was drained at the end of the allowed lateness.
     """
     if ledger.batches.find(stream, batch_time_ms) is not None:
         return Readiness(True, "the batch is allocated already")
     now_ms = ledger.now_ms()
     if now_ms < batch_time_ms:
         return Readiness(False, f"the batch's interval ends in {batch_time_ms - now_ms} ms")
+    row = ledger.streams.get(stream)
+    if row.batch_by == "timestamp":
+        return _passed(ledger, row, batch_time_ms, now_ms)
+    return _sealed(ledger, stream, batch_time_ms, grace_ms, now_ms)
+
+
+def _sealed(ledger: Ledger, stream: str, batch_time_ms: int, grace_ms: int, now_ms: int) -> Readiness:
     live = [row for row in ledger.receivers.list(stream) if row.alive(now_ms)]
     if not live:
         return Readiness(True, "no receiver is alive, so there is nothing to wait for")
@@ -39,3 +55,38 @@ def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: i
     if now_ms >= batch_time_ms + grace_ms:
         return Readiness(True, f"{', '.join(late)} did not seal within {grace_ms} ms", complete=False)
     return Readiness(False, f"waiting for {', '.join(late)}")
+
+
+def _passed(ledger: Ledger, row: StreamRow, batch_time_ms: int, now_ms: int) -> Readiness:
+    if batch_time_ms <= row.sealed_until_ms:
+        return Readiness(True, "a later batch is allocated, so nothing can join this one any more")
+    behind = ledger.positions.unpassed(row.name, batch_time_ms)
+    if not behind:
+        if ledger.positions.list(row.name):
+            return Readiness(True, "every active partition has passed the batch time or is drained")
+        if batch_time_ms <= row.zero_time_ms:
+            return Readiness(True, "the stream is younger than this batch, and nothing was received")
+        return Readiness(False, "waiting for the receiver job: it has not found any partition yet")
+    live = {each.receiver_id for each in ledger.receivers.list(row.name) if each.alive(now_ms)}
+    owners = {(each.input_id, each.index) for each in live}
+    named = [
+        f"{each.partition.topic}-{each.partition.partition} "
+        f"({_awaited(row, each, batch_time_ms, now_ms, owned=(each.input_id, each.receiver_index) in owners)})"
+        for each in behind[:_MOST_NAMED]
+    ]
+    more = f" and {len(behind) - len(named)} more" if len(behind) > len(named) else ""
+    return Readiness(False, f"waiting for {', '.join(named)}{more}")
+
+
+def _awaited(row: StreamRow, position: PositionRow, batch_time_ms: int, now_ms: int, *, owned: bool) -> str:
+    """What a partition has to do before the batch can be allocated."""
+    if not owned:
+        return "no receiver is alive to read it"
+    if now_ms - position.drained_ms < _DRAINED_FOR_MS:
+        return f"drained, late records are waited for until {_seconds(row.allowed_lateness_ms)} after the interval"
+    reached_ms = max(position.watermark_ms, position.drained_ms - row.allowed_lateness_ms)
+    return f"{_seconds(batch_time_ms - reached_ms)} behind" if reached_ms > 0 else "nothing was read of it yet"
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.1f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -19,11 +20,14 @@ from headrace.ledger.errors import (
 )
 from headrace.ledger.rows import ReceiverLease
 from headrace.receiving.errors import StoreFailedError
+from headrace.receiving.event_times import by_event_time
 from headrace.receiving.record_batches import RecordChunk, combine, without
 from headrace.wal.errors import StorageError, WriteFailedError
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # One try and three more, as Spark's ReliableKafkaReceiver; the log puts each on a segment of its own.
 STORE_TRIES = 4
@@ -47,10 +51,12 @@ class BlockStore:
         clock: Clock,
         next_offsets: dict[TopicPartition, int],
         recreated: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]] = lambda _: (),
+        stored: Callable[[], None] = lambda: None,
     ) -> None:
         """``next_offsets`` is kept up to date here: the ledger's positions, for the heads of new segments.
 
-        ``recreated`` says which partitions' records may be of another incarnation of their topic by now.
+        ``recreated`` says which partitions' records may be of another incarnation of their topic by now. ``stored`` is
+        called after each block: what was read of an idle year is one block for each of its batches.
         """
         self._lease = lease
         self._ledger = ledger
@@ -59,23 +65,32 @@ class BlockStore:
         self._wait = wait
         self._clock = clock
         self._recreated = recreated
+        self._stored = stored
         self._last_accepted: int | None = None
         self.blocks = 0
         self.records = 0
         self.payload_bytes = 0
         self.write_failures = 0
         self.dropped_records = 0
+        self.late_records = 0
         self.next_offsets = next_offsets
 
     def store(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> None:
-        """Store the chunks as one block, or only move positions where they hold no record.
+        """Store the chunks as one block for each of their event times, or only move positions where there is no record.
 
         Raises:
             StoreFailedError: after all tries; the records are still Kafka's.
-            LeaseLostError: another has taken over, nothing was accepted.
+            LeaseLostError: another has taken over, nothing more was accepted.
         """
+        partitions = dict.fromkeys(each.partition for chunk in chunks for each in chunk.ranges)
+        gone = self._recreated(list(partitions))
+        for group in by_event_time(chunks):
+            self._store_block(group, cut_time_ms, gone)
+            self._stored()
+
+    def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, gone: Sequence[TopicPartition]) -> None:
+        """``gone``: partitions whose records are to be dropped."""
         batch, ranges = combine(chunks)
-        gone = self._recreated([each.partition for each in ranges])
         if gone:
             batch, ranges = self._without(batch, ranges, gone)
         while ranges:
@@ -83,7 +98,7 @@ class BlockStore:
                 if batch is None:
                     self._advance(ranges)
                 else:
-                    self._store(batch, ranges, cut_time_ms)
+                    self._store(batch, ranges, cut_time_ms, chunks[0].event_time_ms)
                 break
             except PartitionNotAssignedError as error:
                 # Taken from this receiver by force. The frame that may have been written stays an intent.
@@ -118,16 +133,33 @@ class BlockStore:
         for each in ranges:
             self.advance(each.partition, each.from_offset, each.until_offset, None)
 
-    def _store(self, batch: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int) -> None:
+    def _store(
+        self, batch: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int, event_time_ms: int | None
+    ) -> None:
         last: Exception | None = None
         for attempt in range(STORE_TRIES):
             if attempt:
                 self._wait(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
             try:
                 frame = self._writer.write(
-                    batch, ranges, cut_time_ms=cut_time_ms, last_accepted_sequence=self._last_accepted
+                    batch,
+                    ranges,
+                    cut_time_ms=cut_time_ms,
+                    last_accepted_sequence=self._last_accepted,
+                    event_time_ms=event_time_ms,
                 )
-                self._add(frame, batch, ranges, cut_time_ms)
+                info = BlockInfo(
+                    receiver=self._lease.receiver_id,
+                    epoch=self._lease.epoch,
+                    sequence=frame.sequence,
+                    cut_time_ms=cut_time_ms,
+                    handle=frame.handle,
+                    ranges=ranges,
+                    records=batch.num_rows,
+                    payload_bytes=frame.payload_bytes,
+                    event_time_ms=event_time_ms,
+                )
+                self._add(info, frame)
             except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
                 self.write_failures += 1
                 last = error
@@ -139,24 +171,13 @@ class BlockStore:
             remedy="Its records are read from Kafka again; see to the log's disk or store.",
         ) from last
 
-    def _add(
-        self, frame: WrittenFrame, batch: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int
-    ) -> None:
-        info = BlockInfo(
-            receiver=self._lease.receiver_id,
-            epoch=self._lease.epoch,
-            sequence=frame.sequence,
-            cut_time_ms=cut_time_ms,
-            handle=frame.handle,
-            ranges=ranges,
-            records=batch.num_rows,
-            payload_bytes=frame.payload_bytes,
-        )
-        self._patiently(lambda: self._ledger.blocks.add(self._lease, info))
-        self._last_accepted = frame.sequence
+    def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:
+        added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info))
+        self._last_accepted = info.sequence
         self.blocks += 1
-        self.records += batch.num_rows
-        self.payload_bytes += frame.payload_bytes
+        self.records += info.records
+        self.late_records += info.records if added.late else 0
+        self.payload_bytes += info.payload_bytes
         self._closed(frame.closed)
 
     def _closed(self, segments: Sequence[str]) -> None:
@@ -167,13 +188,13 @@ class BlockStore:
                 # The next epoch's registration closes it too; cleanup is only later for it.
                 logger.warning("segment %s could not be told to be closed: %s", segment, error)
 
-    def _patiently(self, step: Callable[[], object]) -> None:
+    def _patiently(self, step: Callable[[], T]) -> T:
         """Adding twice does no harm (the ledger knows the sequence), so an unknown outcome is asked again."""
         until = self._clock.monotonic() + LEDGER_PATIENCE_SECONDS
         seconds = _FIRST_WAIT_SECONDS
         while True:
             try:
-                step()
+                return step()
             except LedgerUnavailableError as error:
                 if self._clock.monotonic() >= until:
                     raise StoreFailedError(
@@ -183,8 +204,6 @@ class BlockStore:
                 logger.warning("the ledger does not answer, asked again: %s", error)
                 self._wait(seconds)
                 seconds = min(5.0, seconds * 2)
-            else:
-                return
 
     def _without(
         self, batch: pa.RecordBatch | None, ranges: tuple[OffsetRange, ...], dropped: Sequence[TopicPartition]

@@ -59,6 +59,7 @@ class ReceiverStats:
             "below_position": kafka.below_position,
             "not_owned": kafka.not_owned,
             "dropped": store.dropped_records,
+            "late_records": store.late_records,
             "partition_errors": kafka.errors,
             "connected": kafka.connected,
             "client_error": kafka.client_error,

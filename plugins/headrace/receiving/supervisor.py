@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from confluent_kafka.admin import AdminClient
 
@@ -19,11 +19,13 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerUnavailableError
-from headrace.ledger.rows import JobLease, ReceiverLease, ReceiverOrders
+from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, PartitionState, ReceiverState
 from headrace.receiving.block_generator import BlockGenerator, GeneratedBlock
 from headrace.receiving.block_store import BlockStore
+from headrace.receiving.drainage import AdminEndOffsets, Drainage, EndOffsets
 from headrace.receiving.errors import GeneratorStateError, ReceivingError
+from headrace.receiving.event_times import EventTimes
 from headrace.receiving.garbage import OccasionalCollection
 from headrace.receiving.kafka_config import admin_config, consumer_config
 from headrace.receiving.kafka_receiver import KafkaReceiver
@@ -75,8 +77,9 @@ class ReceiverSupervisor:
         lease_ms: int = LEASE_MS,
         kafka_factory: Callable[[], KafkaReceiver] | None = None,
         topic_ids: TopicIds | None = None,
+        end_offsets: EndOffsets | None = None,
     ) -> None:
-        """``storage`` is the stream's own folder (``Stream.folder_url``). The two last are for tests."""
+        """``storage`` is the stream's own folder (``Stream.folder_url``). The three last are for tests."""
         self._stream = stream
         self._source = stream.input(receiver_id.input_id)
         self._receiver_id = receiver_id
@@ -88,8 +91,11 @@ class ReceiverSupervisor:
         self._lease_ms = lease_ms
         self._kafka_factory = kafka_factory or self._real_kafka
         self._topic_ids = topic_ids
+        self._end_offsets = end_offsets
         self._limiter = RateLimiter(stream.limits.max_rate, self._clock)
         self._ledger_clock = LedgerClock(ledger.now_ms, self._clock)
+        self._event_times: EventTimes | None = None
+        self._drainage: Drainage | None = None
         self._stats = ReceiverStats()
         self._collect_garbage = OccasionalCollection()
         self._state = ReceiverState.STARTING
@@ -139,7 +145,16 @@ class ReceiverSupervisor:
             self._ledger_clock.sample()
         limits = self._stream.limits
         self._kafka = self._kafka_factory()
-        guard = IncarnationGuard(self._topic_ids or self._real_topic_ids(), self._wait)
+        # One client for all questions, made when there is one to ask.
+        admin = cache(lambda: AdminClient(admin_config(self._source)))
+        guard = IncarnationGuard(self._topic_ids or AdminTopicIds(admin()), self._wait)
+        if self._stream.batch_by == "timestamp":
+            self._event_times = EventTimes(self._stream.batch_interval_ms, self._ledger_clock.now_ms)
+            self._drainage = Drainage(
+                self._end_offsets or AdminEndOffsets(admin()),
+                self._ledger_clock.now_ms,
+                lateness_ms=self._stream.allowed_lateness_ms,
+            )
         writer = WriteAheadLogWriter(
             self._storage,
             "log",
@@ -160,6 +175,7 @@ class ReceiverSupervisor:
             clock=self._clock,
             next_offsets=self._next_offsets,
             recreated=guard.recreated,
+            stored=self.on_tick,
         )
         self._generator = BlockGenerator(
             self._receiver_id,
@@ -217,7 +233,8 @@ class ReceiverSupervisor:
         for event in events:
             if isinstance(event, RecordChunk):
                 self._limiter.spend(event.records)
-                self._generator.add_data(event, event.nbytes)
+                for chunk in (event,) if self._event_times is None else self._event_times.split(event):
+                    self._generator.add_data(chunk, chunk.nbytes)
             else:
                 self._generator.after_push(partial(self._store_gap, event))
 
@@ -230,19 +247,30 @@ class ReceiverSupervisor:
             told = partition in told_failed
             if assigned.state is not PartitionState.ACTIVE:
                 if partition in mine and not told:
-                    self._kafka.unassign(partition)
+                    self._leave(partition)
             elif told or partition not in mine:
                 # New, or set going again by a person or the tracker.
                 self._told_failed.discard(partition)
-                self._next_offsets[partition] = assigned.next_offset
-                self._kafka.assign(partition, mine.get(partition, assigned.next_offset))
-                logger.info("receiver %s reads %s from %d", self._receiver_id, partition, assigned.next_offset)
+                self._begin(partition, assigned, mine.get(partition, assigned.next_offset))
         for partition in set(mine) - set(orders.assigned):
-            self._kafka.unassign(partition)
+            self._leave(partition)
         revoked = sorted(orders.revoked - self._releasing)
         if revoked:
             self._releasing.update(revoked)
             self._generator.after_push(partial(self._release, revoked))
+
+    def _begin(self, partition: TopicPartition, assigned: AssignedPartition, next_offset: int) -> None:
+        # The orders may be older than the block that was stored last.
+        self._next_offsets[partition] = max(assigned.next_offset, self._next_offsets.get(partition, 0))
+        if self._event_times is not None:
+            self._event_times.begin(partition, assigned.watermark_ms)
+        self._kafka.assign(partition, next_offset)
+        logger.info("receiver %s reads %s from %d", self._receiver_id, partition, next_offset)
+
+    def _leave(self, partition: TopicPartition) -> None:
+        self._kafka.unassign(partition)
+        if self._event_times is not None:
+            self._event_times.forget(partition)
 
     def _take_orders(self) -> tuple[ReceiverOrders, frozenset[TopicPartition]] | None:
         with self._orders_lock:
@@ -255,6 +283,9 @@ class ReceiverSupervisor:
         self._store.store(block.items, block.cut_time_ms)
 
     def on_tick(self) -> None:
+        if self._drainage is not None and self._drainage.look(self._stored_positions()):
+            # A batch may wait for it.
+            self._next_beat = 0.0
         self._beat_if_due()
 
     def on_error(self, message: str, error: BaseException) -> None:
@@ -265,6 +296,11 @@ class ReceiverSupervisor:
 
     def on_generate_block(self, block: GeneratedBlock[RecordChunk]) -> None:
         """Nothing: a block's ranges are its chunks'."""
+
+    def _stored_positions(self) -> dict[TopicPartition, int]:
+        """Of the partitions that are read, the positions in the ledger."""
+        mine = self._kafka.partitions
+        return {each: self._next_offsets[each] for each in mine if each in self._next_offsets}
 
     def _store_gap(self, gap: Gap) -> None:
         self._store.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
@@ -304,11 +340,19 @@ class ReceiverSupervisor:
     def _beat(self, now: float) -> ReceiverOrders:
         stats = self._stats.collect(now, self._kafka, self._store, self._generator.queued)
         sealed = self._generator.sealed_through_ms()
+        drained = None if self._drainage is None else self._drainage.claims(self._stored_positions())
         asked_at = self._clock.monotonic()
         orders = self._ledger.receivers.heartbeat(
-            self._lease, sealed_through_ms=sealed, stats=stats, state=self._state, error=self._kafka.client_error
+            self._lease,
+            sealed_through_ms=sealed,
+            stats=stats,
+            state=self._state,
+            error=self._kafka.client_error,
+            **({} if drained is None else {"drained": drained}),
         )
         self._ledger_clock.observe(asked_at, orders.now_ms)
+        if self._drainage is not None and drained:
+            self._drainage.told(drained)
         self._tell_failures()
         return orders
 
@@ -385,6 +429,3 @@ class ReceiverSupervisor:
             max_chunk_bytes=self._stream.limits.max_block_bytes,
             clock=self._clock,
         )
-
-    def _real_topic_ids(self) -> TopicIds:
-        return AdminTopicIds(AdminClient(admin_config(self._source)))

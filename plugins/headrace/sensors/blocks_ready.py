@@ -5,36 +5,40 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from headrace.hooks.run_request import run_request
 from headrace.sensors.base import LedgerSensor
-from headrace.timetables.batch_time import batch_time_ms
+from headrace.timetables.batch_time import batch_time_of_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-# Receivers seal several times a second; a batch should not wait for the poll.
-_POLL_SECONDS = 0.2
+    from headrace.ledger import Ledger
 
 
 class BlocksReadySensor(LedgerSensor):
-    """Waits until every live receiver has stored all it cut for this batch time.
+    """Waits until this batch time has all the blocks that it can get.
 
-    With no live receiver there is nothing to wait for, and after ``grace`` it waits no longer: blocks that come
-    later join the next open batch.
+    By arrival: until every live receiver has stored all it cut for it. With no live receiver there is nothing to wait
+    for, and after ``grace`` it waits no longer: blocks that come later join the next open batch.
+
+    By timestamp: until every active partition has passed it or is drained, also while no receiver lives; no grace ends
+    that wait, only the task's ``timeout``.
 
     :param stream: the stream.
-    :param grace: how long after the batch time to wait at most; by default the stream's ``limits.seal_grace``.
+    :param grace: how long after the batch time to wait at most; by default the stream's ``limits.seal_grace``. Streams
+        by timestamp have ``allowed_lateness`` instead.
     """
 
     def __init__(self, *, grace: timedelta | None = None, **kwargs: Any) -> None:
-        super().__init__(**{"trigger_poll_interval": _POLL_SECONDS, **kwargs})
-        self.grace = self.stream.limits.seal_grace if grace is None else grace
+        super().__init__(**kwargs)
+        self.grace = grace
 
-    def make_trigger(self, context: Context) -> BlocksReadyTrigger:
-        return BlocksReadyTrigger(
-            ledger=self.stream.ledger,
-            stream=self.stream.name,
-            batch_time_ms=batch_time_ms(context, self.stream.batch_interval),
-            grace_ms=self.grace // timedelta(milliseconds=1),
-            poll_interval=self._poll_seconds(),
-        )
+    def execute(self, context: Context) -> Any:
+        """Wait; this is a run's first task, so it refuses a run that asks for what the stream does not have."""
+        run_request(context, self.stream)
+        return super().execute(context)
+
+    def make_trigger(self, context: Context, ledger: Ledger) -> BlocksReadyTrigger:
+        at_ms = batch_time_of_run(context, self.stream, ledger)
+        return BlocksReadyTrigger.of(self.stream, at_ms, grace=self.grace, poll_interval=self.trigger_poll_interval)

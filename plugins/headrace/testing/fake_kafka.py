@@ -13,15 +13,21 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 Key = tuple[str, int]
 
+_FIRST_TIMESTAMP_MS = 1_700_000_000_000
+
 
 @dataclass(slots=True)
 class FakeEntry:
-    """One offset of a partition. ``control`` entries take an offset and are never seen, as transaction markers."""
+    """One offset of a partition. ``control`` entries take an offset and are never seen, as transaction markers.
+
+    ``timestamp_ms`` is by default some time in 2023, a millisecond after that of the offset before; -1 for none.
+    """
 
     value: bytes | None
     key: bytes | None = None
     headers: list[tuple[str, str | bytes | None]] | None = None
     kind: Literal["data", "control", "damaged"] = "data"
+    timestamp_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -176,6 +182,7 @@ class FakeConsumer:
 
 
 def _message(key: Key, offset: int, entry: FakeEntry) -> Message:
+    timestamp_ms = _FIRST_TIMESTAMP_MS + offset if entry.timestamp_ms is None else entry.timestamp_ms
     return Message(
         topic=key[0],
         partition=key[1],
@@ -183,7 +190,7 @@ def _message(key: Key, offset: int, entry: FakeEntry) -> Message:
         key=entry.key,
         value=entry.value,
         headers=entry.headers,
-        timestamp=(1, 1_700_000_000_000 + offset),
+        timestamp=(0 if timestamp_ms < 0 else 1, timestamp_ms),
     )
 
 
@@ -197,3 +204,18 @@ class FakeTopicIds:
         with self._kafka.lock:
             ids = {topic: self._kafka.topic_ids.get(topic) for topic in topics}
         return lambda _: ids
+
+
+class FakeEndOffsets:
+    """``EndOffsets`` of a `FakeKafka`; ``silent`` as while no broker answers."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self._kafka = kafka
+        self.silent = False
+
+    def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
+        if self.silent:
+            return lambda: {}
+        with self._kafka.lock:
+            ends = {key: self._kafka.logs[key].high for key in partitions if key in self._kafka.logs}
+        return lambda: ends

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import JobLease
-from headrace.receiving.kafka_receiver import KafkaReceiver
-from headrace.receiving.supervisor import ReceiverReport, ReceiverSupervisor
 from headrace.stream import Limits, Stream
-from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
-from headrace.wal.reader import read_block
-from headrace.wal.storage import open_storage
+from headrace.testing.fake_kafka import FakeKafka
 
 MakeStream = Callable[..., Stream]
-OpenLedger = Callable[[Stream], tuple[Ledger, JobLease]]
+Setting = Any
+"""The conftest's."""
+MakeSetting = Callable[[Stream], Setting]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -32,84 +26,9 @@ def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-class Running:
-    def __init__(self, supervisor: ReceiverSupervisor) -> None:
-        self.supervisor = supervisor
-        self.stop = threading.Event()
-        self.report: ReceiverReport | None = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        self.report = self.supervisor.run(self.stop)
-
-    def end(self) -> ReceiverReport:
-        self.stop.set()
-        return self.join()
-
-    def join(self) -> ReceiverReport:
-        self.thread.join(30)
-        assert self.report is not None
-        return self.report
-
-
-class Setting:
-    def __init__(self, stream: Stream, ledger: Ledger, job: JobLease, kafka: FakeKafka) -> None:
-        self.stream, self.ledger, self.job, self.kafka = stream, ledger, job, kafka
-        self.storage = open_storage(stream.folder_url)
-        self.partitions: list[TopicPartition] = []
-
-    def topic(self, partitions: int = 2) -> None:
-        topic_id = self.kafka.create("flights", partitions)
-        row = self.ledger.topics.observe(self.job, "records", "flights", topic_id, partitions)
-        self.partitions = [TopicPartition("flights", topic_id, n, row.incarnation) for n in range(partitions)]
-        self.ledger.positions.ensure_all(self.job, "records", dict.fromkeys(self.partitions, 0))
-
-    def assign(self, *indexes: int) -> None:
-        self.ledger.positions.assign(self.job, "records", dict(zip(self.partitions, indexes, strict=True)))
-
-    def supervisor(self, index: int = 0, storage: Any = None, ledger: Any = None) -> ReceiverSupervisor:
-        return ReceiverSupervisor(
-            self.stream,
-            ReceiverId("air", "records", index),
-            ledger or self.ledger,
-            storage or self.storage,
-            self.job,
-            kafka_factory=lambda: KafkaReceiver(
-                {}, on_lost_offsets=self.stream.inputs[0].on_lost_offsets, consumer_factory=self.kafka.consumer
-            ),
-            topic_ids=FakeTopicIds(self.kafka),
-        )
-
-    @contextmanager
-    def running(self, index: int = 0, **options: Any) -> Iterator[Running]:
-        running = Running(self.supervisor(index, **options))
-        try:
-            yield running
-        finally:
-            running.end()
-
-    def positions(self) -> list[int]:
-        rows = {row.partition: row.next_offset for row in self.ledger.positions.list("air")}
-        return [rows[partition] for partition in self.partitions]
-
-    def stored(self) -> list[tuple[int, int, bytes]]:
-        """(partition, offset, value) of every accepted block, read back from the log."""
-        found = []
-        for each in self.ledger.blocks.unclaimed("air"):
-            for block in self.ledger.blocks.of_batch("air", each.batch_time_ms):
-                _, batch = read_block(self.storage.below("log"), block.info.handle)
-                found += [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
-        return sorted(found)
-
-    def events(self, kind: EventKind) -> list[dict[str, Any]]:
-        return [event.payload for event in self.ledger.events.list("air", kinds=[kind])]
-
-
 @pytest.fixture
-def setting(make_stream: MakeStream, open_ledger: OpenLedger, fake_kafka: FakeKafka) -> Setting:
-    stream = make_stream(receivers=2)
-    made = Setting(stream, *open_ledger(stream), fake_kafka)
+def setting(make_stream: MakeStream, make_setting: MakeSetting) -> Setting:
+    made = make_setting(make_stream(receivers=2))
     made.topic()
     return made
 
@@ -133,7 +52,7 @@ def test_receiver_life_cycle(setting: Setting) -> None:
 
 def test_a_stop_ordered_by_the_ledger_drains_what_was_read(setting: Setting) -> None:
     setting.assign(0, 0)
-    running = Running(setting.supervisor())
+    running = setting.start()
     setting.kafka.produce("flights", 0, *[b"x"] * 5_000)
     eventually(lambda: setting.positions()[0] > 0)
     setting.ledger.jobs.request_stop("air", "a person")
@@ -170,7 +89,7 @@ def test_a_revoked_partition_is_drained_and_goes_over(setting: Setting) -> None:
 
 def test_a_fenced_receiver_stores_nothing_more(setting: Setting) -> None:
     setting.assign(0, 0)
-    zombie = Running(setting.supervisor())
+    zombie = setting.start()
     setting.kafka.produce("flights", 0, b"a")
     eventually(lambda: setting.positions() == [1, 0])
     with setting.running():
@@ -212,7 +131,7 @@ def test_three_failures_to_store_are_survived(setting: Setting) -> None:
 def test_the_fourth_failure_ends_the_receiver_with_the_error_and_loses_nothing(setting: Setting) -> None:
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
-    report = Running(setting.supervisor(storage=BrokenDisk(setting.storage, [99]))).join()
+    report = setting.start(storage=BrokenDisk(setting.storage, [99])).join()
     assert report.state is ReceiverState.FAILED
     assert "no space left on device" in (report.error or "")
     (row,) = setting.ledger.receivers.list("air")
@@ -269,10 +188,10 @@ def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_goin
 
 
 def test_lost_offsets_are_a_gap_in_the_ledger_under_reset(
-    make_stream: MakeStream, open_ledger: OpenLedger, fake_kafka: FakeKafka
+    make_stream: MakeStream, make_setting: MakeSetting, fake_kafka: FakeKafka
 ) -> None:
     stream = make_stream(on_lost_offsets="reset")
-    setting = Setting(stream, *open_ledger(stream), fake_kafka)
+    setting = make_setting(stream)
     setting.topic(1)
     setting.assign(0)
     fake_kafka.produce("flights", 0, *[b"%d" % n for n in range(10)])
@@ -337,9 +256,11 @@ def test_sealed_through_follows_the_ledgers_clock(setting: Setting) -> None:
         assert setting.ledger.receivers.list("air")[0].sealed_through_ms <= setting.ledger.now_ms() + 50
 
 
-def test_a_receiver_keeps_to_its_rate(make_stream: MakeStream, open_ledger: OpenLedger, fake_kafka: FakeKafka) -> None:
+def test_a_receiver_keeps_to_its_rate(
+    make_stream: MakeStream, make_setting: MakeSetting, fake_kafka: FakeKafka
+) -> None:
     stream = make_stream(limits=Limits(max_rate=500))
-    setting = Setting(stream, *open_ledger(stream), fake_kafka)
+    setting = make_setting(stream)
     setting.topic(1)
     setting.assign(0)
     setting.kafka.produce("flights", 0, *[b"x"] * 1_000)

@@ -1,0 +1,147 @@
+"""Up to when everything that Kafka had of a partition is stored: what lets a batch by timestamp do without idle
+partitions.
+
+Kafka is asked for the ends of the partitions. What it answers holds for a moment after the question, so once a
+partition's stored position has reached that end, everything that Kafka had of it when it was asked is stored, whatever
+came between: an idle partition, a queue that was full, a fetch that was refused. A broker that does not answer ends the
+claims. That a fetch was empty says less: librdkafka tells the end of a partition once and then keeps silent, whether
+the broker still answers or not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from headrace.blocks import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+"""Topic and partition."""
+
+# At most so often: a request to each broker, which it answers from memory.
+ASK_EVERY_MS = 1_000
+_QUESTION_SECONDS = 5.0
+
+
+class EndOffsets(Protocol):
+    """Asks Kafka where partitions end."""
+
+    def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
+        """Ask without waiting. The answer does not wait either: None while there is none; then the end of each
+        partition as committed readers see it, without those that Kafka could not tell."""
+        ...
+
+
+class AdminEndOffsets:
+    """``EndOffsets`` by an AdminClient."""
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+
+    def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        futures = self._admin.list_offsets(
+            {KafkaPartition(*key): latest for key in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=_QUESTION_SECONDS,
+        )
+
+        def answer() -> Mapping[Key, int] | None:
+            if not all(future.done() for future in futures.values()):
+                return None
+            told = ((each, future) for each, future in futures.items() if future.exception() is None)
+            return {(each.topic, each.partition): int(future.result().offset) for each, future in told}
+
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """At ``asked_ms`` of the ledger's clock, or a little later, the partition ended at ``offset``."""
+
+    asked_ms: int
+    offset: int
+
+
+class Drainage:
+    """Makes a receiver's claims; the pushing thread's.
+
+    ``now_ms`` tells the ledger's time. Kafka is asked when a second begins, counted from ``lateness_ms`` after a full
+    one: then claims are fresh at the moment from which a batch no longer waits.
+    """
+
+    def __init__(self, ends: EndOffsets, now_ms: Callable[[], int], *, lateness_ms: int) -> None:
+        self._ends = ends
+        self._now_ms = now_ms
+        self._lateness_ms = lateness_ms
+        self._asked_turn: int | None = None
+        self._asked_ms = 0
+        self._asked_at: Mapping[TopicPartition, int] = {}
+        self._answer: Callable[[], Mapping[Key, int] | None] | None = None
+        self._to_reach: dict[TopicPartition, _End] = {}
+        self._drained: dict[TopicPartition, int] = {}
+        self._told: dict[TopicPartition, int] = {}
+
+    def look(self, stored: Mapping[TopicPartition, int]) -> bool:
+        """Ask when it is time, and hear the answer, without waiting; whether there is something new to claim by one
+        that has just come.
+
+        ``stored`` is the position of each of the receiver's partitions in the ledger.
+        """
+        if self._answer is not None:
+            return self._hear(self._answer, stored)
+        now_ms = self._now_ms()
+        turn = (now_ms - self._lateness_ms) // ASK_EVERY_MS
+        if stored and turn != self._asked_turn:
+            self._asked_turn, self._asked_ms, self._asked_at = turn, now_ms, dict(stored)
+            try:
+                self._answer = self._ends.ask([(each.topic, each.partition) for each in stored])
+            except KafkaException as error:
+                logger.warning("Kafka cannot be asked where the partitions end: %s", error)
+        return False
+
+    def claims(self, stored: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """For each partition that was not claimed so late before: the ledger's time at which all of it was stored."""
+        self._settle(stored)
+        return {
+            partition: drained_ms
+            for partition, drained_ms in self._drained.items()
+            if partition in stored and drained_ms > self._told.get(partition, 0)
+        }
+
+    def told(self, claims: Mapping[TopicPartition, int]) -> None:
+        """The ledger has heard ``claims``."""
+        self._told.update(claims)
+
+    def _settle(self, stored: Mapping[TopicPartition, int]) -> None:
+        for partition, end in list(self._to_reach.items()):
+            if stored.get(partition, -1) >= end.offset:
+                self._drained[partition] = end.asked_ms
+                del self._to_reach[partition]
+
+    def _hear(self, answer: Callable[[], Mapping[Key, int] | None], stored: Mapping[TopicPartition, int]) -> bool:
+        ends = answer()
+        if ends is None:
+            return False
+        self._answer = None
+        self._settle(stored)
+        for partition, position in self._asked_at.items():
+            end = ends.get((partition.topic, partition.partition))
+            awaited = self._to_reach.get(partition)
+            # What is read takes a while to be stored, and an end that moves on with every answer is never reached: so
+            # the first one stays, unless the log was cut off before it. An end before the position that was stored when
+            # it was asked for is that of another topic of this name, or of a log that was cut off.
+            if end is not None and end >= position and (awaited is None or end < awaited.offset):
+                self._to_reach[partition] = _End(self._asked_ms, end)
+        for known in (self._to_reach, self._drained, self._told):
+            for partition in known.keys() - stored.keys():
+                del known[partition]
+        return bool(self.claims(stored))
