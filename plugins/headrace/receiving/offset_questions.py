@@ -13,6 +13,8 @@ from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # ty
 
 from headrace.receiving.replay_errors import RangesUnreadableError
 from headrace.receiving.topic_ids import AdminTopicIds
+from headrace.receiving.topic_watch import SeenTopic, TopicWatch
+from headrace.stream.inputs import KafkaInput
 
 Partition = tuple[str, int]
 """Topic and partition."""
@@ -46,6 +48,14 @@ class OffsetQuestions:
     def __init__(self, admin: Any, *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._admin = admin
         self._seconds = answer_seconds
+
+    def look(self, source: KafkaInput) -> tuple[list[SeenTopic], list[str]]:
+        """The input's topics, and the named ones that are not there. Raises RangesUnreadableError or
+        TopicsNotFoundError."""
+        try:
+            return TopicWatch(self._admin, source).look()
+        except KafkaException as error:
+            raise unreadable(f"does not tell the topics of input {source.id!r}: {error}") from error
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
         """Each topic's id, None for a topic that is not there. Raises RangesUnreadableError."""

@@ -1,0 +1,303 @@
+"""Building a batch of the time before its stream: offset ranges found by timestamps in Kafka.
+
+A partition's part of a batch time are the records whose running maximum of timestamps lies in the interval: from the
+first record with a timestamp at or after the interval's begin up to the first one at or after its end, which is what
+Kafka answers when it is asked by time. So neighbouring batches meet and never overlap, whatever the order of the
+timestamps. Offsets from a partition's starting position on were received by the stream, and belong to its own batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from confluent_kafka.admin import AdminClient
+
+from headrace.batching.allocation import Allocation
+from headrace.batching.manifest import Manifest
+from headrace.blocks import TopicPartition
+from headrace.errors import HeadraceError
+from headrace.ledger import Ledger
+from headrace.ledger.rows import BatchInputRow, BatchRow
+from headrace.ledger.states import BatchState
+from headrace.receiving.kafka_config import admin_config
+from headrace.receiving.kept_ranges import listed, readable_time, since
+from headrace.receiving.offset_questions import Kept, OffsetQuestions, Partition
+from headrace.receiving.offset_ranges import RecordedRange
+from headrace.receiving.topic_watch import SeenTopic
+from headrace.stream import KafkaInput, Stream
+from headrace.wal.errors import StoredFileExistsError
+from headrace.wal.storage import LogStorage
+
+logger = logging.getLogger(__name__)
+
+InputPartition = tuple[str, TopicPartition]
+"""An input's id and one of its partitions."""
+
+
+class BatchBuildError(HeadraceError):
+    """The batch cannot be built from Kafka: it is not one of those that may be, or part of it is gone."""
+
+
+class Offsets(Protocol):
+    """What is asked of Kafka, as `OffsetQuestions` does."""
+
+    def look(self, source: KafkaInput) -> tuple[list[SeenTopic], list[str]]: ...
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]: ...
+
+    def first_at(self, partitions: Collection[Partition], timestamp_ms: int) -> Mapping[Partition, int | None]: ...
+
+    def kept(self, partitions: Collection[Partition]) -> Mapping[Partition, Kept | None]: ...
+
+
+def kafka_offsets(source: KafkaInput) -> Offsets:
+    """Asks the input's Kafka; its connection is looked up in this process's environment."""
+    return OffsetQuestions(AdminClient(admin_config(source)))
+
+
+def build_from_kafka(
+    stream: Stream,
+    ledger: Ledger,
+    storage: LogStorage,
+    batch_time_ms: int,
+    *,
+    offsets_of: Callable[[KafkaInput], Offsets] = kafka_offsets,
+) -> Allocation:
+    """Build the batch of a time at or before the stream's zero time, or give back what was built.
+
+    Its records are not counted: the rows' and the manifest's numbers are upper bounds.
+
+    Args:
+        storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
+        batch_time_ms: the end of an interval, in milliseconds since the epoch.
+
+    Raises:
+        BatchBuildError: the time is after the stream's zero time or has blocks of its own, or Kafka may no longer have
+            all of it; the text says since when it has records.
+        BatchTimeError: the time is no interval end.
+        RangesUnreadableError: Kafka does not answer.
+        StorageError: the manifest cannot be written; nothing is allocated then.
+    """
+    existing = ledger.batches.find(stream.name, batch_time_ms)
+    if existing is not None and existing.built:
+        return _allocation(ledger, existing, fresh=False)
+    _refuse(stream, ledger, batch_time_ms, existing)
+    neighbours = _Neighbours(stream, ledger, batch_time_ms)
+    built = {
+        source.id: tuple(_InputBuilder(stream, ledger, source, offsets_of(source), batch_time_ms).ranges(neighbours))
+        for source in stream.inputs
+    }
+    if not any(built.values()):
+        logger.warning(
+            "Batch %d of stream %s is empty: Kafka has nothing of its interval from before where the stream began",
+            batch_time_ms,
+            stream.name,
+        )
+    manifest = Manifest(
+        stream=stream.name,
+        batch_time_ms=batch_time_ms,
+        interval_ms=stream.batch_interval_ms,
+        inputs={source.id: () for source in stream.inputs},
+        folder_url=stream.folder_url,
+        built=built,
+    )
+    folder = storage.below(stream.name)
+    try:
+        sha256 = manifest.write(folder)
+    except StoredFileExistsError:
+        # Left by a build that crashed before the ledger heard of it; or made by one that overtook this one.
+        made = ledger.batches.find(stream.name, batch_time_ms)
+        if made is not None and made.built:
+            return _allocation(ledger, made, fresh=False)
+        sha256 = manifest.write(folder, replace=True)
+    batch = ledger.batches.allocate(
+        stream.name,
+        batch_time_ms,
+        manifest_uri=manifest.uri,
+        manifest_sha256=sha256,
+        blocks_expected=0,
+        inputs=[
+            BatchInputRow(
+                stream.name,
+                batch_time_ms,
+                input_id,
+                each.partition,
+                each.from_offset,
+                each.until_offset,
+                records=each.weight,
+                blocks=0,
+            )
+            for input_id, ranges in built.items()
+            for each in ranges
+        ],
+        replace_empty=True,
+    )
+    return _allocation(ledger, batch, fresh=True)
+
+
+def _allocation(ledger: Ledger, batch: BatchRow, *, fresh: bool) -> Allocation:
+    return Allocation(batch, tuple(ledger.batches.inputs(batch.stream, batch.batch_time_ms)), fresh)
+
+
+def _refuse(stream: Stream, ledger: Ledger, batch_time_ms: int, existing: BatchRow | None) -> None:
+    zero_ms = ledger.streams.get(stream.name).zero_time_ms
+    name = f"Batch {batch_time_ms} ({readable_time(batch_time_ms)}) of stream {stream.name!r}"
+    if batch_time_ms > zero_ms:
+        raise BatchBuildError(
+            f"{name} is not built from Kafka: the stream has its own batches after {zero_ms} "
+            f"({readable_time(zero_ms)}).",
+            remedy="Run it as it is.",
+        )
+    if existing is not None and existing.state in (BatchState.ABSORBED, BatchState.ABANDONED):
+        raise BatchBuildError(f"{name} is not built from Kafka: it was {existing.state.value}.")
+    ledger.batches.seal(stream.name, batch_time_ms)
+    held = existing.blocks if existing is not None else len(ledger.batches.blocks_of(stream.name, batch_time_ms))
+    if held:
+        raise BatchBuildError(
+            f"{name} is not built from Kafka: it has {held:,} blocks that the stream received.",
+            remedy="Run it as it is.",
+        )
+
+
+class _Neighbours:
+    """What the batches before and after took, so that this one meets them even where compaction has since removed the
+    records by which they were found."""
+
+    def __init__(self, stream: Stream, ledger: Ledger, batch_time_ms: int) -> None:
+        self._ledger = ledger
+        self._stream = stream.name
+        self._batch_time_ms = batch_time_ms
+        interval_ms = stream.batch_interval_ms
+        self._before = {key: row.until_offset for key, row in self._taken(batch_time_ms - interval_ms).items()}
+        self._after = {key: row.from_offset for key, row in self._taken(batch_time_ms + interval_ms).items()}
+
+    def fit(self, input_id: str, partition: TopicPartition, begin: int, until: int) -> tuple[int, int]:
+        """The range so that it meets the neighbours' and overlaps no other batch's."""
+        key = (input_id, partition)
+        begin = self._before.get(key, begin)
+        until = max(begin, self._after.get(key, until))
+        for offset in (begin, until - 1):
+            other = self._ledger.batches.containing(self._stream, input_id, partition, offset)
+            if begin >= until or other is None or other.batch_time_ms == self._batch_time_ms:
+                continue
+            if other.batch_time_ms < self._batch_time_ms:
+                begin = min(until, max(begin, other.until_offset))
+            else:
+                until = max(begin, min(until, other.from_offset))
+        return begin, until
+
+    def _taken(self, batch_time_ms: int) -> dict[InputPartition, BatchInputRow]:
+        batch = self._ledger.batches.find(self._stream, batch_time_ms)
+        if batch is None or not batch.built:
+            return {}
+        return {(row.input_id, row.partition): row for row in self._ledger.batches.inputs(self._stream, batch_time_ms)}
+
+
+@dataclass(frozen=True)
+class _InputBuilder:
+    """Finds one input's ranges."""
+
+    stream: Stream
+    ledger: Ledger
+    source: KafkaInput
+    offsets: Offsets
+    batch_time_ms: int
+
+    def ranges(self, neighbours: _Neighbours) -> list[RecordedRange]:
+        """The ranges that are not empty. Raises BatchBuildError."""
+        starting = self._starting()
+        keys = {(partition.topic, partition.partition): partition for partition, offset in starting.items() if offset}
+        begin_ms = self.batch_time_ms - self.stream.batch_interval_ms
+        begins = self.offsets.first_at(keys, begin_ms)
+        untils = self.offsets.first_at(keys, self.batch_time_ms)
+        # Last: what Kafka still has then it had when it was asked by time.
+        kept = self.offsets.kept(keys)
+        ids = self.offsets.topic_ids({partition.topic for partition in keys.values()})
+        gone = [
+            problem
+            for key, partition in sorted(keys.items())
+            if (problem := _gone(partition, kept[key], ids[partition.topic], begin_ms)) is not None
+        ]
+        if gone:
+            raise self._part_is_gone(gone)
+        found = []
+        for key, partition in sorted(keys.items()):
+            first, last = begins[key], untils[key]
+            if first is None or last is None:
+                raise self._part_is_gone([f"{_name(partition)}: there is no such partition any more"])
+            begin, until = min(first, starting[partition]), min(last, starting[partition])
+            begin, until = neighbours.fit(self.source.id, partition, begin, max(begin, until))
+            if begin < until:
+                found.append(RecordedRange(partition, begin, until, None))
+            elif first < last:
+                logger.info(
+                    "Batch %d takes nothing of %s: its offsets [%d, %d) were received by the stream, which began at %d",
+                    self.batch_time_ms,
+                    _name(partition),
+                    first,
+                    last,
+                    starting[partition],
+                )
+        return found
+
+    def _starting(self) -> dict[TopicPartition, int]:
+        """Where the stream begins in each partition that there is."""
+        seen, missing = self.offsets.look(self.source)
+        if missing:
+            raise self._part_is_gone([f"topic {topic} does not exist" for topic in missing])
+        incarnations = {
+            (row.topic, row.topic_id): row.incarnation
+            for row in self.ledger.topics.list(self.stream.name, self.source.id)
+        }
+        positions = {
+            row.partition: row.starting_offset
+            for row in self.ledger.positions.list(self.stream.name)
+            if row.input_id == self.source.id
+        }
+        there = {
+            TopicPartition(each.topic, each.topic_id, number, incarnations.get((each.topic, each.topic_id), 0))
+            for each in seen
+            for number in range(each.partitions)
+        }
+        unknown = sorted(_name(partition) for partition in there - positions.keys())
+        if unknown:
+            raise BatchBuildError(
+                f"Where stream {self.stream.name!r} begins is not known of {listed(unknown)}, so the batches before it "
+                "cannot be told from its own.",
+                remedy="Start its receiver job, which finds out; then build the batch.",
+            )
+        deleted = [
+            f"{_name(partition)}: the topic (id {partition.topic_id}) was deleted"
+            for partition, offset in sorted(positions.items())
+            if offset and partition not in there and self.source.matches(partition.topic)
+        ]
+        if deleted:
+            raise self._part_is_gone(deleted)
+        return {partition: positions[partition] for partition in there}
+
+    def _part_is_gone(self, problems: Collection[str]) -> BatchBuildError:
+        return BatchBuildError(
+            f"Batch {self.batch_time_ms} of stream {self.stream.name!r} cannot be built: Kafka may no longer have all "
+            f"of it: {listed(sorted(problems))}.",
+            remedy="Only batch times of which Kafka still has everything can be built.",
+        )
+
+
+def _gone(partition: TopicPartition, kept: Kept | None, topic_id: str | None, begin_ms: int) -> str | None:
+    """What is wrong with the partition, None where all of the interval must still be there.
+
+    Records from before the first kept one are gone. If that one is older than the interval, so were they; a record of
+    the interval's very first millisecond may have had others of the same before it.
+    """
+    if kept is None or topic_id != partition.topic_id:
+        return f"{_name(partition)}: the topic (id {partition.topic_id}) was deleted"
+    if kept.first == 0 or (kept.first_timestamp_ms is not None and kept.first_timestamp_ms < begin_ms):
+        return None
+    return f"{_name(partition)}: {since(kept)}"
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
