@@ -8,15 +8,21 @@ task draws up the same manifest.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
 
 from headrace.batching.manifest import Manifest, ManifestBlock
 from headrace.ledger import Ledger
+from headrace.ledger.errors import AllocationConflictError
 from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
+from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage
+
+# Each means that another run has claimed one of the times to absorb, so that fewer are left to quarrel about.
+_CONFLICTS = 20
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,16 @@ class Allocation:
 def allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> Allocation:
     """Allocate the batch time's blocks, or give back the allocation that there is.
 
+    A stream that coalesces takes over every earlier time that has blocks and no batch. A time that another batch has
+    absorbed stays as it is, and takes nothing.
+
     Args:
         storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
         batch_time_ms: the end of an interval, in milliseconds since the epoch.
 
     Raises:
         BatchTimeError: the time is no interval end, or has not come.
+        AllocationConflictError: other runs claimed the times to absorb, again and again.
         StorageError: the manifest cannot be written; nothing is allocated then.
     """
     existing = ledger.batches.find(stream.name, batch_time_ms)
@@ -47,7 +57,18 @@ def allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms:
 
 def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> BatchRow:
     ledger.batches.seal(stream.name, batch_time_ms)
-    blocks = ledger.batches.blocks_of(stream.name, batch_time_ms)
+    for _ in range(_CONFLICTS):
+        absorb = ledger.batches.unclaimed_before(stream.name, batch_time_ms) if stream.coalesces else []
+        try:
+            return _take(stream, ledger, storage, batch_time_ms, absorb)
+        except AllocationConflictError as error:
+            # Another run has claimed one of the times to absorb since they were read.
+            conflict = error
+    raise conflict
+
+
+def _take(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, absorb: list[int]) -> BatchRow:
+    blocks = ledger.batches.blocks_of(stream.name, batch_time_ms, absorb=absorb)
     manifest = draw_up(stream, batch_time_ms, blocks)
     folder = storage.below(stream.name)
     try:
@@ -59,13 +80,24 @@ def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms
         if existing is not None:
             return existing
         sha256 = manifest.write(folder, replace=True)
-    return ledger.batches.allocate(
+    batch = ledger.batches.allocate(
         stream.name,
         batch_time_ms,
         manifest_uri=manifest.uri,
         manifest_sha256=sha256,
         blocks_expected=len(blocks),
+        absorb=absorb,
     )
+    if batch.state is not BatchState.ABSORBED and batch.manifest_sha256 != sha256:
+        _put_back(stream, ledger, folder, batch)
+    return batch
+
+
+def _put_back(stream: Stream, ledger: Ledger, folder: LogStorage, batch: BatchRow) -> None:
+    """Write the manifest of an allocation that overtook this one, over which this one's may have been written."""
+    manifest = draw_up(stream, batch.batch_time_ms, ledger.batches.blocks_of(stream.name, batch.batch_time_ms))
+    if hashlib.sha256(manifest.to_bytes()).hexdigest() == batch.manifest_sha256:
+        manifest.write(folder, replace=True)
 
 
 def draw_up(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Manifest:

@@ -11,7 +11,7 @@ import tenacity
 from headrace.batching.checkpoint import KEEP, Checkpoint, checkpoint_paths
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchRow
-from headrace.ledger.states import BatchState
+from headrace.ledger.states import AttemptState, BatchState
 from headrace.stream import Stream
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
@@ -74,5 +74,6 @@ def take(ledger: Ledger, stream: str, batch_time_ms: int, batches: Sequence[Batc
 
 
 def _batch(ledger: Ledger, batch: BatchRow) -> dict[str, Any]:
-    outputs = ledger.batches.outputs(batch.stream, batch.batch_time_ms) if batch.attempt else []
-    return {**dataclasses.asdict(batch), "outputs": {output.output_id: output.counts for output in outputs}}
+    outputs = ledger.batches.outputs(batch.stream, batch.batch_time_ms)
+    recorded = {row.output_id: row.counts for row in outputs if row.state is AttemptState.COMPLETED}
+    return {**dataclasses.asdict(batch), "outputs": recorded}

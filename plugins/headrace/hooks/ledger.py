@@ -88,6 +88,11 @@ def register(ledger: Ledger, stream: Stream) -> None:
         stream.to_json(),
         batch_interval_ms=stream.batch_interval_ms,
         block_interval_ms=stream.block_interval_ms,
+        outputs=stream.steps,
+        max_concurrent_batches=stream.limits.max_concurrent_batches,
+        ordered=stream.is_ordered,
+        batch_by=stream.batch_by,
+        allowed_lateness_ms=stream.allowed_lateness_ms,
     )
 
 

@@ -11,12 +11,14 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from headrace.blocks import TopicPartition
 from headrace.ledger.batch_rows import find_batch, require_batch
-from headrace.ledger.blocks import stored_blocks
+from headrace.ledger.blocks import is_late, stored_blocks
+from headrace.ledger.built_batches import check_ranges, is_empty, replace
+from headrace.ledger.chunks import chunks
 from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError
 from headrace.ledger.events import record
-from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
+from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
 from headrace.ledger.states import BatchState, EventKind
 from headrace.ledger.tables import batch_inputs, batches, streams, unclaimed_times
 
@@ -37,14 +39,17 @@ class BatchAllocations(Role):
         with self._database.write_stream(stream) as (connection, locked):
             return _seal(connection, locked, batch_time_ms)
 
-    def blocks_of(self, stream: str, batch_time_ms: int) -> builtins.list[StoredBlock]:
+    def blocks_of(self, stream: str, batch_time_ms: int, *, absorb: Iterable[int] = ()) -> builtins.list[StoredBlock]:
         """The blocks of the batch time in the order they were added, and those of the times it absorbed, oldest first.
 
         After `seal` they are final. Their rows go when the log is cleaned.
+
+        Args:
+            absorb: the times that it is to absorb, of a batch that is not allocated yet.
         """
         with self._database.read() as connection:
             batch = find_batch(connection, stream, batch_time_ms)
-            absorbed = () if batch is None else batch.absorbed
+            absorbed = absorb if batch is None else batch.absorbed
             return stored_blocks(connection, stream, [*absorbed, batch_time_ms])
 
     def allocate(
@@ -54,30 +59,37 @@ class BatchAllocations(Role):
         *,
         manifest_uri: str,
         manifest_sha256: str,
-        blocks_expected: int,
-        code_version: str | None = None,
+        blocks_expected: int = 0,
         absorb: Collection[int] = (),
+        inputs: Sequence[BatchInputRow] | None = None,
+        replace_empty: bool = False,
     ) -> BatchRow:
         """Make the batch, in one transaction: seal, take the blocks, sum up the inputs. A batch that exists is returned
-        as it is, whatever the arguments.
+        as it is, whatever the arguments, unless it is empty and to be replaced.
 
         Args:
             blocks_expected: how many blocks the manifest holds, of this time and the absorbed ones.
             absorb: earlier unclaimed batch times whose blocks this batch takes over (coalescing).
+            inputs: the offset ranges of a batch from before the stream's zero time that is built from Kafka; it has no
+                blocks, and its records count as many as the ranges have offsets. Ranges without offsets are left out.
+            replace_empty: with ``inputs``, take the place of a batch of this time that has neither blocks nor ranges.
+                What ran it is fenced, and its outputs are to be written again.
 
         Raises:
             AllocationConflictError: the manifest does not match: blocks were added after it was drawn up, or a time to
-                absorb was claimed.
-            BatchTimeError: the time is no interval end, or has not come.
+                absorb was claimed; or ``inputs`` hold what another batch has, or will have.
+            BatchTimeError: the time is no interval end, or has not come; or it has ``inputs`` and comes after the
+                stream's zero time.
         """
         with self._database.write_stream(stream) as (connection, locked):
             existing = find_batch(connection, stream, batch_time_ms)
-            if existing is not None:
+            if existing is not None and not (replace_empty and inputs and is_empty(connection, existing)):
                 return existing
             _seal(connection, locked, batch_time_ms)
             absorbed = sorted(set(absorb))
             _check_absorbed(connection, stream, batch_time_ms, absorbed)
             taken = stored_blocks(connection, stream, [*absorbed, batch_time_ms])
+            ranges = None if inputs is None else check_ranges(connection, locked, batch_time_ms, inputs)
             if len(taken) != blocks_expected:
                 raise AllocationConflictError(
                     f"Batch {batch_time_ms} of stream {stream!r} has {len(taken)} blocks, "
@@ -89,28 +101,39 @@ class BatchAllocations(Role):
                 "revision": locked.row.revision,
                 "manifest_uri": manifest_uri,
                 "manifest_sha256": manifest_sha256,
-                "code_version": code_version,
                 "interval_ms": locked.row.batch_interval_ms,
-                "attempt": 0,
                 "allocated_at_ms": locked.now_ms,
             }
-            sums = {
+            sums: dict[str, Any] = {
                 "blocks": len(taken),
                 "records": sum(block.info.records for block in taken),
                 "payload_bytes": sum(block.info.payload_bytes for block in taken),
+                "late_records": late_records(locked.row, taken),
+                "built": ranges is not None,
             }
+            if ranges is not None:
+                sums["records"] = sum(row.records for row in ranges)
             insert_absorbed(connection, base, batch_time_ms, absorbed)
-            connection.execute(
-                insert(batches).values(
-                    **base, **sums, batch_time_ms=batch_time_ms, state=BatchState.ALLOCATED, absorbed=absorbed
+            if existing is None:
+                connection.execute(
+                    insert(batches).values(
+                        **base,
+                        **sums,
+                        batch_time_ms=batch_time_ms,
+                        state=BatchState.ALLOCATED,
+                        attempt=0,
+                        absorbed=absorbed,
+                    )
                 )
-            )
-            insert_inputs(connection, sum_inputs(stream, batch_time_ms, taken))
-            connection.execute(
-                delete(unclaimed_times).where(
-                    unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms.in_([*absorbed, batch_time_ms])
+            else:
+                replace(connection, existing, locked.now_ms, {**base, **sums})
+            insert_inputs(connection, sum_inputs(stream, batch_time_ms, taken) if ranges is None else ranges)
+            for part in chunks([*absorbed, batch_time_ms]):
+                connection.execute(
+                    delete(unclaimed_times).where(
+                        unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms.in_(part)
+                    )
                 )
-            )
             payload = {**sums, "absorbed": absorbed}
             record(connection, stream, locked.now_ms, EventKind.BATCH_ALLOCATED, payload, batch_time_ms=batch_time_ms)
             return require_batch(connection, stream, batch_time_ms)
@@ -139,9 +162,10 @@ def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, abs
     if not absorbed:
         return
     later = [time_ms for time_ms in absorbed if time_ms >= batch_time_ms]
-    claimed = connection.execute(
-        select(batches.c.batch_time_ms).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(absorbed))
-    ).scalars()
+    claimed: set[int] = set()
+    for part in chunks(absorbed):
+        query = select(batches.c.batch_time_ms).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
+        claimed.update(connection.execute(query).scalars())
     refused = sorted({*later, *claimed})
     if refused:
         raise AllocationConflictError(
@@ -158,9 +182,12 @@ def insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms:
             **base,
             "batch_time_ms": time_ms,
             "state": BatchState.ABSORBED,
+            "attempt": 0,
             "blocks": 0,
             "records": 0,
             "payload_bytes": 0,
+            "late_records": 0,
+            "built": False,
             "absorbed": [],
             "absorbed_by_ms": batch_time_ms,
         }
@@ -168,6 +195,11 @@ def insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms:
     ]
     if rows:
         connection.execute(insert(batches), rows)
+
+
+def late_records(stream: StreamRow, taken: Iterable[StoredBlock]) -> int:
+    """How many of the blocks' records came too late for the batch of their timestamps."""
+    return sum(block.info.records for block in taken if is_late(stream, block.info, block.batch_time_ms))
 
 
 @dataclass(slots=True)

@@ -1,31 +1,45 @@
-"""Attempts at a batch. Each has a number, and only the newest one's results count."""
+"""Attempts at a batch. Each has a number and some of the batch's outputs, and only the newest one's results count."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, select, update
 
-from headrace.ledger.batch_rows import find_batch, require_batch
+from headrace.ledger.attempt_rows import (
+    attempt_row,
+    end_attempt,
+    fence_attempts,
+    fenced,
+    identity,
+    insert_attempt,
+    is_own,
+    newest_outputs,
+    outputs_of,
+    require_running,
+    running_attempts,
+    select_attempts,
+)
+from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import (
     AlreadyCompletedError,
-    AttemptFencedError,
-    BatchCleanedError,
     BatchStateError,
     NotItsTurnError,
     OutputsMissingError,
-    SlotBusyError,
 )
 from headrace.ledger.events import record
+from headrace.ledger.origins import source_of
+from headrace.ledger.outcomes import is_recorded, settle
+from headrace.ledger.replays import settle_replay
 from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow, BatchRow
-from headrace.ledger.states import AttemptState, BatchState, EventKind
-from headrace.ledger.tables import batch_attempts, batch_outputs, batches, blocks, segments, unclaimed_times
+from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
+from headrace.ledger.tables import batch_attempts, batch_outputs
+from headrace.ledger.turns import check_order, check_slots
 
-_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+_ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
 
 class BatchAttempts(Role):
@@ -39,61 +53,49 @@ class BatchAttempts(Role):
         holder: str,
         way: str,
         lease_ms: int,
+        outputs: Sequence[str] | None = None,
         force: bool = False,
         attributes: Mapping[str, Any] | None = None,
     ) -> Attempt:
-        """Take the batch, from whoever is at it: an earlier attempt that still runs is fenced.
+        """Take outputs of the batch, from whoever is at one of them: an earlier attempt that still runs is fenced.
+        Attempts at other outputs of the batch go on beside it.
 
         Args:
             holder: names the process.
             way: how the batch is run, "connect" or "submit".
-            force: run a completed batch again.
+            outputs: ids of the stream's steps; None is all of them. Those that have a record of success are left out.
+            force: run also what has completed again. It has no record of success until it is done again.
 
         Raises:
             BatchNotFoundError: it was not allocated.
-            AlreadyCompletedError: it has completed, and not ``force``.
-            BatchCleanedError: its blocks are gone from the log.
-            BatchStateError: it was abandoned, or absorbed into a later batch.
+            AlreadyCompletedError: nothing of what was asked is left to run, and not ``force``.
+            BatchStateError: it was abandoned, or absorbed into a later batch, or the stream has no such output.
             SlotBusyError: other batches of the stream hold its slots by live leases.
-            NotItsTurnError: the stream is ordered, and an earlier batch has not completed or was not claimed.
+            NotItsTurnError: the stream is ordered, and an earlier batch has not completed or was not claimed; or the
+                batch's state is to be updated first.
         """
         with self._database.write_stream(stream) as (connection, locked):
             batch = require_batch(connection, stream, batch_time_ms)
-            _check_state(connection, batch, force=force)
-            _check_order(connection, locked, batch)
-            _check_slots(connection, locked, batch)
-            _end_running(connection, batch, AttemptState.FENCED, locked.now_ms, None)
-            number = batch.attempt + 1
-            lease_until_ms = locked.now_ms + lease_ms
-            attempt = Attempt(stream, batch_time_ms, number, holder, way, locked.row.outputs, lease_ms, lease_until_ms)
-            connection.execute(
-                insert(batch_attempts).values(
-                    stream=stream,
-                    batch_time_ms=batch_time_ms,
-                    number=number,
-                    holder=holder,
-                    way=way,
-                    state=AttemptState.RUNNING,
-                    outputs=list(locked.row.outputs),
-                    attributes=dict(attributes or {}),
-                    started_at_ms=locked.now_ms,
-                    lease_ms=lease_ms,
-                    lease_until_ms=lease_until_ms,
-                    heartbeat_ms=locked.now_ms,
-                )
-            )
-            connection.execute(
-                _batch(stream, batch_time_ms).values(
-                    state=BatchState.RUNNING,
-                    attempt=number,
-                    started_at_ms=locked.now_ms,
-                    completed_at_ms=None,
-                    error=None,
-                )
-            )
-            payload = {"attempt": number, "holder": holder, "way": way}
-            record(connection, stream, locked.now_ms, EventKind.BATCH_STARTED, payload, batch_time_ms=batch_time_ms)
-            return attempt
+            check_runnable(batch)
+            asked = _asked(locked, outputs)
+            recorded = {
+                output_id
+                for output_id, row in newest_outputs(connection, stream, batch_time_ms).items()
+                if is_recorded(row)
+            }
+            if not force and outputs is None and batch.state is BatchState.COMPLETED:
+                # Also when the stream has got an output since: that one is run by its name.
+                raise AlreadyCompletedError(batch)
+            taken = [step for step in asked if force or step not in recorded]
+            if taken or not asked:
+                _check_state_step(locked, batch, taken, recorded)
+                check_order(connection, locked, batch)
+                check_slots(connection, locked, batch)
+                begun = {"holder": holder, "way": way, "lease_ms": lease_ms, "attributes": attributes}
+                return _begin(connection, locked, batch, taken, **begun)
+            # Its last output's record may have come from an attempt that died before it could complete the batch.
+            batch = settle(connection, locked, batch)
+        raise AlreadyCompletedError(batch, asked)
 
     def renew_attempt(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
         """Extend the attempt's lease and add to its attributes (application id, UI address); until when it holds.
@@ -102,276 +104,172 @@ class BatchAttempts(Role):
             AttemptFencedError: a newer attempt took the batch, or this one has ended.
         """
         with self._database.write() as connection:
-            row = connection.execute(_select(attempt).with_for_update()).one_or_none()
+            row = connection.execute(select(batch_attempts).where(*identity(attempt)).with_for_update()).one_or_none()
             if row is None or row.holder != attempt.holder or row.state is not AttemptState.RUNNING:
-                raise _fenced(attempt)
+                raise fenced(attempt)
             now_ms = self._database.now_ms(connection)
             lease_until_ms = now_ms + attempt.lease_ms
             values: dict[str, Any] = {"heartbeat_ms": now_ms, "lease_until_ms": lease_until_ms}
             if attributes:
                 values["attributes"] = {**row.attributes, **attributes}
-            connection.execute(_update(attempt).values(**values))
+            connection.execute(update(batch_attempts).where(*identity(attempt)).values(**values))
             return lease_until_ms
 
-    def record_output(self, attempt: Attempt, output_id: str, counts: Mapping[str, Any]) -> None:
-        """Note what an output did; the same output of the same attempt again replaces it.
+    def record_output(
+        self, attempt: Attempt, output_id: str, counts: Mapping[str, Any], *, code_version: str | None = None
+    ) -> None:
+        """Note what an output did: its success, which stays, whatever becomes of the attempt. The same output of the
+        same attempt again replaces it.
 
         Raises:
-            AttemptFencedError: a newer attempt took the batch, or this one has ended.
-            BatchStateError: the stream had no such output when the attempt began.
+            AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
+            BatchStateError: the attempt has no such output.
         """
         if output_id not in attempt.outputs:
             raise BatchStateError(
                 f"Attempt {attempt.number} of batch {attempt.batch_time_ms} has no output {output_id!r}, "
                 f"but {', '.join(attempt.outputs) or 'none'}."
             )
-        upsert = (sqlite.insert if self._database.is_sqlite else postgresql.insert)(batch_outputs)
         with self._database.write_stream(attempt.stream) as (connection, locked):
-            _require_running(connection, attempt)
-            changes = {"counts": dict(counts), "recorded_at_ms": locked.now_ms}
+            require_running(connection, attempt)
+            values = {"counts": dict(counts), "recorded_at_ms": locked.now_ms, "code_version": code_version}
             connection.execute(
-                upsert.values(
-                    stream=attempt.stream,
-                    batch_time_ms=attempt.batch_time_ms,
-                    attempt=attempt.number,
-                    output_id=output_id,
-                    **changes,
-                ).on_conflict_do_update(
-                    index_elements=["stream", "batch_time_ms", "attempt", "output_id"], set_=changes
-                )
+                update(batch_outputs)
+                .where(*outputs_of(attempt), batch_outputs.c.output_id == output_id)
+                .values(state=AttemptState.COMPLETED, **values)
             )
-            payload = {"attempt": attempt.number, "output": output_id, "counts": dict(counts)}
-            self._event(connection, locked, attempt, EventKind.OUTPUT_COMPLETED, payload)
+            if not attempt.target:
+                payload = {"attempt": attempt.number, "output": output_id, "counts": dict(counts)}
+                _event(connection, locked, attempt, EventKind.OUTPUT_COMPLETED, payload)
 
-    def complete_attempt(self, attempt: Attempt) -> BatchRow:
-        """End the attempt, and the batch, well. The same again by the attempt that completed it changes nothing.
+    def complete_attempt(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
+        """End the attempt well. The batch's row after it: COMPLETED when every step of the stream has a record of
+        success, else what is left says. The same again changes nothing.
+
+        Args:
+            code_version: of the transforms that it ran.
 
         Raises:
-            AttemptFencedError: a newer attempt took the batch, or this one has ended otherwise.
+            AttemptFencedError: a newer attempt took an output of this one, or this one has ended otherwise.
             OutputsMissingError: an output has recorded no result.
         """
         stream, batch_time_ms = attempt.stream, attempt.batch_time_ms
         with self._database.write_stream(stream) as (connection, locked):
             batch = require_batch(connection, stream, batch_time_ms)
-            if batch.state is BatchState.COMPLETED and _is_own(connection, attempt, AttemptState.COMPLETED):
+            if is_own(connection, attempt, AttemptState.COMPLETED):
                 return batch
-            _require_running(connection, attempt)
-            counts = {row.output_id: row.counts for row in connection.execute(_outputs(attempt))}
-            missing = set(attempt.outputs) - counts.keys()
+            require_running(connection, attempt)
+            rows = connection.execute(select(batch_outputs).where(*outputs_of(attempt))).all()
+            missing = [row.output_id for row in rows if row.state is not AttemptState.COMPLETED]
             if missing:
                 raise OutputsMissingError(batch_time_ms, missing)
-            _end_running(connection, batch, AttemptState.COMPLETED, locked.now_ms, None)
-            connection.execute(
-                _batch(stream, batch_time_ms).values(state=BatchState.COMPLETED, completed_at_ms=locked.now_ms)
-            )
-            payload = {"attempt": attempt.number, "records": batch.records, "outputs": counts}
-            self._event(connection, locked, attempt, EventKind.BATCH_COMPLETED, payload)
-            return require_batch(connection, stream, batch_time_ms)
+            end_attempt(connection, attempt, AttemptState.COMPLETED, ended_at_ms=locked.now_ms)
+            if code_version is not None:
+                version = {"code_version": code_version}
+                connection.execute(update(batch_attempts).where(*identity(attempt)).values(**version))
+                connection.execute(update(batch_outputs).where(*outputs_of(attempt)).values(**version))
+            if attempt.target:
+                settle_replay(connection, locked, attempt, code_version=code_version)
+                return batch
+            return settle(connection, locked, batch, code_version=code_version)
 
     def fail_attempt(self, attempt: Attempt, error: str) -> BatchRow:
-        """End the attempt with an error; the batch can be begun again.
+        """End the attempt with an error: the outputs that it has not recorded failed, and can be begun again.
 
         Raises:
-            AttemptFencedError: a newer attempt took the batch, or this one has ended.
+            AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
         """
         with self._database.write_stream(attempt.stream) as (connection, locked):
-            _require_running(connection, attempt)
+            require_running(connection, attempt)
             batch = require_batch(connection, attempt.stream, attempt.batch_time_ms)
-            _end_running(connection, batch, AttemptState.FAILED, locked.now_ms, error)
-            connection.execute(
-                _batch(attempt.stream, attempt.batch_time_ms).values(state=BatchState.FAILED, error=error)
-            )
+            end_attempt(connection, attempt, AttemptState.FAILED, ended_at_ms=locked.now_ms, error=error)
+            if attempt.target:
+                settle_replay(connection, locked, attempt)
+                return batch
             payload = {"attempt": attempt.number, "error": error}
-            self._event(connection, locked, attempt, EventKind.BATCH_FAILED, payload)
-            return require_batch(connection, attempt.stream, attempt.batch_time_ms)
+            _event(connection, locked, attempt, EventKind.BATCH_FAILED, payload)
+            return settle(connection, locked, batch)
 
     def attempts(self, stream: str, batch_time_ms: int) -> builtins.list[AttemptRow]:
-        """The batch's attempts, oldest first."""
-        query = select(batch_attempts).where(
+        """The attempts at the batch and at its replays, oldest first."""
+        query = select_attempts().where(
             batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms
         )
         with self._database.read() as connection:
-            return [_attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
+            return [attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
 
-    def outputs(self, stream: str, batch_time_ms: int, attempt: int | None = None) -> builtins.list[BatchOutputRow]:
-        """What the outputs of an attempt recorded, of the newest one by default."""
+    def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> builtins.list[BatchOutputRow]:
+        """The newest record or failure of each output, by id. One that is being written has neither.
+
+        Args:
+            target: the name of a replay, "" for the batch itself.
+        """
         with self._database.read() as connection:
-            if attempt is None:
-                batch = find_batch(connection, stream, batch_time_ms)
-                attempt = 0 if batch is None else batch.attempt
-            rows = connection.execute(_outputs_of(stream, batch_time_ms, attempt))
-            return [BatchOutputRow(**row._mapping) for row in rows]
-
-    @staticmethod
-    def _event(
-        connection: Connection, locked: LockedStream, attempt: Attempt, kind: EventKind, payload: Mapping[str, Any]
-    ) -> None:
-        record(connection, attempt.stream, locked.now_ms, kind, payload, batch_time_ms=attempt.batch_time_ms)
+            rows = newest_outputs(connection, stream, batch_time_ms, target).values()
+        return sorted((row for row in rows if row.state in _ENDED), key=lambda row: row.output_id)
 
 
-def end_attempts(connection: Connection, batch: BatchRow, now_ms: int) -> None:
-    """Fence whatever runs the batch, within the caller's transaction."""
-    _end_running(connection, batch, AttemptState.FENCED, now_ms, None)
+def check_runnable(batch: BatchRow) -> None:
+    """Refuse what is over for good.
 
-
-def _check_state(connection: Connection, batch: BatchRow, *, force: bool) -> None:
-    if batch.state is BatchState.COMPLETED and not force:
-        raise AlreadyCompletedError(batch)
+    Raises:
+        BatchStateError: the batch was absorbed or abandoned.
+    """
     if batch.state is BatchState.ABSORBED:
         raise BatchStateError(
             f"Batch {batch.batch_time_ms} was absorbed by batch {batch.absorbed_by_ms}.", remedy="Run that one."
         )
     if batch.state is BatchState.ABANDONED:
         raise BatchStateError(f"Batch {batch.batch_time_ms} was abandoned: {batch.error}.")
-    if batch.started_at_ms is not None and _blocks_left(connection, batch) < batch.blocks:
-        raise BatchCleanedError(
-            f"The log of batch {batch.batch_time_ms} has been removed.",
-            remedy="Its offset ranges are in the ledger (batch inputs): read them from Kafka again. "
-            "The stream's 'remember' says how long batches can be run again.",
+
+
+def _asked(locked: LockedStream, outputs: Sequence[str] | None) -> tuple[str, ...]:
+    steps = locked.row.outputs
+    if outputs is None:
+        return steps
+    unknown = [output_id for output_id in outputs if output_id not in steps]
+    if unknown or not outputs:
+        raise BatchStateError(
+            f"Stream {locked.row.name!r} has no output {', '.join(map(repr, unknown)) or 'of no name'}, "
+            f"but {', '.join(steps) or 'none'}.",
+            remedy="Name some of them, or none for all; a changed stream is registered when its receiver DAG runs.",
         )
+    return tuple(step for step in steps if step in outputs)
 
 
-def _blocks_left(connection: Connection, batch: BatchRow) -> int:
-    query = (
-        select(func.count())
-        .select_from(blocks)
-        .join(segments, segments.c.segment_id == blocks.c.segment_id)
-        .where(
-            blocks.c.stream == batch.stream,
-            blocks.c.batch_time_ms.in_([batch.batch_time_ms, *batch.absorbed]),
-            segments.c.removing_at_ms.is_(None),
-        )
-    )
-    return int(connection.execute(query).scalar_one())
-
-
-def _check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
-    """In an ordered stream a batch waits for the earlier ones, and for those that nobody has claimed yet."""
-    if not locked.row.ordered or batch.state is BatchState.COMPLETED:
+def _check_state_step(locked: LockedStream, batch: BatchRow, taken: Sequence[str], recorded: set[str]) -> None:
+    if STATE_STEP not in locked.row.outputs or STATE_STEP in taken or STATE_STEP in recorded:
         return
-    earlier: set[int] = set()
-    for state in _UNFINISHED:
-        earlier.update(
-            connection.execute(
-                select(batches.c.batch_time_ms)
-                .where(
-                    batches.c.stream == batch.stream,
-                    batches.c.state == state,
-                    batches.c.batch_time_ms < batch.batch_time_ms,
-                )
-                .order_by(batches.c.batch_time_ms)
-                .limit(10)
-            ).scalars()
-        )
-    unclaimed = set(
-        connection.execute(
-            select(unclaimed_times.c.batch_time_ms)
-            .where(unclaimed_times.c.stream == batch.stream, unclaimed_times.c.batch_time_ms < batch.batch_time_ms)
-            .order_by(unclaimed_times.c.batch_time_ms)
-            .limit(10)
-        ).scalars()
-    )
-    if earlier | unclaimed:
-        first = sorted(earlier | unclaimed)
-        # Only a batch that was allocated can be given up.
-        way_out = (
-            "Run it: its blocks are there, and no batch has taken them."
-            if first[0] in unclaimed
-            else "Wait for it or run it; if it can never succeed, give it up: "
-            f"`headrace abandon {batch.stream} {first[0]} --reason WHY`."
-        )
-        raise NotItsTurnError(
-            f"Stream {batch.stream!r} runs its batches in order, and before {batch.batch_time_ms} "
-            f"there is {', '.join(map(str, first[:3]))}.",
-            busy=first,
-            remedy=way_out,
-        )
-
-
-def _check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
-    running = select(batch_attempts).where(
-        batch_attempts.c.stream == batch.stream,
-        batch_attempts.c.state == AttemptState.RUNNING,
-        batch_attempts.c.batch_time_ms != batch.batch_time_ms,
-        batch_attempts.c.lease_until_ms > locked.now_ms,
-    )
-    others = [_attempt_row(row) for row in connection.execute(running)]
-    slots = 1 if locked.row.ordered else locked.row.max_concurrent_batches
-    if len(others) >= slots:
-        held = ", ".join(f"{other.batch_time_ms} by {other.holder}" for other in others)
-        raise SlotBusyError(
-            f"Stream {batch.stream!r} runs {slots} batches at a time, and the slots are held: {held}.",
-            busy=[other.batch_time_ms for other in others],
-            remedy="Wait for them, or raise limits.max_concurrent_batches.",
-        )
-
-
-def _end_running(connection: Connection, batch: BatchRow, state: AttemptState, now_ms: int, error: str | None) -> None:
-    connection.execute(
-        update(batch_attempts)
-        .where(
-            batch_attempts.c.stream == batch.stream,
-            batch_attempts.c.batch_time_ms == batch.batch_time_ms,
-            batch_attempts.c.state == AttemptState.RUNNING,
-        )
-        .values(state=state, ended_at_ms=now_ms, error=error)
+    raise NotItsTurnError(
+        f"The state of stream {batch.stream!r} has not been updated by batch {batch.batch_time_ms}, "
+        f"and {', '.join(taken)} may read it.",
+        busy=[batch.batch_time_ms],
+        remedy=f"Run the step {STATE_STEP!r} first (the task update_state).",
     )
 
 
-def _require_running(connection: Connection, attempt: Attempt) -> None:
-    if not _is_own(connection, attempt, AttemptState.RUNNING):
-        raise _fenced(attempt)
+def _begin(
+    connection: Connection, locked: LockedStream, batch: BatchRow, taken: Sequence[str], **begun: Any
+) -> Attempt:
+    stream, batch_time_ms = batch.stream, batch.batch_time_ms
+    fence_attempts(connection, stream, batch_time_ms, locked.now_ms, target="", outputs=taken)
+    beside = [
+        row
+        for row in running_attempts(connection, stream, batch_time_ms)
+        if not row.target and row.alive(locked.now_ms)
+    ]
+    source = source_of(connection, batch)
+    attempt = insert_attempt(connection, locked, batch_time_ms, outputs=taken, source=source, **begun)
+    goes_on = bool(beside) or (batch.state is BatchState.ALLOCATED and batch.started_at_ms is not None)
+    settled = settle(connection, locked, batch, attempt=attempt.number)
+    if settled.state is BatchState.RUNNING and not goes_on:
+        settle(connection, locked, settled, started_at_ms=locked.now_ms)
+    payload = {"attempt": attempt.number, "holder": attempt.holder, "way": attempt.way, "outputs": list(taken)}
+    _event(connection, locked, attempt, EventKind.BATCH_STARTED, payload)
+    return attempt
 
 
-def _is_own(connection: Connection, attempt: Attempt, state: AttemptState) -> bool:
-    row = connection.execute(_select(attempt)).one_or_none()
-    return row is not None and row.holder == attempt.holder and row.state is state
-
-
-def _fenced(attempt: Attempt) -> AttemptFencedError:
-    return AttemptFencedError(
-        f"Attempt {attempt.number} of batch {attempt.batch_time_ms} ({attempt.holder}) no longer has it.",
-        remedy="Stop it: a newer attempt runs the batch, or this one has ended.",
-    )
-
-
-def _identity(attempt: Attempt) -> tuple[Any, ...]:
-    return (
-        batch_attempts.c.stream == attempt.stream,
-        batch_attempts.c.batch_time_ms == attempt.batch_time_ms,
-        batch_attempts.c.number == attempt.number,
-    )
-
-
-def _select(attempt: Attempt) -> Any:
-    return select(batch_attempts).where(*_identity(attempt))
-
-
-def _update(attempt: Attempt) -> Any:
-    return update(batch_attempts).where(*_identity(attempt))
-
-
-def _batch(stream: str, batch_time_ms: int) -> Any:
-    return update(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
-
-
-def _outputs(attempt: Attempt) -> Any:
-    return _outputs_of(attempt.stream, attempt.batch_time_ms, attempt.number)
-
-
-def _outputs_of(stream: str, batch_time_ms: int, attempt: int) -> Any:
-    return (
-        select(batch_outputs)
-        .where(
-            batch_outputs.c.stream == stream,
-            batch_outputs.c.batch_time_ms == batch_time_ms,
-            batch_outputs.c.attempt == attempt,
-        )
-        .order_by(batch_outputs.c.output_id)
-    )
-
-
-def _attempt_row(row: Row[Any]) -> AttemptRow:
-    fields = dict(row._mapping)
-    fields["outputs"] = tuple(fields["outputs"])
-    return AttemptRow(**fields)
+def _event(
+    connection: Connection, locked: LockedStream, attempt: Attempt, kind: EventKind, payload: Mapping[str, Any]
+) -> None:
+    record(connection, attempt.stream, locked.now_ms, kind, payload, batch_time_ms=attempt.batch_time_ms)

@@ -36,6 +36,7 @@ def batch_row(row: Row[Any]) -> BatchRow:
     """A row of ``batches``."""
     fields = dict(row._mapping)
     fields["absorbed"] = tuple(fields["absorbed"])
+    fields["steps"] = None if fields["steps"] is None else tuple(fields["steps"])
     return BatchRow(**fields)
 
 

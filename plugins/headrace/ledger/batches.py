@@ -14,12 +14,15 @@ from headrace.ledger.batch_rows import batch_input_row, batch_row, find_batch
 from headrace.ledger.codec import partition_key
 from headrace.ledger.endings import BatchEndings
 from headrace.ledger.errors import BatchNotFoundError
+from headrace.ledger.origins import BatchOrigins
+from headrace.ledger.replays import BatchReplays
 from headrace.ledger.rows import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import batch_inputs, batches, unclaimed_times
+from headrace.ledger.turns import BatchTurns
 
 
-class Batches(BatchAllocations, BatchAttempts, BatchEndings):
+class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, BatchOrigins, BatchTurns):
     """Everything about batches: `seal`, `allocate`, `begin_attempt`, `complete_attempt`, … and these look-ups."""
 
     def get(self, stream: str, batch_time_ms: int) -> BatchRow:
@@ -94,3 +97,11 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings):
         )
         with self._database.read() as connection:
             return connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalar_one_or_none()
+
+    def unclaimed_before(self, stream: str, batch_time_ms: int) -> builtins.list[int]:
+        """Every batch time below this one that has blocks and no batch, oldest first."""
+        query = select(unclaimed_times.c.batch_time_ms).where(
+            unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms < batch_time_ms
+        )
+        with self._database.read() as connection:
+            return builtins.list(connection.execute(query.order_by(unclaimed_times.c.batch_time_ms)).scalars())

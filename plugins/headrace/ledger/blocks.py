@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId
+from headrace.ledger.chunks import chunks
 from headrace.ledger.codec import dump_ranges, load_ranges
 from headrace.ledger.database import Database, LockedStream, Role, new_id
 from headrace.ledger.errors import (
@@ -20,7 +21,7 @@ from headrace.ledger.errors import (
 )
 from headrace.ledger.events import record_block
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.rows import AddedBlock, ReceiverLease, StoredBlock, UnclaimedTime
+from headrace.ledger.rows import AddedBlock, ReceiverLease, StoredBlock, StreamRow, UnclaimedTime
 from headrace.ledger.segments import segment_for
 from headrace.ledger.tables import blocks, positions, receivers, segments, unclaimed_times
 
@@ -43,6 +44,7 @@ _owned_positions = select(
     positions.c.partition,
     positions.c.next_offset,
     positions.c.last_batch_time_ms,
+    positions.c.watermark_ms,
 ).where(
     positions.c.stream == bindparam("stream"),
     positions.c.input_id == bindparam("input_id"),
@@ -65,6 +67,7 @@ _move_position = (
     .values(
         next_offset=bindparam("until_offset"),
         last_batch_time_ms=bindparam("batch_time_ms"),
+        watermark_ms=bindparam("new_watermark_ms"),
         updated_at_ms=bindparam("now_ms"),
     )
 )
@@ -87,9 +90,10 @@ class Blocks(Role):
     def add(self, lease: ReceiverLease, block: BlockInfo) -> AddedBlock:
         """Take a durable block into the stream, in one transaction: positions, block, event.
 
-        Its batch time is the first interval end after its cut (which is not believed to lie in the future) that is not
-        sealed, and none before that of its partitions' earlier blocks, so that a batch's ranges of a partition are
-        contiguous. The same block again is answered as the first time, with ``duplicate`` set.
+        Its batch time is the first interval end after its cut, or after its event time if it has one (neither is
+        believed to lie in the future), that is not sealed, and none before that of its partitions' earlier blocks, so
+        that a batch's ranges of a partition are contiguous. If that is not the event time's own, the block is late.
+        The same block again is answered as the first time, with ``duplicate`` set.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale, or the block was written in another epoch.
@@ -108,15 +112,17 @@ class Blocks(Role):
         with self._database.write_stream(receiver_id.stream) as (connection, locked):
             receiver = require_receiver(connection, locked, lease)
             if block.sequence <= receiver.last_accepted_sequence:
-                return _added_before(connection, block)
+                return _added_before(connection, locked, block)
             # A range without offsets moves nothing and would have no place of its own among the ranges.
             ranges = [r for r in block.ranges if r.until_offset > r.from_offset]
-            latest_ms = _check_positions(connection, receiver_id, ranges)
-            cut_ms = min(block.cut_time_ms, locked.now_ms)
+            watermarks, latest_ms = _check_positions(connection, receiver_id, ranges)
+            event_ms = None if block.event_time_ms is None else max(0, min(block.event_time_ms, locked.now_ms))
+            cut_ms = min(block.cut_time_ms, locked.now_ms) if event_ms is None else event_ms
             open_ms = locked.row.batch_time_after(max(cut_ms, locked.row.sealed_until_ms))
             batch_time_ms = max(open_ms, latest_ms)
+            moves = [(r, max(mark_ms, event_ms or 0)) for r, mark_ms in zip(ranges, watermarks, strict=True)]
             segment_id = segment_for(connection, locked, lease, receiver, block.handle.segment)
-            _move_positions(connection, receiver_id, ranges, batch_time_ms, locked.now_ms)
+            _move_positions(connection, receiver_id, moves, batch_time_ms, locked.now_ms)
             connection.execute(
                 _accept,
                 {
@@ -132,7 +138,7 @@ class Blocks(Role):
             )
             payload = {"receiver": str(receiver_id), "batch_time_ms": batch_time_ms, "records": block.records}
             record_block(connection, receiver_id.stream, locked.now_ms, block_id, payload)
-            return AddedBlock(block_id, batch_time_ms)
+            return AddedBlock(block_id, batch_time_ms, late=is_late(locked.row, block, batch_time_ms))
 
     def unclaimed(self, stream: str, limit: int = 1000) -> builtins.list[UnclaimedTime]:
         """The oldest ``limit`` batch times that have blocks and no batch."""
@@ -151,13 +157,21 @@ def stored_blocks(
     connection: Connection, stream: str, batch_times_ms: builtins.list[int]
 ) -> builtins.list[StoredBlock]:
     """The blocks of some batch times by time, then in the order they were added."""
-    query = (
-        select(blocks, segments.c.path)
-        .join(segments, segments.c.segment_id == blocks.c.segment_id)
-        .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(batch_times_ms))
-        .order_by(blocks.c.batch_time_ms, blocks.c.block_id)
-    )
-    return [_stored_block(row) for row in connection.execute(query)]
+    found: builtins.list[StoredBlock] = []
+    for part in chunks(sorted(batch_times_ms)):
+        query = (
+            select(blocks, segments.c.path)
+            .join(segments, segments.c.segment_id == blocks.c.segment_id)
+            .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part))
+            .order_by(blocks.c.batch_time_ms, blocks.c.block_id)
+        )
+        found += [_stored_block(row) for row in connection.execute(query)]
+    return found
+
+
+def is_late(stream: StreamRow, block: BlockInfo, batch_time_ms: int) -> bool:
+    """Whether the block's batch time is a later one than that of its event time."""
+    return block.event_time_ms is not None and batch_time_ms > stream.batch_time_after(max(0, block.event_time_ms))
 
 
 def _stored_block(row: Row[Any]) -> StoredBlock:
@@ -170,12 +184,17 @@ def _stored_block(row: Row[Any]) -> StoredBlock:
         ranges=load_ranges(row.ranges),
         records=row.records,
         payload_bytes=row.payload_bytes,
+        event_time_ms=row.event_time_ms,
     )
     return StoredBlock(row.block_id, row.batch_time_ms, row.added_at_ms, info)
 
 
-def _check_positions(connection: Connection, receiver_id: ReceiverId, ranges: builtins.list[OffsetRange]) -> int:
-    """Check that every range begins at its partition's position; the partitions' latest batch time."""
+def _check_positions(
+    connection: Connection, receiver_id: ReceiverId, ranges: builtins.list[OffsetRange]
+) -> tuple[builtins.list[int], int]:
+    """Check that every range begins at its partition's position; the partitions' watermarks in the order of the ranges,
+    and their latest batch time.
+    """
     owned = {
         (row.topic, row.topic_id, row.partition): row
         for row in connection.execute(
@@ -184,6 +203,7 @@ def _check_positions(connection: Connection, receiver_id: ReceiverId, ranges: bu
         )
     }
     latest_ms = 0
+    watermarks: builtins.list[int] = []
     expected: dict[tuple[str, str, int], int] = {}
     for r in ranges:
         key = (r.partition.topic, r.partition.topic_id, r.partition.partition)
@@ -196,7 +216,8 @@ def _check_positions(connection: Connection, receiver_id: ReceiverId, ranges: bu
         if row.next_offset != r.from_offset:
             raise PositionConflictError(r.partition, expected=row.next_offset, got=r.from_offset)
         latest_ms = max(latest_ms, row.last_batch_time_ms)
-    return latest_ms
+        watermarks.append(row.watermark_ms)
+    return watermarks, latest_ms
 
 
 def _not_owned(
@@ -220,11 +241,12 @@ def _not_owned(
 def _move_positions(
     connection: Connection,
     receiver_id: ReceiverId,
-    ranges: builtins.list[OffsetRange],
+    moves: builtins.list[tuple[OffsetRange, int]],
     batch_time_ms: int,
     now_ms: int,
 ) -> None:
-    if not ranges:
+    """Move positions to the ends of ranges, each with the partition's watermark."""
+    if not moves:
         return
     moved = connection.execute(
         _move_position,
@@ -237,14 +259,15 @@ def _move_positions(
                 "from_offset": r.from_offset,
                 "until_offset": r.until_offset,
                 "batch_time_ms": batch_time_ms,
+                "new_watermark_ms": watermark_ms,
                 "now_ms": now_ms,
             }
-            for r in ranges
+            for r, watermark_ms in moves
         ],
     ).rowcount
-    if moved != len(ranges):
+    if moved != len(moves):
         # Checked a moment ago under the lock: somebody wrote past it.
-        raise BlockConflictError(f"{len(ranges)} positions were to move, {moved} did.", remedy="Read them again.")
+        raise BlockConflictError(f"{len(moves)} positions were to move, {moved} did.", remedy="Read them again.")
 
 
 def _insert(
@@ -267,6 +290,7 @@ def _insert(
                 "epoch": block.epoch,
                 "sequence": block.sequence,
                 "cut_time_ms": block.cut_time_ms,
+                "event_time_ms": block.event_time_ms,
                 "added_at_ms": locked.now_ms,
                 "segment_id": segment_id,
                 "frame_offset": block.handle.offset,
@@ -279,7 +303,7 @@ def _insert(
     )
 
 
-def _added_before(connection: Connection, block: BlockInfo) -> AddedBlock:
+def _added_before(connection: Connection, locked: LockedStream, block: BlockInfo) -> AddedBlock:
     """Answer for a sequence that is not new: the block it was added as, if it is that one."""
     row = connection.execute(
         select(blocks, segments.c.path)
@@ -295,7 +319,8 @@ def _added_before(connection: Connection, block: BlockInfo) -> AddedBlock:
     if row is not None:
         stored = _stored_block(row)
         if (stored.info.handle, stored.info.records) == (block.handle, block.records):
-            return AddedBlock(stored.block_id, stored.batch_time_ms, duplicate=True)
+            late = is_late(locked.row, stored.info, stored.batch_time_ms)
+            return AddedBlock(stored.block_id, stored.batch_time_ms, duplicate=True, late=late)
     raise BlockConflictError(
         f"Block {block.sequence} of {block.receiver} in epoch {block.epoch} comes after a later one, "
         "or is not the block that was added under this sequence.",

@@ -18,8 +18,8 @@ from headrace.ledger.errors import BatchStateError
 from headrace.ledger.events import record
 from headrace.ledger.rows import BatchRow, SegmentRow
 from headrace.ledger.segments import segment_row
-from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import batches, blocks, events, receivers, segments
+from headrace.ledger.states import AttemptState, BatchState, EventKind
+from headrace.ledger.tables import batch_attempts, batches, blocks, events, receivers, segments
 
 # Rows deleted in one transaction, so that receivers wait milliseconds for the lock.
 FOLD_CHUNK = 2_000
@@ -31,22 +31,25 @@ class Cleanup(Role):
     def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> builtins.list[SegmentRow]:
         """The oldest closed segments whose every block is done with. Those whose removal was cut short come too.
 
-        Done with: in a batch of a time below ``before_ms`` that has completed and is checkpointed, or was abandoned.
+        Done with: in a batch of a time below ``before_ms`` that has completed and is checkpointed, or was abandoned,
+        and that no live attempt reads (a replay's, that is, of a completed one).
         """
-        query = (
-            select(segments)
-            .where(segments.c.stream == stream, *_removable(before_ms))
-            .order_by(segments.c.segment_id)
-            .limit(limit)
-        )
         with self._database.read() as connection:
+            query = (
+                select(segments)
+                .where(segments.c.stream == stream, *_removable(before_ms, self._database.now_ms(connection)))
+                .order_by(segments.c.segment_id)
+                .limit(limit)
+            )
             return [segment_row(row) for row in connection.execute(query)]
 
     def claim_removal(self, stream: str, paths: Iterable[str], before_ms: int) -> builtins.list[SegmentRow]:
         """Begin to remove those of the segments that are removable still; only their files may be deleted."""
         wanted = builtins.list(paths)
-        query = select(segments).where(segments.c.stream == stream, segments.c.path.in_(wanted), *_removable(before_ms))
         with self._database.write_stream(stream) as (connection, locked):
+            query = select(segments).where(
+                segments.c.stream == stream, segments.c.path.in_(wanted), *_removable(before_ms, locked.now_ms)
+            )
             claimed = [segment_row(row) for row in connection.execute(query.order_by(segments.c.segment_id))]
             connection.execute(
                 update(segments)
@@ -117,7 +120,7 @@ def _done(table: Any) -> ColumnElement[bool]:
     return or_(completed, table.c.state == BatchState.ABANDONED)
 
 
-def _removable(before_ms: int) -> tuple[ColumnElement[bool], ...]:
+def _removable(before_ms: int, now_ms: int) -> tuple[ColumnElement[bool], ...]:
     """The conditions on ``segments``; the first block that is not done with ends the look at a segment."""
     allocated, owner = batches.alias("allocated"), batches.alias("owner")
     # The batch that owns a block is that of its time, or the one that absorbed it.
@@ -128,6 +131,12 @@ def _removable(before_ms: int) -> tuple[ColumnElement[bool], ...]:
         owner.c.batch_time_ms == func.coalesce(allocated.c.absorbed_by_ms, allocated.c.batch_time_ms),
         owner.c.batch_time_ms < before_ms,
         _done(owner),
+        ~exists().where(
+            batch_attempts.c.stream == owner.c.stream,
+            batch_attempts.c.state == AttemptState.RUNNING,
+            batch_attempts.c.batch_time_ms == owner.c.batch_time_ms,
+            batch_attempts.c.lease_until_ms > now_ms,
+        ),
     )
     needed = exists().where(blocks.c.segment_id == segments.c.segment_id, ~done)
     return (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, exists, select, update
+from sqlalchemy import Connection, literal, select, update
 
-from headrace.ledger.attempts import end_attempts
+from headrace.ledger.attempt_rows import fence_attempts
 from headrace.ledger.batch_rows import batch_input_row, require_batch
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import BatchStateError
@@ -57,7 +57,7 @@ class BatchEndings(Role):
             )
             connection.execute(
                 update(batches)
-                .where(batches.c.stream == stream, batches.c.batch_time_ms.in_(batch.absorbed))
+                .where(batches.c.stream == stream, batches.c.absorbed_by_ms == batch_time_ms)
                 .values(cleaned_at_ms=locked.now_ms)
             )
             _event(connection, locked, EventKind.BATCH_CLEANED, batch_time_ms, details or {})
@@ -76,7 +76,7 @@ class BatchEndings(Role):
                 return batch
             if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED):
                 raise BatchStateError(f"Batch {batch_time_ms} is {batch.state.value} and cannot be abandoned.")
-            end_attempts(connection, batch, locked.now_ms)
+            fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
             connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason))
             for row in connection.execute(
                 select(batch_inputs).where(
@@ -105,10 +105,13 @@ def _check_cleanable(connection: Connection, batch: BatchRow) -> None:
         raise BatchStateError(
             f"Batch {batch.batch_time_ms} is {batch.state.value}, or not checkpointed: not done with."
         )
-    left = exists().where(
-        blocks.c.stream == batch.stream, blocks.c.batch_time_ms.in_([batch.batch_time_ms, *batch.absorbed])
+    own = select(literal(batch.batch_time_ms))
+    absorbed = select(batches.c.batch_time_ms).where(
+        batches.c.stream == batch.stream, batches.c.absorbed_by_ms == batch.batch_time_ms
     )
-    if connection.execute(select(left)).scalar_one():
+    times = own.union_all(absorbed).subquery()
+    left = select(blocks.c.block_id).where(blocks.c.stream == batch.stream, blocks.c.batch_time_ms.in_(select(times)))
+    if connection.execute(left.limit(1)).first() is not None:
         raise BatchStateError(
             f"Blocks of batch {batch.batch_time_ms} are still in the log.",
             remedy="Remove their segments first (cleanup.removable_segments).",

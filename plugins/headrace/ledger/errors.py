@@ -153,14 +153,19 @@ class BatchStateError(LedgerError):
 
 
 class AlreadyCompletedError(BatchStateError):
-    """The batch has completed; ``batch`` is its row. Beginning it again needs ``force``."""
+    """Nothing that was asked of the batch is left to run; ``batch`` is its row. Beginning it again needs ``force``.
 
-    def __init__(self, batch: BatchRow) -> None:
+    The batch itself has completed, unless ``outputs`` names some and others of it have not.
+    """
+
+    def __init__(self, batch: BatchRow, outputs: Collection[str] = ()) -> None:
+        state = "completed" if batch.completed_at_ms is not None else f"recorded {', '.join(outputs)}"
         super().__init__(
-            f"Batch {batch.batch_time_ms} of stream {batch.stream!r} completed with attempt {batch.attempt}.",
+            f"Batch {batch.batch_time_ms} of stream {batch.stream!r} has {state} by attempt {batch.attempt}.",
             remedy="Begin it with force to run it again; outputs are idempotent.",
         )
         self.batch = batch
+        self.outputs = tuple(outputs)
 
 
 class BatchCleanedError(BatchStateError):
@@ -176,7 +181,8 @@ class SlotBusyError(LedgerError):
 
 
 class NotItsTurnError(SlotBusyError):
-    """The stream runs its batches in order, and earlier ones (``busy``) have not completed."""
+    """The stream runs its batches in order, and earlier ones (``busy``) have not completed; or the batch's own state
+    has not been updated."""
 
 
 class AttemptFencedError(LedgerError):

@@ -18,6 +18,7 @@ from headrace.ledger.jobs import Jobs
 from headrace.ledger.positions import Positions
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
+from headrace.ledger.runs import Runs
 from headrace.ledger.schema import ensure_schema
 from headrace.ledger.segments import Segments
 from headrace.ledger.streams import Streams
@@ -43,6 +44,7 @@ class Ledger:
         self.blocks = Blocks(database)
         self.segments = Segments(database)
         self.batches = Batches(database)
+        self.runs = Runs(database)
         self.cleanup = Cleanup(database)
         self.rebuild = Rebuild(database)
         self.gaps = Gaps(database)

@@ -21,6 +21,7 @@ from headrace.ledger.errors import (
     PartitionNotAssignedError,
     PositionConflictError,
     PositionNotFoundError,
+    StreamNotFoundError,
 )
 from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
@@ -28,7 +29,7 @@ from headrace.ledger.jobs import require_job
 from headrace.ledger.receivers import find_receiver, require_receiver
 from headrace.ledger.rows import JobLease, PositionRow, ReceiverLease
 from headrace.ledger.states import EventKind, PartitionState
-from headrace.ledger.tables import positions
+from headrace.ledger.tables import positions, streams
 
 
 class Positions(Role):
@@ -57,6 +58,8 @@ class Positions(Role):
                     "next_offset": offset,
                     "starting_offset": offset,
                     "last_batch_time_ms": 0,
+                    "watermark_ms": 0,
+                    "drained_ms": 0,
                     "state": PartitionState.ACTIVE,
                     "updated_at_ms": locked.now_ms,
                 }
@@ -218,6 +221,30 @@ class Positions(Role):
         with self._database.read() as connection:
             return [_position_row(row) for row in connection.execute(query.order_by(*order))]
 
+    def unpassed(self, stream: str, batch_time_ms: int) -> builtins.list[PositionRow]:
+        """The partitions that hold up a batch by timestamp: more records of times before it may come of them.
+
+        A partition has passed the batch time when a stored record has that timestamp or a later one, or when all that
+        Kafka had of it was stored at a time that is the stream's allowed lateness after it. Only active partitions hold
+        a batch up.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.read() as connection:
+            lateness = select(streams.c.allowed_lateness_ms).where(streams.c.name == stream)
+            lateness_ms = connection.execute(lateness).scalar_one_or_none()
+            if lateness_ms is None:
+                raise StreamNotFoundError(stream)
+            query = select(positions).where(
+                positions.c.stream == stream,
+                positions.c.state == PartitionState.ACTIVE,
+                positions.c.watermark_ms < batch_time_ms,
+                positions.c.drained_ms < batch_time_ms + lateness_ms,
+            )
+            order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
+            return [_position_row(row) for row in connection.execute(query.order_by(*order))]
+
 
 def _own(
     connection: Connection, locked: LockedStream, row: PositionRow, *, owner: int | None, wanted: int | None
@@ -311,4 +338,6 @@ def _position_row(row: Row[Any]) -> PositionRow:
         state=row.state,
         error=row.error,
         updated_at_ms=row.updated_at_ms,
+        watermark_ms=row.watermark_ms,
+        drained_ms=row.drained_ms,
     )

@@ -11,14 +11,15 @@ from typing import Any
 from sqlalchemy import Connection, exists, insert, select, update
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
-from headrace.ledger.allocations import insert_absorbed, insert_inputs, sum_inputs
+from headrace.ledger.allocations import insert_absorbed, insert_inputs, late_records, sum_inputs
 from headrace.ledger.codec import dump_ranges, partition_key
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.rows import BatchInputRow, StoredBlock
-from headrace.ledger.states import BatchState, EventKind, PartitionState, ReceiverState
+from headrace.ledger.states import AttemptState, BatchState, EventKind, PartitionState, ReceiverState
 from headrace.ledger.tables import (
+    batch_outputs,
     batches,
     blocks,
     positions,
@@ -51,7 +52,9 @@ class FoundBlock:
 class FoundBatch:
     """A batch by its manifest. ``inputs`` are needed where its blocks are no longer in the log, else summed up.
 
-    With ``checkpoint_uri`` it has completed; with ``abandoned``, a reason, it was given up.
+    With ``checkpoint_uri`` it has completed; with ``abandoned``, a reason, it was given up. ``outputs`` are the counts
+    of those that were recorded, by id; a completed batch without any has had all of the stream's. ``built``: it has
+    inputs and never had blocks.
     """
 
     batch_time_ms: int
@@ -63,13 +66,17 @@ class FoundBatch:
     completed_at_ms: int | None = None
     abandoned: str | None = None
     code_version: str | None = None
+    outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    late_records: int | None = None
+    built: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FoundStream:
     """What was found of a stream. Blocks are ascending along each partition.
 
-    ``positions`` are next offsets by input and partition. ``job_epoch`` and ``receiver_epochs`` are the highest seen:
+    ``positions`` are next offsets by input and partition, ``watermarks`` the latest timestamps in the same form, where
+    they are not those of blocks. ``job_epoch`` and ``receiver_epochs`` are the highest seen:
     the next ones are above them, so that no segment's name comes again and old writers stay fenced.
     """
 
@@ -80,6 +87,7 @@ class FoundStream:
     blocks: Sequence[FoundBlock] = ()
     batches: Sequence[FoundBatch] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    watermarks: Mapping[tuple[str, TopicPartition], int] = field(default_factory=dict)
 
 
 class Rebuild(Role):
@@ -125,10 +133,12 @@ def _require_empty(connection: Connection, locked: LockedStream) -> None:
 
 def _insert_positions(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
     latest: dict[tuple[str, TopicPartition], int] = defaultdict(int)
+    watermarks: dict[tuple[str, TopicPartition], int] = defaultdict(int, found.watermarks)
     for block in found.blocks:
         for r in block.info.ranges:
             key = (block.info.receiver.input_id, r.partition)
             latest[key] = max(latest[key], block.batch_time_ms)
+            watermarks[key] = max(watermarks[key], min(block.info.event_time_ms or 0, locked.now_ms))
     sizes: dict[tuple[str, str, str, int], int] = defaultdict(int)
     current: dict[tuple[str, str], int] = defaultdict(int)
     for input_id, tp in found.positions:
@@ -168,6 +178,8 @@ def _insert_positions(connection: Connection, locked: LockedStream, found: Found
                 "next_offset": offset,
                 "starting_offset": offset,
                 "last_batch_time_ms": latest[input_id, tp],
+                "watermark_ms": watermarks[input_id, tp],
+                "drained_ms": 0,
                 "state": PartitionState.ACTIVE,
                 "updated_at_ms": now_ms,
             }
@@ -239,6 +251,7 @@ def _insert_blocks(connection: Connection, locked: LockedStream, found: FoundStr
                 "epoch": block.info.epoch,
                 "sequence": block.info.sequence,
                 "cut_time_ms": block.info.cut_time_ms,
+                "event_time_ms": block.info.event_time_ms,
                 "added_at_ms": now_ms,
                 "segment_id": ids[block.info.handle.segment],
                 "frame_offset": block.info.handle.offset,
@@ -289,8 +302,6 @@ def _insert_batch(
         "revision": locked.row.revision,
         "manifest_uri": batch.manifest_uri,
         "manifest_sha256": batch.manifest_sha256,
-        "code_version": batch.code_version,
-        "attempt": 0,
         "allocated_at_ms": locked.now_ms,
     }
     insert_absorbed(connection, base, batch.batch_time_ms, batch.absorbed)
@@ -300,11 +311,20 @@ def _insert_batch(
         state = BatchState.COMPLETED
     elif batch.abandoned is not None:
         state = BatchState.ABANDONED
+    recorded = dict(batch.outputs)
+    if state is BatchState.COMPLETED and not recorded:
+        recorded = {step: {} for step in locked.row.outputs}
+    late = late_records(locked.row, taken) if batch.late_records is None else batch.late_records
     connection.execute(
         insert(batches).values(
             **base,
             batch_time_ms=batch.batch_time_ms,
             state=state,
+            attempt=0,
+            code_version=batch.code_version,
+            late_records=late,
+            built=batch.built,
+            steps=list(recorded) if state is BatchState.COMPLETED else None,
             blocks=sum(row.blocks for row in inputs) if batch.inputs else len(taken),
             records=sum(row.records for row in inputs),
             payload_bytes=sum(block.info.payload_bytes for block in taken),
@@ -317,6 +337,24 @@ def _insert_batch(
         )
     )
     insert_inputs(connection, inputs)
+    _insert_all(
+        connection,
+        batch_outputs,
+        (
+            {
+                "stream": locked.row.name,
+                "batch_time_ms": batch.batch_time_ms,
+                "attempt": 0,
+                "output_id": output_id,
+                "target": "",
+                "state": AttemptState.COMPLETED,
+                "counts": dict(counts),
+                "recorded_at_ms": done_ms,
+                "code_version": batch.code_version,
+            }
+            for output_id, counts in recorded.items()
+        ),
+    )
 
 
 def _insert_all(connection: Connection, table: Any, rows: Iterable[dict[str, Any]]) -> None:

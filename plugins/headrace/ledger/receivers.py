@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
-from headrace.blocks import ReceiverId
-from headrace.ledger.codec import partition_of
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger.codec import partition_key, partition_of
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
@@ -72,6 +72,7 @@ class Receivers(Role):
         stats: Mapping[str, Any] | None = None,
         state: ReceiverState | str = ReceiverState.RUNNING,
         error: str | None = None,
+        drained: Mapping[TopicPartition, int] | None = None,
     ) -> ReceiverOrders:
         """Extend the lease and hear the orders.
 
@@ -79,6 +80,7 @@ class Receivers(Role):
             sealed_through_ms: everything cut up to this time of the ledger's clock is stored.
             stats: replaces the row's stats, JSON values; None leaves them.
             error: kept as the last error; None leaves the one there is.
+            drained: by partition a time of the ledger's clock at which everything that Kafka had of it was stored.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale, or either has ended.
@@ -87,6 +89,9 @@ class Receivers(Role):
         if reported.ended:
             raise LedgerError(f"A receiver ends by release, not by a heartbeat as {reported}.")
         with self._database.write() as connection:
+            if drained:
+                # Positions are written under the stream's lock, which is taken before any other.
+                self._database.lock_stream(connection, lease.receiver_id.stream)
             row = _current(connection, lease, lock=True)
             now_ms = self._database.now_ms(connection)
             values: dict[str, Any] = {
@@ -100,6 +105,8 @@ class Receivers(Role):
             if error is not None:
                 values["last_error"] = error
             connection.execute(_this(lease.receiver_id).values(**values))
+            if drained:
+                _drain(connection, lease.receiver_id, drained, now_ms)
             assigned, revoked = _owned(connection, lease.receiver_id)
             stop = row.stop_requested or row.stop_requested_at_ms is not None
             return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms)
@@ -225,10 +232,37 @@ def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, A
         )
     ):
         if row.wanted_receiver_index == receiver_id.index:
-            assigned[partition_of(row)] = AssignedPartition(row.next_offset, row.state, row.error)
+            assigned[partition_of(row)] = AssignedPartition(row.next_offset, row.state, row.error, row.watermark_ms)
         else:
             revoked.add(partition_of(row))
     return assigned, frozenset(revoked)
+
+
+def _drain(connection: Connection, receiver_id: ReceiverId, drained: Mapping[TopicPartition, int], now_ms: int) -> None:
+    """Note until when partitions are drained; one that the receiver no longer owns is passed over."""
+    connection.execute(
+        _DRAIN,
+        [
+            {
+                **{f"key_{name}": value for name, value in (_key(receiver_id) | partition_key(partition)).items()},
+                "until_ms": min(until_ms, now_ms),
+            }
+            for partition, until_ms in drained.items()
+        ],
+    )
+
+
+_DRAIN = (
+    update(positions)
+    .where(
+        *(
+            positions.c[name] == bindparam(f"key_{name}")
+            for name in ("stream", "input_id", "receiver_index", "topic", "topic_id", "partition")
+        ),
+        positions.c.drained_ms < bindparam("until_ms"),
+    )
+    .values(drained_ms=bindparam("until_ms"))
+)
 
 
 def _key(receiver_id: ReceiverId) -> dict[str, Any]:

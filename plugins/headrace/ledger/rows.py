@@ -27,7 +27,7 @@ class StreamRow:
     """A registered stream. ``sealed_until_ms``: no block joins a batch time up to it any more.
 
     ``ordered`` streams run one batch at a time, in batch-time order. ``job_epoch`` is the newest receiver job's, 0
-    before the first.
+    before the first. ``batch_by`` is "arrival" or "timestamp".
     """
 
     name: str
@@ -44,6 +44,8 @@ class StreamRow:
     job_epoch: int
     created_at_ms: int
     updated_at_ms: int
+    batch_by: str = "arrival"
+    allowed_lateness_ms: int = 0
 
     def batch_time_after(self, time_ms: int) -> int:
         """The first interval end strictly after ``time_ms``; interval ends are multiples of the batch interval."""
@@ -109,11 +111,15 @@ class ReceiverLease:
 
 @dataclass(frozen=True, slots=True)
 class AssignedPartition:
-    """A partition that the receiver is to read from ``next_offset`` on."""
+    """A partition that the receiver is to read from ``next_offset`` on.
+
+    ``watermark_ms`` is the latest timestamp of its stored records in a stream by timestamp, 0 before the first.
+    """
 
     next_offset: int
     state: PartitionState
     error: str | None
+    watermark_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +180,11 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class PositionRow:
-    """A partition's position. ``receiver_index`` owns it now, ``wanted_receiver_index`` is to own it."""
+    """A partition's position. ``receiver_index`` owns it now, ``wanted_receiver_index`` is to own it.
+
+    In a stream by timestamp its stored records reach up to the timestamp ``watermark_ms``, and at ``drained_ms`` of the
+    ledger's clock everything that Kafka had of it was stored; else both are 0.
+    """
 
     input_id: str
     partition: TopicPartition
@@ -186,15 +196,21 @@ class PositionRow:
     state: PartitionState
     error: str | None
     updated_at_ms: int
+    watermark_ms: int = 0
+    drained_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AddedBlock:
-    """Where a block went. ``duplicate``: it had been added before, nothing changed."""
+    """Where a block went. ``duplicate``: it had been added before, nothing changed.
+
+    ``late``: its batch time is a later one than that of its records' timestamps.
+    """
 
     block_id: int
     batch_time_ms: int
     duplicate: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +251,13 @@ class SegmentRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A batch. ``attempt`` is the newest attempt's number, 0 before the first.
+    """A batch. ``attempt`` is the number of the newest attempt at it, 0 before the first; ``code_version`` is that of
+    the last attempt that completed.
 
     ``absorbed`` are the earlier batch times whose blocks it took over (coalescing), ``absorbed_by_ms`` the batch that
-    took this one's.
+    took this one's. ``built``: it has offset ranges found by timestamps in Kafka, and no blocks; its ``records`` are
+    then an upper bound. ``late_records`` came too late for the batch of their timestamps. ``steps`` are those by which
+    it completed, None before: an output that the stream got later does not make it unfinished.
     """
 
     stream: str
@@ -263,11 +282,42 @@ class BatchRow:
     cleaned_at_ms: int | None
     cleanup: Json | None
     error: str | None
+    late_records: int = 0
+    built: bool = False
+    steps: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierBatch:
+    """A batch time that an ordered stream has to finish first. ``state`` None: it has blocks, and nobody claimed it.
+
+    ``alive``: an attempt at it has a live lease.
+    """
+
+    batch_time_ms: int
+    state: BatchState | None
+    error: str | None
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrigin:
+    """Where a batch's records are read from: its manifest's blocks in the "log", or its ranges in "kafka"."""
+
+    batch_time_ms: int
+    manifest_uri: str
+    manifest_sha256: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The claim of one run of a batch; ``number`` is its epoch. ``outputs`` must be recorded before it can complete."""
+    """The claim of one run of a batch; ``number`` is its epoch. ``outputs`` are the steps to run: each must be recorded
+    before it can complete.
+
+    ``source`` is "log", or "kafka" when blocks of the batch are gone from the log or it was built from Kafka. A
+    replay's attempt has its name as ``target``, and the replay's stream as JSON in ``definition``.
+    """
 
     stream: str
     batch_time_ms: int
@@ -277,11 +327,14 @@ class Attempt:
     outputs: tuple[str, ...]
     lease_ms: int
     lease_until_ms: int
+    source: str = "log"
+    target: str = ""
+    definition: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One attempt at a batch, present or past."""
+    """One attempt at a batch, or at its replay (``target`` is not ""), present or past."""
 
     stream: str
     batch_time_ms: int
@@ -297,10 +350,18 @@ class AttemptRow:
     heartbeat_ms: int
     ended_at_ms: int | None
     error: str | None
+    source: str = "log"
+    target: str = ""
+    definition: str | None = None
+    code_version: str | None = None
 
     def alive(self, now_ms: int) -> bool:
         """Whether it runs and its lease is live at ``now_ms``."""
         return self.state is AttemptState.RUNNING and self.lease_until_ms > now_ms
+
+    def claim(self) -> Attempt:
+        """The attempt's token, for another process of the same holder."""
+        return Attempt(**{name: getattr(self, name) for name in Attempt.__dataclass_fields__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +380,9 @@ class BatchInputRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutputRow:
-    """What an attempt's output reported; ``counts`` are the output's own names and numbers."""
+    """What became of an output in an attempt: ``state`` completed with ``counts``, its own names and numbers, or failed
+    with ``error``. ``recorded_at_ms`` is when.
+    """
 
     stream: str
     batch_time_ms: int
@@ -327,6 +390,26 @@ class BatchOutputRow:
     output_id: str
     counts: Json
     recorded_at_ms: int
+    state: AttemptState = AttemptState.COMPLETED
+    error: str | None = None
+    code_version: str | None = None
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """What became of a batch in a replay: running, completed (each of ``outputs`` was written) or failed."""
+
+    stream: str
+    target: str
+    batch_time_ms: int
+    state: BatchState
+    attempt: int
+    outputs: tuple[str, ...]
+    code_version: str | None
+    started_at_ms: int
+    completed_at_ms: int | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)

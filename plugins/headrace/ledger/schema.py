@@ -10,7 +10,7 @@ from headrace.ledger.database import Database, read_version
 from headrace.ledger.errors import SchemaError
 
 # The newest migration's revision, written here so that opening a ledger need not import Alembic (a test compares them).
-HEAD = "0001"
+HEAD = "0002"
 # Two processes that migrate a Postgres database at once queue at this advisory lock ("headrace" in ASCII, shortened).
 _MIGRATION_LOCK = 0x6865616472
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -39,8 +39,8 @@ def ensure_schema(database: Database, *, migrate: bool) -> None:
             upgrade(connection)
 
 
-def upgrade(connection: Connection) -> None:
-    """Run the migrations inside the connection's transaction."""
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Run the migrations, up to ``revision``, inside the connection's transaction."""
     from alembic import command
     from alembic.config import Config
     from alembic.util.exc import CommandError
@@ -49,7 +49,7 @@ def upgrade(connection: Connection) -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     try:
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)
     except CommandError as error:
         raise SchemaError(
             f"The ledger's schema cannot be brought to {HEAD}: {error}.",

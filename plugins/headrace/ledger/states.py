@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+STATE_STEP = "state"
+"""The step of a batch that its outputs wait for, where the stream has state (`headrace.stream.state.STATE_STEP`)."""
+
 
 class DesiredState(StrEnum):
     """What a person wants of a stream."""
@@ -61,7 +64,7 @@ class BatchState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """One attempt at a batch; ``fenced`` means that a later attempt took the batch from it."""
+    """One attempt at a batch, or at one output in it; ``fenced``: a later attempt took an output from it."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -100,6 +103,9 @@ class EventKind(StrEnum):
     BATCH_CHECKPOINTED = "batch_checkpointed"
     BATCH_CLEANED = "batch_cleaned"
     BATCH_ABANDONED = "batch_abandoned"
+    REPLAY_STARTED = "replay_started"
+    REPLAY_COMPLETED = "replay_completed"
+    REPLAY_FAILED = "replay_failed"
     SEGMENT_REMOVED = "segment_removed"
     LOG_DAMAGED = "log_damaged"
     LEDGER_REBUILT = "ledger_rebuilt"

@@ -28,6 +28,8 @@ class _Declared:
     outputs: tuple[str, ...]
     max_concurrent_batches: int
     ordered: bool
+    batch_by: str
+    allowed_lateness_ms: int
 
     def same(self, row: StreamRow) -> bool:
         return self == _Declared(
@@ -37,6 +39,8 @@ class _Declared:
             row.outputs,
             row.max_concurrent_batches,
             row.ordered,
+            row.batch_by,
+            row.allowed_lateness_ms,
         )
 
     def columns(self) -> dict[str, Any]:
@@ -47,6 +51,8 @@ class _Declared:
             "outputs": list(self.outputs),
             "max_concurrent_batches": self.max_concurrent_batches,
             "ordered": self.ordered,
+            "batch_by": self.batch_by,
+            "allowed_lateness_ms": self.allowed_lateness_ms,
         }
 
 
@@ -63,15 +69,20 @@ class Streams(Role):
         outputs: Sequence[str] | None = None,
         max_concurrent_batches: int | None = None,
         ordered: bool = False,
+        batch_by: str = "arrival",
+        allowed_lateness_ms: int = 0,
     ) -> StreamRow:
         """Make the stream known, or its changed definition its next revision; the same again changes nothing.
 
         Args:
             definition: the stream as JSON text, kept as it is.
-            outputs: the ids that every batch must record; by default those of the definition's ``outputs``.
+            outputs: the ids of the steps that every batch must record, in their order; by default those of the
+                definition's ``outputs``.
             max_concurrent_batches: how many batches run at once; by default the definition's
                 ``limits.max_concurrent_batches``, else 1.
             ordered: the stream runs one batch at a time in batch-time order (windows, state, aggregates, coalescing).
+            batch_by: "arrival" or "timestamp".
+            allowed_lateness_ms: how long a batch by timestamp waits for a partition without newer records.
 
         Raises:
             StreamChangedError: the batch interval changed, and blocks or batches of the old one exist.
@@ -83,6 +94,8 @@ class Streams(Role):
             outputs=outputs,
             max_concurrent_batches=max_concurrent_batches,
             ordered=ordered,
+            batch_by=batch_by,
+            allowed_lateness_ms=allowed_lateness_ms,
         )
         try:
             return self._register(name, declared)
@@ -174,6 +187,8 @@ def _declared(
     outputs: Sequence[str] | None,
     max_concurrent_batches: int | None,
     ordered: bool,
+    batch_by: str,
+    allowed_lateness_ms: int,
 ) -> _Declared:
     if batch_interval_ms <= 0 or block_interval_ms <= 0:
         raise LedgerError("A stream's intervals are at least one millisecond.")
@@ -188,7 +203,18 @@ def _declared(
         max_concurrent_batches = int((fields.get("limits") or {}).get("max_concurrent_batches", 1))
     if max_concurrent_batches < 1:
         raise LedgerError("A stream runs at least one batch at a time (max_concurrent_batches).")
-    return _Declared(definition, batch_interval_ms, block_interval_ms, tuple(outputs), max_concurrent_batches, ordered)
+    if batch_by not in ("arrival", "timestamp") or allowed_lateness_ms < 0:
+        raise LedgerError("Batches are by 'arrival' or 'timestamp', and the allowed lateness is not negative.")
+    return _Declared(
+        definition,
+        batch_interval_ms,
+        block_interval_ms,
+        tuple(outputs),
+        max_concurrent_batches,
+        ordered,
+        batch_by,
+        allowed_lateness_ms,
+    )
 
 
 def _refuse_if_used(connection: Connection, name: str, old_ms: int, new_ms: int) -> None:

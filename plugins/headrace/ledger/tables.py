@@ -74,6 +74,8 @@ streams = Table(
     Column("outputs", Document, nullable=False),
     Column("max_concurrent_batches", Integer, nullable=False),
     Column("ordered", Boolean, nullable=False),
+    Column("batch_by", Text, nullable=False),
+    Column("allowed_lateness_ms", BigInteger, nullable=False),
     Column("zero_time_ms", BigInteger, nullable=False),
     Column("sealed_until_ms", BigInteger, nullable=False),
     Column("desired_state", _state(DesiredState), nullable=False),
@@ -178,6 +180,8 @@ positions = Table(
     Column("receiver_index", Integer),
     Column("wanted_receiver_index", Integer),
     Column("last_batch_time_ms", BigInteger, nullable=False),
+    Column("watermark_ms", BigInteger, nullable=False),
+    Column("drained_ms", BigInteger, nullable=False),
     Column("state", _state(PartitionState), nullable=False),
     Column("error", Text),
     Column("updated_at_ms", BigInteger, nullable=False),
@@ -200,6 +204,7 @@ blocks = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("sequence", BigInteger, nullable=False),
     Column("cut_time_ms", BigInteger, nullable=False),
+    Column("event_time_ms", BigInteger),
     Column("added_at_ms", BigInteger, nullable=False),
     Column("segment_id", BigInteger, ForeignKey("segments.segment_id"), nullable=False),
     Column("frame_offset", BigInteger, nullable=False),
@@ -239,9 +244,12 @@ batches = Table(
     Column("blocks", Integer, nullable=False),
     Column("records", BigInteger, nullable=False),
     Column("payload_bytes", BigInteger, nullable=False),
+    Column("late_records", BigInteger, nullable=False),
+    Column("built", Boolean, nullable=False),
     Column("absorbed", Document, nullable=False),
     Column("absorbed_by_ms", BigInteger),
     Column("attempt", Integer, nullable=False),
+    Column("steps", Document),
     Column("allocated_at_ms", BigInteger, nullable=False),
     Column("started_at_ms", BigInteger),
     Column("completed_at_ms", BigInteger),
@@ -272,16 +280,21 @@ def _batch() -> list[Any]:
     ]
 
 
+# Attempts at the batch itself have the target "", those of a replay the replay's name. They share their numbers.
 batch_attempts = Table(
     "batch_attempts",
     metadata,
     *_batch(),
     Column("number", Integer, nullable=False),
+    Column("target", Text, nullable=False),
     Column("holder", Text, nullable=False),
     Column("way", Text, nullable=False),
+    Column("source", Text, nullable=False),
     Column("state", _state(AttemptState), nullable=False),
     Column("outputs", Document, nullable=False),
     Column("attributes", Document, nullable=False),
+    Column("replay_revision", Integer),
+    Column("code_version", Text),
     Column("started_at_ms", BigInteger, nullable=False),
     Column("lease_ms", BigInteger, nullable=False),
     Column("lease_until_ms", BigInteger, nullable=False),
@@ -290,15 +303,6 @@ batch_attempts = Table(
     Column("error", Text),
     PrimaryKeyConstraint("stream", "batch_time_ms", "number"),
     Index("ix_batch_attempts_state", "stream", "state", "batch_time_ms"),
-)
-# A batch is run by one attempt at a time.
-Index(
-    "uq_batch_attempts_running",
-    batch_attempts.c.stream,
-    batch_attempts.c.batch_time_ms,
-    unique=True,
-    sqlite_where=batch_attempts.c.state == AttemptState.RUNNING,
-    postgresql_where=batch_attempts.c.state == AttemptState.RUNNING,
 )
 
 batch_inputs = Table(
@@ -321,15 +325,73 @@ batch_inputs = Table(
     ),
 )
 
+# A row for every output that an attempt takes, from its beginning on; the newest of an output and target counts.
 batch_outputs = Table(
     "batch_outputs",
     metadata,
     *_batch(),
     Column("attempt", Integer, nullable=False),
     Column("output_id", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("state", _state(AttemptState), nullable=False),
     Column("counts", Document, nullable=False),
-    Column("recorded_at_ms", BigInteger, nullable=False),
+    Column("recorded_at_ms", BigInteger),
+    Column("error", Text),
+    Column("code_version", Text),
     PrimaryKeyConstraint("stream", "batch_time_ms", "attempt", "output_id"),
+)
+# An output of a batch is written by one attempt at a time, and so is each replay's copy of it.
+Index(
+    "uq_batch_outputs_running",
+    batch_outputs.c.stream,
+    batch_outputs.c.batch_time_ms,
+    batch_outputs.c.target,
+    batch_outputs.c.output_id,
+    unique=True,
+    sqlite_where=batch_outputs.c.state == AttemptState.RUNNING,
+    postgresql_where=batch_outputs.c.state == AttemptState.RUNNING,
+)
+
+# What a replay's batches are run by: the stream's definition with other outputs, once for all of them.
+replay_definitions = Table(
+    "replay_definitions",
+    metadata,
+    _stream(),
+    Column("target", Text, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("definition", Text, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("stream", "target", "revision"),
+)
+
+# What became of each batch in a replay, so that a range of them is one short read.
+replays = Table(
+    "replays",
+    metadata,
+    _stream(),
+    Column("target", Text, nullable=False),
+    Column("batch_time_ms", BigInteger, nullable=False),
+    Column("state", _state(BatchState), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("outputs", Document, nullable=False),
+    Column("code_version", Text),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("completed_at_ms", BigInteger),
+    Column("error", Text),
+    PrimaryKeyConstraint("stream", "target", "batch_time_ms"),
+    ForeignKeyConstraint(["stream", "batch_time_ms"], ["batches.stream", "batches.batch_time_ms"]),
+)
+
+# Which batch time a run of Airflow's is for that has none of its own (manual and asset-triggered runs).
+batch_runs = Table(
+    "batch_runs",
+    metadata,
+    _stream(),
+    Column("run_id", Text, nullable=False),
+    Column("batch_time_ms", BigInteger, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("stream", "run_id"),
+    Index("ix_batch_runs_batch", "stream", "batch_time_ms"),
 )
 
 gaps = Table(

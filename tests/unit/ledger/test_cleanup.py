@@ -8,7 +8,7 @@ import pytest
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind
-from headrace.ledger.errors import BatchCleanedError, BatchStateError, BlockConflictError, SegmentRemovedError
+from headrace.ledger.errors import BatchStateError, BlockConflictError, SegmentRemovedError
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
@@ -115,11 +115,14 @@ def test_folding_keeps_what_the_batch_took(logged: Any) -> None:
     assert batches.get("flights", T1).blocks == 3
 
 
-def test_a_batch_without_its_log_is_not_run_again(logged: Any) -> None:
+def test_a_batch_without_its_log_is_run_again_from_kafka(logged: Any) -> None:
     logged.complete(T1)
+    batches = logged.ledger.batches
+    assert {origin.source for origin in batches.origins("flights", [T1]).values()} == {"log"}
     logged.ledger.cleanup.claim_removal("flights", ["a"], NOW_MS * 2)
-    with pytest.raises(BatchCleanedError, match="offset ranges"):
-        logged.ledger.batches.begin_attempt("flights", T1, **RUN, force=True)
+    assert {origin.source for origin in batches.origins("flights", [T1]).values()} == {"kafka"}
+    attempt = batches.begin_attempt("flights", T1, **RUN, force=True)
+    assert (attempt.source, batches.attempts("flights", T1)[-1].claim()) == ("kafka", attempt)
 
 
 def test_what_runs_again_cannot_be_claimed(logged: Any) -> None:

@@ -1,0 +1,182 @@
+"""Attempts and their outputs within a transaction: reading them, beginning them, ending them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, and_, func, insert, select, update
+
+from headrace.ledger.database import LockedStream
+from headrace.ledger.errors import AttemptFencedError
+from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow
+from headrace.ledger.states import AttemptState
+from headrace.ledger.tables import batch_attempts, batch_outputs, replay_definitions
+
+_COLUMNS = [column for column in batch_attempts.c if column.name != "replay_revision"]
+
+
+def insert_attempt(
+    connection: Connection,
+    locked: LockedStream,
+    batch_time_ms: int,
+    *,
+    outputs: Sequence[str],
+    holder: str,
+    way: str,
+    lease_ms: int,
+    source: str,
+    attributes: Mapping[str, Any] | None,
+    target: str = "",
+    definition: str | None = None,
+    replay_revision: int | None = None,
+) -> Attempt:
+    """The batch's next attempt, at these outputs. Whoever runs one of them must have been fenced."""
+    stream = locked.row.name
+    newest = select(func.max(batch_attempts.c.number)).where(*_of_batch(batch_attempts, stream, batch_time_ms))
+    number = (connection.execute(newest).scalar_one() or 0) + 1
+    key = {"stream": stream, "batch_time_ms": batch_time_ms}
+    until_ms = locked.now_ms + lease_ms
+    connection.execute(
+        insert(batch_attempts).values(
+            **key,
+            number=number,
+            target=target,
+            holder=holder,
+            way=way,
+            source=source,
+            state=AttemptState.RUNNING,
+            outputs=list(outputs),
+            attributes=dict(attributes or {}),
+            replay_revision=replay_revision,
+            started_at_ms=locked.now_ms,
+            lease_ms=lease_ms,
+            lease_until_ms=until_ms,
+            heartbeat_ms=locked.now_ms,
+        )
+    )
+    running = {**key, "attempt": number, "target": target, "state": AttemptState.RUNNING, "counts": {}}
+    if outputs:
+        connection.execute(insert(batch_outputs), [{**running, "output_id": output_id} for output_id in outputs])
+    return Attempt(
+        stream, batch_time_ms, number, holder, way, tuple(outputs), lease_ms, until_ms, source, target, definition
+    )
+
+
+def end_attempt(connection: Connection, attempt: Attempt | AttemptRow, state: AttemptState, **values: Any) -> None:
+    """End an attempt, and those of its outputs that it has not recorded. ``values``: ended_at_ms, error."""
+    connection.execute(update(batch_attempts).where(*identity(attempt)).values(state=state, **values))
+    connection.execute(
+        update(batch_outputs)
+        .where(*outputs_of(attempt), batch_outputs.c.state == AttemptState.RUNNING)
+        .values(state=state, recorded_at_ms=values["ended_at_ms"], error=values.get("error"))
+    )
+
+
+def fence_attempts(
+    connection: Connection,
+    stream: str,
+    batch_time_ms: int,
+    now_ms: int,
+    *,
+    target: str | None = None,
+    outputs: Collection[str] | None = None,
+) -> None:
+    """Fence what runs the batch: of one target, and only attempts that share an output, where these are given."""
+    for row in running_attempts(connection, stream, batch_time_ms):
+        if target is not None and row.target != target:
+            continue
+        if outputs is None or not row.outputs or set(row.outputs) & set(outputs):
+            end_attempt(connection, row, AttemptState.FENCED, ended_at_ms=now_ms)
+
+
+def running_attempts(connection: Connection, stream: str, batch_time_ms: int) -> list[AttemptRow]:
+    """The attempts at a batch, and at its replays, that have not ended, whether they live or not."""
+    query = select_attempts().where(
+        batch_attempts.c.stream == stream,
+        batch_attempts.c.state == AttemptState.RUNNING,
+        batch_attempts.c.batch_time_ms == batch_time_ms,
+    )
+    return [attempt_row(row) for row in connection.execute(query)]
+
+
+def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[AttemptRow]:
+    """The attempts of a stream, and of its replays, that run and whose leases are live."""
+    query = select_attempts().where(
+        batch_attempts.c.stream == stream,
+        batch_attempts.c.state == AttemptState.RUNNING,
+        batch_attempts.c.lease_until_ms > now_ms,
+    )
+    return [attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.batch_time_ms))]
+
+
+def newest_outputs(
+    connection: Connection, stream: str, batch_time_ms: int, target: str = ""
+) -> dict[str, BatchOutputRow]:
+    """By output what its newest attempt made of it, or is at."""
+    query = (
+        select(batch_outputs)
+        .where(*_of_batch(batch_outputs, stream, batch_time_ms), batch_outputs.c.target == target)
+        .order_by(batch_outputs.c.attempt, batch_outputs.c.output_id)
+    )
+    return {row.output_id: BatchOutputRow(**row._mapping) for row in connection.execute(query)}
+
+
+def require_running(connection: Connection, attempt: Attempt) -> None:
+    """Check that the attempt has neither ended nor been fenced.
+
+    Raises:
+        AttemptFencedError: it has.
+    """
+    if not is_own(connection, attempt, AttemptState.RUNNING):
+        raise fenced(attempt)
+
+
+def is_own(connection: Connection, attempt: Attempt, state: AttemptState) -> bool:
+    """Whether the attempt is this holder's, and in this state."""
+    query = select(batch_attempts.c.holder, batch_attempts.c.state).where(*identity(attempt))
+    row = connection.execute(query).one_or_none()
+    return row is not None and row.holder == attempt.holder and row.state is state
+
+
+def fenced(attempt: Attempt) -> AttemptFencedError:
+    """The error for one that reports after it was ended."""
+    return AttemptFencedError(
+        f"Attempt {attempt.number} of batch {attempt.batch_time_ms} ({attempt.holder}) no longer has it.",
+        remedy="Stop it: a newer attempt runs the batch, or this one has ended.",
+    )
+
+
+def identity(attempt: Attempt | AttemptRow) -> tuple[Any, ...]:
+    """The conditions that name an attempt's row."""
+    named = _of_batch(batch_attempts, attempt.stream, attempt.batch_time_ms)
+    return (*named, batch_attempts.c.number == attempt.number)
+
+
+def outputs_of(attempt: Attempt | AttemptRow) -> tuple[Any, ...]:
+    """The conditions that name the rows of an attempt's outputs."""
+    named = _of_batch(batch_outputs, attempt.stream, attempt.batch_time_ms)
+    return (*named, batch_outputs.c.attempt == attempt.number)
+
+
+def select_attempts() -> Select[Any]:
+    """Attempts, each of a replay with the definition that it began with."""
+    return select(*_COLUMNS, replay_definitions.c.definition).outerjoin(
+        replay_definitions,
+        and_(
+            replay_definitions.c.stream == batch_attempts.c.stream,
+            replay_definitions.c.target == batch_attempts.c.target,
+            replay_definitions.c.revision == batch_attempts.c.replay_revision,
+        ),
+    )
+
+
+def attempt_row(row: Row[Any]) -> AttemptRow:
+    """A row of `select_attempts`."""
+    fields = dict(row._mapping)
+    fields["outputs"] = tuple(fields["outputs"])
+    return AttemptRow(**fields)
+
+
+def _of_batch(table: Any, stream: str, batch_time_ms: int) -> tuple[Any, ...]:
+    return table.c.stream == stream, table.c.batch_time_ms == batch_time_ms

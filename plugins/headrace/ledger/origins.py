@@ -1,0 +1,77 @@
+"""Where the records of a batch are read from: the log, or Kafka once the log has let them go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from headrace.ledger.chunks import chunks
+from headrace.ledger.database import Role
+from headrace.ledger.rows import BatchOrigin, BatchRow
+from headrace.ledger.states import BatchState
+from headrace.ledger.tables import batches, blocks, segments
+
+_NONE = (BatchState.ABSORBED, BatchState.ABANDONED)
+
+
+class BatchOrigins(Role):
+    """Finds the batches that a window reads."""
+
+    def origins(self, stream: str, times: Iterable[int]) -> dict[int, BatchOrigin]:
+        """By batch time where the records are, of those of the times that have a batch.
+
+        Absorbed times are left out, since their blocks are in the manifest of the batch that absorbed them; so are
+        abandoned ones, whose records were given up.
+        """
+        wanted = sorted(set(times))
+        with self._database.read() as connection:
+            rows = []
+            for part in chunks(wanted):
+                query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
+                rows += [row for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
+            rows = [row for row in rows if row.state not in _NONE]
+            left = _blocks_left(connection, stream, [row.batch_time_ms for row in rows])
+        return {
+            row.batch_time_ms: BatchOrigin(
+                row.batch_time_ms,
+                row.manifest_uri,
+                row.manifest_sha256,
+                _source(row, left.get(row.batch_time_ms, 0)),
+            )
+            for row in rows
+        }
+
+
+def source_of(connection: Connection, batch: BatchRow) -> str:
+    """ "log" while every block of the batch is in it, else "kafka"."""
+    left = _blocks_left(connection, batch.stream, [batch.batch_time_ms])
+    return _source(batch, left.get(batch.batch_time_ms, 0))
+
+
+def _source(batch: Any, left: int) -> str:
+    return "kafka" if batch.built or left < batch.blocks else "log"
+
+
+def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> dict[int, int]:
+    """By batch time how many blocks are in segments that nobody is removing, its own and those of absorbed times."""
+    found: dict[int, int] = {}
+    for part in chunks(times):
+        own = (
+            select(blocks.c.batch_time_ms, func.count())
+            .join(segments, segments.c.segment_id == blocks.c.segment_id)
+            .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part), segments.c.removing_at_ms.is_(None))
+            .group_by(blocks.c.batch_time_ms)
+        )
+        absorbed = (
+            select(batches.c.absorbed_by_ms, func.count())
+            .join(blocks, (blocks.c.stream == batches.c.stream) & (blocks.c.batch_time_ms == batches.c.batch_time_ms))
+            .join(segments, segments.c.segment_id == blocks.c.segment_id)
+            .where(batches.c.stream == stream, batches.c.absorbed_by_ms.in_(part), segments.c.removing_at_ms.is_(None))
+            .group_by(batches.c.absorbed_by_ms)
+        )
+        for query in (own, absorbed):
+            for time_ms, count in connection.execute(query):
+                found[time_ms] = found.get(time_ms, 0) + count
+    return found

@@ -1,0 +1,76 @@
+"""What a batch's state is, by what became of its outputs; and that of a replay's batch, by the same rule."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, update
+
+from headrace.ledger.attempt_rows import newest_outputs, running_attempts
+from headrace.ledger.batch_rows import require_batch
+from headrace.ledger.database import LockedStream
+from headrace.ledger.events import record
+from headrace.ledger.rows import AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.states import AttemptState, BatchState, EventKind
+from headrace.ledger.tables import batches
+
+
+def outcome(
+    required: Collection[str], newest: Mapping[str, BatchOutputRow], running: Collection[AttemptRow], now_ms: int
+) -> tuple[BatchState, str | None]:
+    """The state, and the newest error where it is failed.
+
+    Completed once every required output's newest attempt has recorded it, whatever other attempts are at. Else running
+    while an attempt lives; then failed if one of them failed, running if one was lost, and allocated if what is left
+    was not begun.
+    """
+    missing = [output_id for output_id in required if not is_recorded(newest.get(output_id))]
+    if not missing and (required or not running):
+        return BatchState.COMPLETED, None
+    if any(attempt.alive(now_ms) for attempt in running):
+        return BatchState.RUNNING, None
+    left = [newest[output_id] for output_id in missing if output_id in newest]
+    failed = [row for row in left if row.state is AttemptState.FAILED]
+    if failed:
+        return BatchState.FAILED, max(failed, key=lambda row: row.attempt).error
+    return BatchState.RUNNING if running else BatchState.ALLOCATED, None
+
+
+def is_recorded(row: BatchOutputRow | None) -> bool:
+    """Whether the output's newest attempt has recorded its success."""
+    return row is not None and row.state is AttemptState.COMPLETED
+
+
+def settle(connection: Connection, locked: LockedStream, batch: BatchRow, **changes: Any) -> BatchRow:
+    """Write the state that follows from the batch's outputs, and ``changes``; an event when it has completed.
+
+    A batch that has not completed yet requires the stream's steps as they are registered, one that had completed
+    requires those of them by which it did.
+    """
+    stream, batch_time_ms = batch.stream, batch.batch_time_ms
+    newest = newest_outputs(connection, stream, batch_time_ms)
+    running = [row for row in running_attempts(connection, stream, batch_time_ms) if not row.target]
+    steps = locked.row.outputs
+    required = steps if batch.steps is None else [step for step in steps if step in batch.steps]
+    state, error = outcome(required, newest, running, locked.now_ms)
+    values: dict[str, Any] = {"state": state, "error": error, **changes}
+    completes = state is BatchState.COMPLETED and batch.state is not BatchState.COMPLETED
+    if state is BatchState.COMPLETED:
+        values["steps"] = [step for step in steps if is_recorded(newest.get(step))]
+        if completes:
+            values["completed_at_ms"] = locked.now_ms
+    else:
+        values["completed_at_ms"] = None
+    connection.execute(
+        update(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms).values(**values)
+    )
+    settled = require_batch(connection, stream, batch_time_ms)
+    if completes:
+        payload = {
+            "attempt": settled.attempt,
+            "records": settled.records,
+            "outputs": {step: newest[step].counts for step in values["steps"]},
+        }
+        record(connection, stream, locked.now_ms, EventKind.BATCH_COMPLETED, payload, batch_time_ms=batch_time_ms)
+    return settled

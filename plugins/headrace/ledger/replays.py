@@ -1,0 +1,201 @@
+"""Replays: batches written once more to other places, apart from the stream's own life."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, exists, insert, select, update
+
+from headrace.ledger.attempt_rows import fence_attempts, insert_attempt, newest_outputs, running_attempts
+from headrace.ledger.batch_rows import require_batch
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.errors import BatchStateError, LedgerError
+from headrace.ledger.events import record
+from headrace.ledger.origins import source_of
+from headrace.ledger.outcomes import outcome
+from headrace.ledger.rows import Attempt, ReplayRow
+from headrace.ledger.states import BatchState, EventKind
+from headrace.ledger.tables import batches, replay_definitions, replays
+
+_KINDS = {BatchState.COMPLETED: EventKind.REPLAY_COMPLETED, BatchState.FAILED: EventKind.REPLAY_FAILED}
+
+
+class BatchReplays(Role):
+    """Begins replays of batches, and says what became of them."""
+
+    def begin_replay(
+        self,
+        stream: str,
+        batch_time_ms: int,
+        *,
+        target: str,
+        definition: str,
+        outputs: Sequence[str],
+        holder: str,
+        way: str,
+        lease_ms: int,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Attempt:
+        """Take outputs of the batch's copy in a replay, from whoever is at one of them.
+
+        The batch itself does not change: its state, its records of success and the stream's slots and order are not
+        concerned. Its segments stay in the log while the attempt's lease is live.
+
+        Args:
+            target: the replay's name.
+            definition: the replayed stream as JSON; every output in it is to be written for the replay to complete.
+            outputs: ids of those that this attempt writes.
+
+        Raises:
+            BatchNotFoundError: the batch was not allocated.
+            BatchStateError: it was abandoned, or absorbed into a later batch, which holds its records.
+        """
+        if not target or not outputs:
+            raise LedgerError("A replay has a name and at least one output.")
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            if batch.state in (BatchState.ABSORBED, BatchState.ABANDONED):
+                raise BatchStateError(
+                    f"Batch {batch_time_ms} of stream {stream!r} is {batch.state.value} and cannot be replayed.",
+                    remedy=f"Replay batch {batch.absorbed_by_ms}." if batch.absorbed_by_ms else None,
+                )
+            required = _output_ids(definition) or list(outputs)
+            unknown = [output_id for output_id in outputs if output_id not in required]
+            if unknown:
+                raise BatchStateError(
+                    f"The replay {target!r} has no output {', '.join(unknown)}, but {', '.join(required)}."
+                )
+            fence_attempts(connection, stream, batch_time_ms, locked.now_ms, target=target, outputs=outputs)
+            attempt = insert_attempt(
+                connection,
+                locked,
+                batch_time_ms,
+                outputs=outputs,
+                holder=holder,
+                way=way,
+                lease_ms=lease_ms,
+                source=source_of(connection, batch),
+                attributes=attributes,
+                target=target,
+                definition=definition,
+                replay_revision=_revision(connection, locked, target, definition),
+            )
+            _note(connection, locked, attempt, required)
+            payload = {"target": target, "attempt": attempt.number, "outputs": list(outputs), "holder": holder}
+            record(connection, stream, locked.now_ms, EventKind.REPLAY_STARTED, payload, batch_time_ms=batch_time_ms)
+            return attempt
+
+    def replays(self, stream: str, target: str, from_ms: int, until_ms: int) -> builtins.list[ReplayRow]:
+        """What became of the batches of times ``[from_ms, until_ms)`` in a replay, oldest first."""
+        query = select(replays).where(
+            replays.c.stream == stream,
+            replays.c.target == target,
+            replays.c.batch_time_ms >= from_ms,
+            replays.c.batch_time_ms < until_ms,
+        )
+        with self._database.read() as connection:
+            return [_replay_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
+
+    def unreplayed(self, stream: str, target: str, from_ms: int, until_ms: int) -> builtins.list[int]:
+        """The completed batches of times ``[from_ms, until_ms)`` that the replay has not completed, oldest first."""
+        done = exists().where(
+            replays.c.stream == batches.c.stream,
+            replays.c.target == target,
+            replays.c.batch_time_ms == batches.c.batch_time_ms,
+            replays.c.state == BatchState.COMPLETED,
+        )
+        query = select(batches.c.batch_time_ms).where(
+            batches.c.stream == stream,
+            batches.c.state == BatchState.COMPLETED,
+            batches.c.batch_time_ms >= from_ms,
+            batches.c.batch_time_ms < until_ms,
+            ~done,
+        )
+        with self._database.read() as connection:
+            return builtins.list(connection.execute(query.order_by(batches.c.batch_time_ms)).scalars())
+
+
+def settle_replay(
+    connection: Connection, locked: LockedStream, attempt: Attempt, *, code_version: str | None = None
+) -> None:
+    """Write what follows for the replay's batch from an attempt at it that has ended."""
+    stream, batch_time_ms, target = attempt.stream, attempt.batch_time_ms, attempt.target
+    row = connection.execute(select(replays).where(*_key(attempt))).one()
+    newest = newest_outputs(connection, stream, batch_time_ms, target)
+    running = [other for other in running_attempts(connection, stream, batch_time_ms) if other.target == target]
+    state, error = outcome(row.outputs, newest, running, locked.now_ms)
+    values: dict[str, Any] = {"state": state, "error": error}
+    if code_version is not None:
+        values["code_version"] = code_version
+    if state is BatchState.COMPLETED:
+        values["completed_at_ms"] = locked.now_ms
+    connection.execute(update(replays).where(*_key(attempt)).values(**values))
+    kind = _KINDS.get(state)
+    if kind is not None:
+        counts = {output_id: newest[output_id].counts for output_id in row.outputs if output_id in newest}
+        payload = {"target": target, "attempt": attempt.number, "outputs": counts, "error": error}
+        record(connection, stream, locked.now_ms, kind, payload, batch_time_ms=batch_time_ms)
+
+
+def _note(connection: Connection, locked: LockedStream, attempt: Attempt, required: Sequence[str]) -> None:
+    """The replay's row of the batch, which runs now."""
+    row = connection.execute(select(replays).where(*_key(attempt))).one_or_none()
+    values = {
+        "state": BatchState.RUNNING,
+        "attempt": attempt.number,
+        "outputs": list(required),
+        "completed_at_ms": None,
+        "error": None,
+    }
+    if row is None:
+        key = {"stream": attempt.stream, "target": attempt.target, "batch_time_ms": attempt.batch_time_ms}
+        connection.execute(insert(replays).values(**key, **values, started_at_ms=locked.now_ms))
+        return
+    if row.state in (BatchState.COMPLETED, BatchState.FAILED):
+        values["started_at_ms"] = locked.now_ms
+    connection.execute(update(replays).where(*_key(attempt)).values(**values))
+
+
+def _revision(connection: Connection, locked: LockedStream, target: str, definition: str) -> int:
+    """The number of this definition among those of the target; a new one is kept."""
+    stream = locked.row.name
+    newest = connection.execute(
+        select(replay_definitions)
+        .where(replay_definitions.c.stream == stream, replay_definitions.c.target == target)
+        .order_by(replay_definitions.c.revision.desc())
+        .limit(1)
+    ).one_or_none()
+    if newest is not None and newest.definition == definition:
+        return int(newest.revision)
+    revision = 1 if newest is None else newest.revision + 1
+    connection.execute(
+        insert(replay_definitions).values(
+            stream=stream, target=target, revision=revision, definition=definition, created_at_ms=locked.now_ms
+        )
+    )
+    return int(revision)
+
+
+def _output_ids(definition: str) -> builtins.list[str]:
+    try:
+        fields = json.loads(definition)
+    except ValueError:
+        raise LedgerError("A replay's definition is JSON text.") from None
+    return [output["id"] for output in fields.get("outputs") or ()]
+
+
+def _key(attempt: Attempt) -> tuple[Any, ...]:
+    return (
+        replays.c.stream == attempt.stream,
+        replays.c.target == attempt.target,
+        replays.c.batch_time_ms == attempt.batch_time_ms,
+    )
+
+
+def _replay_row(row: Row[Any]) -> ReplayRow:
+    fields = dict(row._mapping)
+    fields["outputs"] = tuple(fields["outputs"])
+    return ReplayRow(**fields)

@@ -1,0 +1,97 @@
+"""Whose turn it is: the order of batches in ordered streams, and the slots (rule 6 of the design)."""
+
+from __future__ import annotations
+
+import builtins
+
+from sqlalchemy import Connection, select
+
+from headrace.ledger.attempt_rows import live_attempts
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.errors import NotItsTurnError, SlotBusyError
+from headrace.ledger.rows import BatchRow, EarlierBatch
+from headrace.ledger.states import BatchState
+from headrace.ledger.tables import batches, unclaimed_times
+
+_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+
+
+class BatchTurns(Role):
+    """Says what a batch waits for."""
+
+    def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> builtins.list[EarlierBatch]:
+        """The oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first."""
+        with self._database.read() as connection:
+            now_ms = self._database.now_ms(connection)
+            return earlier_unfinished(connection, stream, batch_time_ms, now_ms, limit)
+
+
+def earlier_unfinished(
+    connection: Connection, stream: str, batch_time_ms: int, now_ms: int, limit: int
+) -> list[EarlierBatch]:
+    """`BatchTurns.earlier_unfinished` within a transaction."""
+    alive = {row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if not row.target}
+    found = []
+    for state in _UNFINISHED:
+        # Each state by its index: sorting all of several would read them all.
+        query = (
+            select(batches.c.batch_time_ms, batches.c.error)
+            .where(batches.c.stream == stream, batches.c.state == state, batches.c.batch_time_ms < batch_time_ms)
+            .order_by(batches.c.batch_time_ms)
+            .limit(limit)
+        )
+        for row in connection.execute(query):
+            found.append(EarlierBatch(row.batch_time_ms, state, row.error, row.batch_time_ms in alive))
+    query = (
+        select(unclaimed_times.c.batch_time_ms)
+        .where(unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms < batch_time_ms)
+        .order_by(unclaimed_times.c.batch_time_ms)
+        .limit(limit)
+    )
+    found += [EarlierBatch(time_ms, None, None, False) for time_ms in connection.execute(query).scalars()]
+    return sorted(found, key=lambda batch: batch.batch_time_ms)[:limit]
+
+
+def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
+    """In an ordered stream a batch waits for the earlier ones, and for those that nobody has claimed yet.
+
+    Raises:
+        NotItsTurnError: there are such. A completed batch that is run again waits for none.
+    """
+    if not locked.row.ordered or batch.state is BatchState.COMPLETED:
+        return
+    earlier = earlier_unfinished(connection, batch.stream, batch.batch_time_ms, locked.now_ms, 10)
+    if not earlier:
+        return
+    first = earlier[0]
+    # Only a batch that was allocated can be given up.
+    way_out = (
+        "Run it: its blocks are there, and no batch has taken them."
+        if first.state is None
+        else "Wait for it or run it; if it can never succeed, give it up: "
+        f"`headrace abandon {batch.stream} {first.batch_time_ms} --reason WHY`."
+    )
+    raise NotItsTurnError(
+        f"Stream {batch.stream!r} runs its batches in order, and before {batch.batch_time_ms} "
+        f"there is {', '.join(str(other.batch_time_ms) for other in earlier[:3])}.",
+        busy=[other.batch_time_ms for other in earlier],
+        remedy=way_out,
+    )
+
+
+def check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
+    """A slot is a batch with a live attempt, however many attempts; replays hold none.
+
+    Raises:
+        SlotBusyError: other batches hold them all.
+    """
+    live = [row for row in live_attempts(connection, batch.stream, locked.now_ms) if not row.target]
+    others = {row.batch_time_ms: row for row in live if row.batch_time_ms != batch.batch_time_ms}
+    slots = 1 if locked.row.ordered else locked.row.max_concurrent_batches
+    if len(others) >= slots:
+        held = ", ".join(f"{other.batch_time_ms} by {other.holder}" for other in others.values())
+        raise SlotBusyError(
+            f"Stream {batch.stream!r} runs {slots} batches at a time, and the slots are held: {held}.",
+            busy=list(others),
+            remedy="Wait for them, or raise limits.max_concurrent_batches.",
+        )
