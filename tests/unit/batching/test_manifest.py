@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.batching.manifest import Manifest, ManifestBlock, ManifestError, manifest_path
 from headrace.batching.sealed_document import seal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
+from headrace.receiving.offset_ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import open_storage
 
@@ -56,6 +58,40 @@ def test_another_manifest_is_neither_overwritten_nor_taken_for_this_one(tmp_path
     second.write(storage, replace=True)
     with pytest.raises(ManifestError, match="SHA-256"):
         Manifest.load(first.uri, sha256=sha256)
+
+
+def test_ranges_are_those_of_the_blocks(tmp_path: Path) -> None:
+    listed = manifest(str(tmp_path), clicks=(block("a", 0, OffsetRange(P0, 0, 3, 2), OffsetRange(P1, 5, 9, 4)),))
+    assert listed.ranges("clicks") == [RecordedRange(P0, 0, 3, 2), RecordedRange(P1, 5, 9, 4)]
+    assert listed.ranges("unknown") == []
+
+
+def test_a_built_manifest_keeps_its_ranges_and_passes_for_no_other(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/shop"
+    storage = open_storage(folder)
+    empty = manifest(folder, clicks=(), views=())
+    empty.write(storage)
+    ranges = (RecordedRange(P0, 0, 3, None), RecordedRange(P1, 5, 9, None))
+    written = dataclasses.replace(empty, built={"clicks": ranges})
+    sha256 = written.write(storage)
+    assert written.uri != empty.uri, "the ledger says which of the two counts"
+    loaded = Manifest.load(written.uri, sha256=sha256)
+    assert loaded == written
+    assert loaded.ranges("clicks") == list(ranges)
+    assert loaded.records == 7
+    assert loaded.blocks("views") == []
+    with pytest.raises(ManifestError, match="built from Kafka"):
+        loaded.blocks("clicks")
+    assert Manifest.load(empty.uri) == empty
+
+
+def test_only_a_manifest_with_ranges_is_of_the_version_that_knows_them() -> None:
+    plain = manifest("/x", clicks=(block("a", 0),))
+    assert b'"version":1' in plain.to_bytes().replace(b" ", b"")
+    assert b"ranges" not in plain.to_bytes()
+    assert dataclasses.replace(plain, built={"clicks": ()}).to_bytes() == plain.to_bytes()
+    built = dataclasses.replace(plain, inputs={}, built={"clicks": (RecordedRange(P0, 0, 3, None),)})
+    assert b'"version":2' in built.to_bytes().replace(b" ", b"")
 
 
 def test_find_gives_the_block_of_an_offset(tmp_path: Path) -> None:
