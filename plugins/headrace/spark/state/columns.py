@@ -136,6 +136,11 @@ def has_map(kind: DataType) -> bool:
     return isinstance(kind, MapType) or kind.typeName() == "variant"
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark's expressions take any."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _fits(given: DataType, wanted: DataType) -> bool:
     """Whether every value of ``given`` is one of ``wanted``; what may be null is not asked."""
     if type(wanted) in _WIDER.get(type(given), ()):

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.spark.state.columns import HIDDEN, REMOVED_FLAG, check_stored, declared_columns
+from headrace.spark.state.columns import HIDDEN, REMOVED_FLAG, check_stored, declared_columns, quoted
 from headrace.spark.state.errors import StateDefinitionError
 from headrace.spark.state.store import StateStore
 from headrace.spark.state.version import CHANGED_MS, REMOVED
@@ -98,8 +98,4 @@ def newest_of_each_key(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     others = [name for name in rows.columns if name not in keys]
     newest = F.max_by(F.struct(*others), F.col(CHANGED_MS)).alias("_headrace_newest")
     merged = rows.groupBy(*keys).agg(newest)
-    return merged.select(*keys, *[F.col(f"_headrace_newest.{_quoted(name)}").alias(name) for name in others])
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return merged.select(*keys, *[F.col(f"_headrace_newest.{quoted(name)}").alias(name) for name in others])

@@ -6,9 +6,9 @@ from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING
 
-from headrace.spark.state.columns import REMOVED_FLAG, has_map
-from headrace.spark.state.source import ADDED, CHANGED, DOUBLE_KEY, NULL_KEY, OUTCOME, TIMED_OUT, UPDATED_AWAY
-from headrace.spark.state.version import CHANGED_MS, REMOVED
+from headrace.spark.state.columns import REMOVED_FLAG, has_map, quoted
+from headrace.spark.state.source import OUTCOME
+from headrace.spark.state.version import CHANGED_MS, REMOVED, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +45,11 @@ def changed_rows(
 
     removes = F.coalesce(F.col(REMOVED_FLAG), F.lit(False)) if REMOVED_FLAG in returned.columns else F.lit(False)
     new = returned.select(
-        *[F.col(_quoted(field.name)).cast(field.dataType).alias(field.name) for field in columns.fields],
+        *[F.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in columns.fields],
         removes.alias(REMOVED),
-    ).withColumn(_COPIES, F.count(F.lit(1)).over(Window.partitionBy(*[_quoted(key) for key in keys])))
-    old = before.select(*[F.col(_quoted(name)).alias(f"{_WAS}{name}") for name in before.columns])
-    same_key = reduce(and_, [F.col(_quoted(key)) == F.col(_quoted(f"{_WAS}{key}")) for key in keys])
+    ).withColumn(_COPIES, F.count(F.lit(1)).over(Window.partitionBy(*[quoted(key) for key in keys])))
+    old = before.select(*[F.col(quoted(name)).alias(f"{_WAS}{name}") for name in before.columns])
+    same_key = reduce(and_, [F.col(quoted(key)) == F.col(quoted(f"{_WAS}{key}")) for key in keys])
     # Rows that only the table before has matter where the whole table was returned, and where rows time out.
     needs_old = whole or idle_since_ms is not None
     joined = new.join(old, same_key, "full_outer" if needs_old else "left_outer")
@@ -61,13 +61,13 @@ def changed_rows(
         .where(F.col(OUTCOME).isNotNull())
         .select(
             *[
-                F.when(is_new, F.col(_quoted(name))).otherwise(F.col(_quoted(f"{_WAS}{name}"))).alias(name)
+                F.when(is_new, F.col(quoted(name))).otherwise(F.col(quoted(f"{_WAS}{name}"))).alias(name)
                 if name in kept
-                else F.col(_quoted(name))
+                else F.col(quoted(name))
                 for name in columns.names
             ],
             F.lit(batch_time_ms).cast("bigint").alias(CHANGED_MS),
-            F.col(OUTCOME).isin(UPDATED_AWAY, TIMED_OUT).alias(REMOVED),
+            F.col(OUTCOME).isin(Outcome.REMOVED.value, Outcome.TIMED_OUT.value).alias(REMOVED),
             OUTCOME,
         )
     )
@@ -79,28 +79,35 @@ def _outcome(columns: StructType, keys: Sequence[str], *, whole: bool, idle_sinc
     is_new = F.col(_COPIES).isNotNull()
     was = F.col(f"{_WAS}{CHANGED_MS}")
     is_idle = F.lit(False) if idle_since_ms is None else was <= F.lit(idle_since_ms)
-    null_key = reduce(or_, [F.col(_quoted(key)).isNull() for key in keys])
-    outcome = F.when(is_new & null_key, NULL_KEY).when(F.col(_COPIES) > 1, DOUBLE_KEY)
+    null_key = reduce(or_, [F.col(quoted(key)).isNull() for key in keys])
+    cases = [(is_new & null_key, Outcome.NULL_KEY), (F.col(_COPIES) > 1, Outcome.DOUBLE_KEY)]
     if whole:
         values = [field for field in columns.fields if field.name not in keys]
         differs = reduce(or_, [_differs(field.name, has_map(field.dataType)) for field in values], F.lit(False))
-        outcome = outcome.when(is_new & was.isNull(), ADDED).when(is_new & differs, CHANGED)
-        return outcome.when(is_idle, TIMED_OUT).when(~is_new, UPDATED_AWAY)
-    goes = is_new & F.col(REMOVED)
-    outcome = outcome.when(goes & is_idle, TIMED_OUT).when(goes & was.isNotNull(), UPDATED_AWAY)
-    outcome = outcome.when(is_new & ~goes & was.isNull(), ADDED).when(is_new & ~goes, CHANGED)
-    return outcome.when(~is_new & is_idle, TIMED_OUT)
+        cases += [
+            (is_new & was.isNull(), Outcome.ADDED),
+            (is_new & differs, Outcome.CHANGED),
+            (is_idle, Outcome.TIMED_OUT),
+            (~is_new, Outcome.REMOVED),
+        ]
+    else:
+        goes = F.col(REMOVED)
+        cases += [
+            (is_new & goes & is_idle, Outcome.TIMED_OUT),
+            (is_new & goes & was.isNotNull(), Outcome.REMOVED),
+            (is_new & ~goes & was.isNull(), Outcome.ADDED),
+            (is_new & ~goes, Outcome.CHANGED),
+            (~is_new & is_idle, Outcome.TIMED_OUT),
+        ]
+    # The first case that holds; none does for what stays as it is.
+    return F.coalesce(*[F.when(holds, F.lit(outcome.value)) for holds, outcome in cases])
 
 
 def _differs(name: str, incomparable: bool) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
-    new, old = F.col(_quoted(name)), F.col(_quoted(f"{_WAS}{name}"))
+    new, old = F.col(quoted(name)), F.col(quoted(f"{_WAS}{name}"))
     if incomparable:
         # Maps with the same entries in another order count as changed, which costs a row and harms nothing.
         new, old = (F.to_json(F.struct(side.alias("it")), {"ignoreNullFields": "false"}) for side in (new, old))
     return ~new.eqNullSafe(old)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -37,15 +37,13 @@ from pyspark.sql.types import StructType
 from headrace.spark.state.errors import StateDamagedError, StateError
 from headrace.spark.state.report import WriteReport
 from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import DATA, StoredFile
+from headrace.spark.state.version import DATA, Outcome, StoredFile
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import open_storage
 
 FORMAT = "state_table"
 OUTCOME = "_headrace_outcome"
 """The column that tells the writer what became of a key; it is counted and not stored."""
-ADDED, CHANGED, UPDATED_AWAY, TIMED_OUT = "added", "changed", "removed", "timed_out"
-NULL_KEY, DOUBLE_KEY = "null_key", "double_key"
 
 # One task reads about this much, and no file gets much larger: of compressed bytes, which are several times as many
 # in memory.
@@ -202,7 +200,7 @@ class StateWriter(DataSourceArrowWriter):
             return batch
         outcomes = batch.column(place).to_pylist()
         done.outcomes.update(outcomes)
-        for problem in {NULL_KEY, DOUBLE_KEY}.intersection(outcomes):
+        for problem in {Outcome.NULL_KEY.value, Outcome.DOUBLE_KEY.value}.intersection(outcomes):
             if problem not in done.examples:
                 row = batch.slice(outcomes.index(problem), 1).select(list(self._keys))
                 done.examples[problem] = json.dumps(row.to_pylist()[0], default=str, ensure_ascii=False)

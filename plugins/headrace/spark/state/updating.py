@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.spark.state.columns import check_returned, check_stored, declared_columns
 from headrace.spark.state.errors import StateDefinitionError, StateError, StateRowsError
 from headrace.spark.state.frames import read_table, write_rows
+from headrace.spark.state.lineage import cut, is_cut_due, next_version
 from headrace.spark.state.outcomes import changed_rows
 from headrace.spark.state.report import WriteReport
 from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import CHANGED_MS, REMOVED, REPORTS, Version, stem
+from headrace.spark.state.version import CHANGED_MS, REMOVED, REPORTS, Outcome, Version, stem
 from headrace.spark.transforms import arguments, load_function
 from headrace.stream.model import milliseconds
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from headrace.spark.outputs.writer import Counts, WrittenBatch
     from headrace.stream import Stream
     from headrace.stream.state import State
+
+
+_COUNTED = (Outcome.ADDED, Outcome.CHANGED, Outcome.REMOVED, Outcome.TIMED_OUT)
 
 
 def update_state(
@@ -155,7 +159,7 @@ class _Update:
             whole=True,
             idle_since_ms=None,
         )
-        version, _ = self._write(None, rows, time_ms, 0)
+        version, _ = self._write(None, rows, time_ms, 0, first_ms=self.batch.batch_time_ms)
         self.batch.tell(f"state: begins with {version.rows:,} rows of {reference}")
         return version
 
@@ -175,50 +179,43 @@ class _Update:
         _check_frame(returned, self.state.update)
         return returned  # type: ignore[no-any-return]
 
-    def _write(self, base: Version | None, rows: DataFrame, batch_time_ms: int, attempt: int) -> tuple[Version, Counts]:
+    def _write(
+        self,
+        base: Version | None,
+        rows: DataFrame,
+        batch_time_ms: int,
+        attempt: int,
+        *,
+        first_ms: int | None = None,
+    ) -> tuple[Version, Counts]:
         report = self._save(rows, batch_time_ms, attempt)
         _check_keys(report)
-        outcomes = report.outcomes
-        changes = tuple(sorted(report.files, key=lambda file: file.path))
-        gone = outcomes["removed"] + outcomes["timed_out"]
-        live = outcomes["added"] + outcomes["changed"]
-        count = (0 if base is None else base.rows) + outcomes["added"] - gone
-        version = Version(
+        version = next_version(
+            base,
+            report,
             stream=self.stream.name,
             batch_time_ms=batch_time_ms,
             attempt=attempt,
-            based_on=None if base is None else (base.batch_time_ms, base.attempt),
-            first_ms=batch_time_ms if base is None else base.first_ms,
-            since_ms=batch_time_ms if base is None else base.since_ms,
-            chain=1 if base is None else base.chain + 1,
-            rows=count,
             keys=self.state.keys,
             schema=self.columns.jsonValue(),
-            changes=changes,
-            table=changes if base is None else (*base.table, *changes),
+            first_ms=first_ms,
         )
-        written = list(changes)
-        if count == live:
-            # The changes hold every row that there is: they are the whole table.
-            version = replace(version, since_ms=batch_time_ms, chain=1, table=changes)
-        elif version.chain > self.state.snapshot_every:
-            version = self._with_snapshot(version)
-            written += version.table
+        files = list(report.files)
+        if is_cut_due(version, self.state.snapshot_every):
+            version = self._cut(version)
+            files += version.table
         self.store.write(version)
         return version, {
-            "rows": count,
-            "added": outcomes["added"],
-            "changed": outcomes["changed"],
-            "removed": outcomes["removed"],
-            "timed_out": outcomes["timed_out"],
-            "bytes": sum(file.size for file in written),
-            "files": len(written),
+            "rows": version.rows,
+            **{outcome.value: report.outcomes[outcome] for outcome in _COUNTED},
+            "bytes": sum(file.size for file in files),
+            "files": len(files),
             "snapshot": version.is_snapshot,
             "based_on": None if base is None else base.batch_time_ms,
         }
 
-    def _with_snapshot(self, version: Version) -> Version:
-        """The version with its table in files of its own, so that no older ones are needed: the lineage's cut."""
+    def _cut(self, version: Version) -> Version:
+        """Write the version's whole table, so that no older files are needed."""
         from pyspark.sql import functions as F  # noqa: N812
 
         draft = self.store.write_draft(version)
@@ -227,13 +224,7 @@ class _Update:
             report = self._save(table.withColumn(REMOVED, F.lit(False)), version.batch_time_ms, version.attempt)
         finally:
             self.store.storage.delete(draft)
-        rows = sum(file.rows for file in report.files)
-        if rows != version.rows:
-            raise StateError(
-                f"The state of batch {version.batch_time_ms} has {rows} rows where {version.rows} were counted.",
-                remedy="This is a defect of headrace: please report it. The version was not written.",
-            )
-        return replace(version, since_ms=version.batch_time_ms, chain=1, table=tuple(report.files))
+        return cut(version, report.files)
 
     def _save(self, rows: DataFrame, batch_time_ms: int, attempt: int) -> WriteReport:
         files = stem(batch_time_ms, attempt)
@@ -265,16 +256,16 @@ def _check_frame(returned: object, reference: str) -> None:
 
 
 def _check_keys(report: WriteReport) -> None:
-    nulls, double = report.outcomes["null_key"], report.outcomes["double_key"]
+    nulls, double = report.outcomes[Outcome.NULL_KEY], report.outcomes[Outcome.DOUBLE_KEY]
     if nulls:
         raise StateRowsError(
             f"The state's update returned {nulls:,} rows with a null in their key, such as "
-            f"{report.examples['null_key']}.",
+            f"{report.examples[Outcome.NULL_KEY]}.",
             remedy="Drop such rows in the update, or give them a key. The state is as it was.",
         )
     if double:
         raise StateRowsError(
             f"The state's update returned {double:,} rows whose key is there more than once, such as "
-            f"{report.examples['double_key']}.",
+            f"{report.examples[Outcome.DOUBLE_KEY]}.",
             remedy="Return one row a key, by an aggregate say. The state is as it was.",
         )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
@@ -37,6 +38,17 @@ REMOVED = "_headrace_removed"
 
 _NAME = re.compile(rf"^{VERSIONS}/(\d+)-(\d+)-(\d+)\.json$")
 _OWN_FILE = re.compile(r"^[a-z]+/(\d+)-\d+-[^/]+$")
+
+
+class Outcome(StrEnum):
+    """What a batch did to a key, or what is wrong with it."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    REMOVED = "removed"
+    TIMED_OUT = "timed_out"
+    NULL_KEY = "null_key"
+    DOUBLE_KEY = "double_key"
 
 
 @dataclass(frozen=True, slots=True, order=True)
