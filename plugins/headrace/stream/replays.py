@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.stream.errors import StreamDefinitionError
+from headrace.stream.model import Part
 from headrace.stream.outputs import ElasticsearchOutput, KafkaOutput, Output, ParquetOutput
 
 if TYPE_CHECKING:
@@ -42,14 +43,18 @@ def replayed(stream: Stream, outputs: Mapping[str, Mapping[str, Any]], *, transf
     for output in stream.outputs:
         if output.id not in outputs:
             continue
-        fields: dict[str, Any] = {**output.model_dump(exclude_unset=True), "kind": output.kind, **outputs[output.id]}
+        fields: dict[str, Any] = {**_given(output), **outputs[output.id]}
         if transform is not None:
             fields["transform"] = transform
         changed.append(type(output)(**fields))
     for problem in _same_places(stream.outputs, changed):
         raise StreamDefinitionError(problem, remedy="Name another place for the replay to write to.")
-    definition = {**stream.model_dump(exclude_unset=True), "outputs": tuple(changed)}
-    return Stream(**definition)
+    return Stream(**{**_given(stream), "outputs": tuple(changed)})
+
+
+def _given(part: Part) -> dict[str, Any]:
+    """The fields that were given, as they are: a dump of what was set would lack the kinds of the parts in it."""
+    return {name: getattr(part, name) for name in part.model_fields_set}
 
 
 def _same_places(live: tuple[Output, ...], replay: list[Output]) -> Iterator[str]:

@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from headrace.stream import (
+    ColumnIds,
     ConsoleOutput,
     ElasticsearchOutput,
     KafkaInput,
     KafkaOutput,
+    Limits,
     ParquetOutput,
     State,
     Stream,
     StreamDefinitionError,
+    Utf8Decoder,
 )
 from headrace.stream.replays import replayed
 
@@ -50,6 +53,15 @@ def test_only_the_named_outputs_are_written_with_what_differs() -> None:
 def test_without_another_transform_the_outputs_keep_their_own() -> None:
     (index,) = replayed(stream(), {"elasticsearch": {"index": "flights-v2"}}).outputs
     assert index.transform == "flights:to_document"
+
+
+def test_what_a_replay_does_not_change_stays_of_its_kind() -> None:
+    inputs = KafkaInput(bootstrap_servers="127.0.0.1:9092", topics="flights", value_decoder=Utf8Decoder())
+    index = ElasticsearchOutput(hosts="http://127.0.0.1:9200", index="flights", document_ids=ColumnIds(columns=("a",)))
+    live = stream(inputs=inputs, outputs=index, limits=Limits(max_concurrent_batches=2))
+    replay = replayed(live, {"elasticsearch": {"index": "flights-v2"}})
+    assert (replay.inputs, replay.limits) == (live.inputs, live.limits)
+    assert replay.outputs == (index.model_copy(update={"index": "flights-v2"}),)
 
 
 @pytest.mark.parametrize(
