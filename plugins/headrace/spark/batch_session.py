@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, JobRow
+    from headrace.ledger.rows import Attempt, AttemptRow, JobRow
     from headrace.stream import Stream
 
 
@@ -45,8 +45,7 @@ def open_connect_session(ledger: Ledger, stream: Stream, attempt: Attempt) -> Sp
     url = str(job.attributes["connect_url"])
     token = connect_token.from_environment(stream.name, job.epoch)
     end_earlier_attempts(ledger, attempt, url, token)
-    session_id = attempt_session_id(stream.name, attempt.batch_time_ms, attempt.number)
-    spark = connect_session(url, token, session_id=session_id)
+    spark = connect_session(url, token, session_id=attempt_session_id(attempt))
     spark.conf.set("spark.sql.session.timeZone", stream.spark.conf.get("spark.sql.session.timeZone", "UTC"))
     if not str(job.attributes.get("master", "local")).startswith("local"):
         archives = [name for name in stream.spark.py_files if name.endswith((".py", ".zip", ".egg", ".whl"))]
@@ -89,19 +88,29 @@ def running_job(ledger: Ledger, stream: str) -> JobRow:
 
 
 def end_earlier_attempts(ledger: Ledger, attempt: Attempt, url: str, token: str) -> list[str]:
-    """Interrupt the Spark operations of this batch's earlier attempts; the ids of those that were running."""
+    """Interrupt the Spark operations of the earlier attempts that this one takes the place of; those operations' ids.
+
+    Attempts at other outputs of the batch run beside this one, as does a replay, and are left alone.
+    """
     interrupted = []
     for earlier in ledger.batches.attempts(attempt.stream, attempt.batch_time_ms):
-        if earlier.number < attempt.number and earlier.way == "connect":
-            session = attempt_session_id(attempt.stream, attempt.batch_time_ms, earlier.number)
-            tag = attempt_tag(attempt.stream, attempt.batch_time_ms, earlier.number)
-            interrupted += end_session(url, token, session, tag)
+        if earlier.way == "connect" and replaces(attempt, earlier):
+            interrupted += end_session(url, token, attempt_session_id(earlier), attempt_tag(earlier))
     return interrupted
+
+
+def replaces(attempt: Attempt, earlier: AttemptRow) -> bool:
+    """Whether the attempt does again what the earlier one at the same batch was to do, or some of it."""
+    return (
+        earlier.number < attempt.number
+        and earlier.target == attempt.target
+        and not set(earlier.outputs).isdisjoint(attempt.outputs)
+    )
 
 
 def open_own_session(stream: Stream, attempt: Attempt) -> SparkSession:
     """The session of an application that runs this batch and nothing else."""
-    name = f"headrace {stream.name} batch {attempt.batch_time_ms}"
+    name = f"headrace {stream.name} batch {attempt.batch_time_ms}" + (f" {attempt.target}" if attempt.target else "")
     spark = classic_session(name, master=stream.spark.master_url(0), conf=stream.spark.conf)
     if not str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.addPyFile(str(package_zip()))

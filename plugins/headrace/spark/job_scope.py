@@ -9,6 +9,8 @@ from headrace.spark.sessions import attempt_tag, is_connect, lose_patience
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from headrace.ledger.rows import Attempt
+
 POOL = "batches"
 
 
@@ -16,10 +18,11 @@ class JobScope:
     """Marks the jobs that the calling thread starts from now on. Classic sessions show group and description in Spark's
     user interface; a Connect server sets these two itself, and shows the tags."""
 
-    def __init__(self, spark: SparkSession, stream: str, batch_time_ms: int, attempt: int) -> None:
+    def __init__(self, spark: SparkSession, attempt: Attempt) -> None:
         self._spark = spark
-        self._name = f"{stream} batch {batch_time_ms} attempt {attempt}"
-        self._tag = attempt_tag(stream, batch_time_ms, attempt)
+        replay = f" replay {attempt.target}" if attempt.target else ""
+        self._name = f"{attempt.stream} batch {attempt.batch_time_ms}{replay} attempt {attempt.number}"
+        self._tag = attempt_tag(attempt)
 
     @property
     def tag(self) -> str:

@@ -11,22 +11,27 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from headrace.batching.manifest import Manifest
 from headrace.errors import HeadraceError
+from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
-from headrace.spark.batch_outputs import BatchOutputs, Counts
+from headrace.spark.batch_inputs import check_manifests
+from headrace.spark.batch_plan import OutputPlan, plan_outputs
+from headrace.spark.batch_work import BatchWork
+from headrace.spark.code_version import code_version
 from headrace.spark.failures import first_cause
 from headrace.spark.job_scope import JobScope
+from headrace.spark.outputs.writer import Counts
+from headrace.stream import STATE_STEP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt
+    from headrace.ledger.rows import Attempt, BatchOrigin, BatchRow
     from headrace.stream import Stream
 
 # An attempt whose process is gone holds the batch for this long.
@@ -38,12 +43,17 @@ _ERROR_CHARACTERS = 2_000
 
 
 class BatchFailedError(HeadraceError):
-    """The batch's work failed; the text is the innermost reason, the cause has Spark's own account."""
+    """The batch's work failed; ``reason`` is the innermost one, the cause has Spark's own account."""
+
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What an attempt did. ``outputs`` holds each output's counts, ``seconds`` is what the work took."""
+    """What an attempt did. ``outputs`` holds each step's counts, ``seconds`` is what the work took.
+
+    ``state`` is the batch's after it: "completed", or another as long as other outputs of the batch are not done.
+    """
 
     stream: str
     batch_time_ms: int
@@ -52,6 +62,10 @@ class BatchResult:
     blocks: int
     seconds: float
     outputs: dict[str, Counts] = field(default_factory=dict)
+    state: str = BatchState.COMPLETED.value
+    source: str = "log"
+    target: str = ""
+    code_version: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -64,14 +78,20 @@ def run_micro_batch(
     ledger: Ledger,
     attempt: Attempt,
     *,
+    parameters: Mapping[str, Any] | None = None,
     out: IO[str] | None = None,
     tell: Callable[[str], None] | None = None,
     partitions: int | None = None,
 ) -> BatchResult:
     """Run a begun attempt (``ledger.batches.begin_attempt``) at an allocated batch and complete it.
 
+    It runs the attempt's outputs and no others. Where one fails the others are written and recorded all the same, and
+    the attempt fails in the end.
+
     Args:
         spark: a session, classic or Connect, or what makes one when the batch needs it.
+        stream: the replay's definition, for an attempt of a replay.
+        parameters: what transforms find in ``batch.parameters``; by default the stream's own.
         out: where console outputs print, by default stdout.
         tell: gets a line at each step, for people.
         partitions: about how many tasks read an input; by default the session's parallelism.
@@ -81,7 +101,7 @@ def run_micro_batch(
         AttemptFencedError: a newer attempt took the batch. This one's Spark jobs are cancelled.
     """
     run = _Run(spark if callable(spark) else lambda: spark, stream, ledger, attempt, tell or (lambda _: None))
-    return run.to_the_end(out or sys.stdout, partitions)
+    return run.to_the_end(stream.parameters if parameters is None else parameters, out or sys.stdout, partitions)
 
 
 class _Run:
@@ -100,25 +120,13 @@ class _Run:
         self._tell = tell
         self._scope: JobScope | None = None
         self._ended = threading.Event()
-        self._cancelled = False
-        self._results: dict[str, Counts] = {}
+        self._cancelled = threading.Event()
         self._failure: BaseException | None = None
 
-    def to_the_end(self, out: IO[str], partitions: int | None) -> BatchResult:
+    def to_the_end(self, parameters: Mapping[str, Any], out: IO[str], partitions: int | None) -> BatchResult:
         started = time.monotonic()
-        manifest = self._load_manifest()
-        blocks = sum(len(listed) for listed in manifest.inputs.values())
-        self._tell(f"{manifest.records:,} records in {blocks:,} blocks")
-        work = BatchOutputs(
-            stream=self._stream,
-            manifest=manifest,
-            attempt=self._attempt.number,
-            session=self._session,
-            scope=self._new_scope,
-            out=out,
-            tell=self._tell,
-            partitions=partitions,
-        )
+        batch = self._ledger.batches.get(self._attempt.stream, self._attempt.batch_time_ms)
+        work = self._plan(batch, parameters, out, partitions)
         worker = threading.Thread(target=self._work, args=(work,), name="headrace-batch", daemon=True)
         worker.start()
         try:
@@ -127,47 +135,89 @@ class _Run:
             self._cancel()
             self._fail(error)
             raise
-        if self._failure is not None:
-            self._end_if_fenced(self._failure)
-            self._fail(self._failure)
-            if isinstance(self._failure, HeadraceError):
-                raise self._failure
-            raise BatchFailedError(f"The batch failed: {first_cause(self._failure)}") from self._failure
-        self._ledger.batches.complete_attempt(self._attempt)
+        failure = self._failure or _failure_of(work)
+        if failure is not None:
+            self._end_if_fenced(failure)
+            self._fail(failure)
+            raise failure
+        version = code_version(self._stream, self._attempt.outputs)
+        after = self._ledger.batches.complete_attempt(self._attempt, code_version=version)
         seconds = round(time.monotonic() - started, 3)
-        self._tell(f"completed in {seconds} s")
+        self._tell(self._ending(after, seconds))
         return BatchResult(
             self._stream.name,
             self._attempt.batch_time_ms,
             self._attempt.number,
-            manifest.records,
-            blocks,
+            batch.records,
+            batch.blocks,
             seconds,
-            self._results,
+            work.results,
+            after.state.value,
+            self._attempt.source,
+            self._attempt.target,
+            version,
         )
 
-    def _load_manifest(self) -> Manifest:
-        batch = self._ledger.batches.get(self._attempt.stream, self._attempt.batch_time_ms)
+    def _plan(self, batch: BatchRow, parameters: Mapping[str, Any], out: IO[str], partitions: int | None) -> BatchWork:
+        """What there is to do; an attempt that cannot even be planned has failed."""
+        attempt, stream = self._attempt, self._stream
         try:
-            return Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
+            own = self._origins(batch.batch_time_ms)
+            plans = plan_outputs(self._ledger, stream, batch.batch_time_ms, attempt.outputs)
+            leaving = self._leaving(batch.batch_time_ms)
+            check_manifests([*own, *leaving, *(origin for plan in plans for origin in plan.origins)])
         except Exception as error:
             self._fail(error)
             raise
+        self._tell(_records_line(batch, attempt, plans))
+        return BatchWork(
+            stream=stream,
+            attempt=attempt,
+            own=own[0],
+            leaving=leaving,
+            plans=plans,
+            parameters=parameters,
+            session=self._session,
+            new_scope=self._new_scope,
+            out=out,
+            tell=self._tell,
+            stopped=self._cancelled.is_set,
+            partitions=partitions,
+        )
 
-    def _work(self, work: BatchOutputs) -> None:
+    def _origins(self, *times_ms: int) -> tuple[BatchOrigin, ...]:
+        return tuple(self._ledger.batches.origins(self._stream.name, times_ms).values())
+
+    def _leaving(self, batch_time_ms: int) -> tuple[BatchOrigin, ...]:
+        """The batches whose records leave the state's window at this one."""
+        if STATE_STEP not in self._attempt.outputs:
+            return ()
+        from headrace.spark.state import leaving_batch_times
+
+        return self._origins(*leaving_batch_times(self._stream, batch_time_ms))
+
+    def _work(self, work: BatchWork) -> None:
         try:
-            self._results = work.write(self._record)
+            work.run(self._record)
         except BaseException as error:
-            self._failure = error
+            self._failure = error if isinstance(error, HeadraceError) else _batch_failed(first_cause(error), error)
         finally:
             self._ended.set()
 
     def _record(self, output: str, counts: Counts) -> None:
-        self._ledger.batches.record_output(self._attempt, output, counts)
+        version = code_version(self._stream, [output])
+        self._ledger.batches.record_output(self._attempt, output, counts, code_version=version)
 
     def _new_scope(self, spark: SparkSession) -> JobScope:
-        self._scope = JobScope(spark, self._stream.name, self._attempt.batch_time_ms, self._attempt.number)
+        self._scope = JobScope(spark, self._attempt)
         return self._scope
+
+    def _ending(self, after: BatchRow, seconds: float) -> str:
+        if self._attempt.target:
+            return f"replayed into {self._attempt.target} in {seconds} s"
+        if after.state is BatchState.COMPLETED:
+            return f"completed in {seconds} s"
+        return f"{', '.join(self._attempt.outputs)} done in {seconds} s; the batch is {after.state.value} until all are"
 
     def _wait(self) -> None:
         """Wait for the work; every third of the lease, renew it. Raises AttemptFencedError."""
@@ -183,7 +233,7 @@ class _Run:
                     raise
 
     def _cancel(self) -> None:
-        self._cancelled = True
+        self._cancelled.set()
         deadline = time.monotonic() + _CANCEL_SECONDS
         # A job may be just about to start when the others are cancelled.
         while not self._ended.is_set() and time.monotonic() < deadline:
@@ -206,4 +256,39 @@ class _Run:
         if isinstance(error, AttemptFencedError):
             return
         with contextlib.suppress(HeadraceError):
-            self._ledger.batches.fail_attempt(self._attempt, first_cause(error)[:_ERROR_CHARACTERS])
+            self._ledger.batches.fail_attempt(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
+
+
+def _records_line(batch: BatchRow, attempt: Attempt, plans: list[OutputPlan]) -> str:
+    line = f"{batch.records:,} records in {batch.blocks:,} blocks"
+    if attempt.source == "kafka":
+        line = f"{batch.records:,} records, read from Kafka, as the log does not have them"
+    for plan in plans:
+        if plan.output.window is not None and plan.skipped is None:
+            in_kafka = sum(origin.source == "kafka" for origin in plan.origins)
+            line += f"; output {plan.output.id} has a window of {len(plan.origins)} batches"
+            line += f", {in_kafka} of them from Kafka" if in_kafka else ""
+    return line
+
+
+def _failure_of(work: BatchWork) -> HeadraceError | None:
+    """The one error of all steps that failed: the first one's, with the others named."""
+    if not work.failures:
+        return None
+    first = next(iter(work.failures.values()))
+    if len(work.failures) == 1 and not work.results:
+        return first if isinstance(first, HeadraceError) else _batch_failed(first_cause(first), first)
+    told = "; ".join(f"{step}: {_reason(error)}" for step, error in work.failures.items())
+    done = f"; done: {', '.join(work.results)}" if work.results else ""
+    return _batch_failed(told + done, first)
+
+
+def _batch_failed(reason: str, cause: BaseException) -> BatchFailedError:
+    error = BatchFailedError(f"The batch failed: {reason}")
+    error.reason = reason
+    error.__cause__ = cause
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    return error.reason if isinstance(error, BatchFailedError) else first_cause(error)

@@ -1,6 +1,7 @@
 """The command that runs one attempt at a batch: ``spark_jobs/micro_batch.py``, plain (connect) or under spark-submit.
 
-Exit codes: 0 completed (or it had completed before), 1 failed, 75 a newer attempt took the batch, 143 told to end.
+Exit codes: 0 the attempt's outputs are done (or were before), 1 failed, 75 a newer attempt took the batch, 143 told to
+end. Other outputs of the batch may still be to do: the result's ``state`` tells.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headrace.spark.failures import python_account
 from headrace.spark.micro_batch import LEASE_MS, BatchResult, run_micro_batch
 from headrace.spark.sessions import is_connect, lose_patience
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
-from headrace.stream import Stream
+from headrace.stream import Stream, parameters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,9 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, tell: Callable[[str], None]) -> BatchResult:
-    stream = Stream.from_json(ledger.streams.get(options.stream).definition)
+    given = None if options.parameters is None else parameters.parse(options.parameters)
+    registered = Stream.from_json(ledger.streams.get(options.stream).definition)
+    # Before the attempt begins: one that cannot be run should not take the batch from another.
+    parameters.merged(registered, given)
     attempt = _attempt(options, ledger)
-    tell(f"attempt {attempt.number}, {options.way}")
+    stream = registered if attempt.definition is None else Stream.from_json(attempt.definition)
+    replay = f" of replay {attempt.target}" if attempt.target else ""
+    tell(f"attempt {attempt.number}{replay}, {options.way}: {', '.join(attempt.outputs)}")
     partitions = None
     if options.way == "connect":
         job = ledger.jobs.current(stream.name)
@@ -82,6 +88,7 @@ def _run(options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, tell:
         stream,
         ledger,
         attempt,
+        parameters=parameters.merged(stream, given),
         tell=tell,
         partitions=partitions,
     )
@@ -110,20 +117,12 @@ def _attempt(options: argparse.Namespace, ledger: Ledger) -> Attempt:
             holder=holder,
             way=options.way,
             lease_ms=options.lease_ms,
+            outputs=options.outputs,
             force=options.force,
         )
     for row in ledger.batches.attempts(options.stream, options.batch_time):
         if row.number == options.attempt:
-            return Attempt(
-                stream=row.stream,
-                batch_time_ms=row.batch_time_ms,
-                number=row.number,
-                holder=row.holder,
-                way=row.way,
-                outputs=row.outputs,
-                lease_ms=row.lease_ms,
-                lease_until_ms=row.lease_until_ms,
-            )
+            return row.claim()
     raise AttemptUnknownError(
         f"The ledger has no attempt {options.attempt} at batch {options.batch_time} of stream {options.stream!r}.",
         remedy="Begin it first, or leave --attempt out to have one begun.",
@@ -156,6 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stream", required=True)
     parser.add_argument("--batch-time", required=True, type=int, help="milliseconds since the Unix epoch")
     parser.add_argument("--attempt", type=int, help="the attempt that the caller began; without it one is begun")
+    parser.add_argument(
+        "--outputs",
+        type=lambda text: tuple(name for name in text.split(",") if name),
+        help="ids by comma of what an attempt begun here is to run; by default all that is not done",
+    )
+    parser.add_argument("--parameters", help="JSON object of values in the place of the stream's parameters")
     parser.add_argument("--way", choices=("connect", "submit"), default="connect")
     parser.add_argument("--force", action="store_true", help="run a completed batch again")
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)

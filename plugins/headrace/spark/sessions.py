@@ -11,7 +11,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from headrace.errors import HeadraceError
@@ -31,6 +31,19 @@ _SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
 # 0.2 s doubled eight times is 50 s of patience with a server that is busy or gone; pyspark's own is ten minutes,
 # while a receiver job that died is noticed by its lease long before.
 _RETRIES: dict[str, Any] = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
+
+
+class AttemptName(Protocol):
+    """As much of an attempt's row or claim as its sessions and jobs are named by."""
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def batch_time_ms(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def target(self) -> str: ...
 
 
 class ConnectUrlError(HeadraceError):
@@ -134,15 +147,21 @@ def protected_url(url: str) -> str:
     return url
 
 
-def attempt_session_id(stream: str, batch_time_ms: int, attempt: int) -> str:
+def attempt_session_id(attempt: AttemptName) -> str:
     """The session id of one attempt at a batch: always the same, so that a later attempt can end an earlier one's."""
-    return str(uuid.uuid5(_SESSIONS, f"{stream}\n{batch_time_ms}\n{attempt}"))
+    return str(uuid.uuid5(_SESSIONS, "\n".join(_parts(attempt))))
 
 
-def attempt_tag(stream: str, batch_time_ms: int, attempt: int) -> str:
+def attempt_tag(attempt: AttemptName) -> str:
     """The tag (and job group) of one attempt's Spark jobs."""
     # Spark joins tags with commas, so a tag has none; a stream's name has none either, but this must not break on it.
-    return f"headrace/{stream}/{batch_time_ms}/{attempt}".replace(",", "_")
+    return "/".join(["headrace", *_parts(attempt)]).replace(",", "_")
+
+
+def _parts(attempt: AttemptName) -> list[str]:
+    """What tells an attempt from all others: attempts at a batch's outputs have a number each, replays a target."""
+    replay = [attempt.target] if attempt.target else []
+    return [attempt.stream, str(attempt.batch_time_ms), *replay, str(attempt.number)]
 
 
 def end_session(url: str, token: str, session_id: str, tag: str) -> list[str]:

@@ -108,6 +108,8 @@ class BatchLedger:
             stream.to_json(),
             batch_interval_ms=stream.batch_interval_ms,
             block_interval_ms=stream.block_interval_ms,
+            outputs=stream.steps,
+            ordered=stream.is_ordered,
         )
         self._job = self.ledger.jobs.acquire(stream.name, holder="test", lease_ms=600_000)
         self._leases: dict[str, ReceiverLease] = {}
@@ -138,9 +140,16 @@ class BatchLedger:
         allocate(self.stream, self.ledger, open_storage(self.stream.storage.url), batch_time_ms)
         return batch_time_ms
 
-    def begin(self, batch_time_ms: int, *, way: str = "submit", force: bool = False) -> Attempt:
+    def begin(
+        self,
+        batch_time_ms: int,
+        *,
+        way: str = "submit",
+        force: bool = False,
+        outputs: Sequence[str] | None = None,
+    ) -> Attempt:
         return self.ledger.batches.begin_attempt(
-            self.stream.name, batch_time_ms, holder="test", way=way, lease_ms=30_000, force=force
+            self.stream.name, batch_time_ms, holder="test", way=way, lease_ms=30_000, force=force, outputs=outputs
         )
 
 

@@ -1,0 +1,104 @@
+"""What outputs read, by a real ledger of empty batches; windows with records are in the integration tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.batching.allocation import allocate
+from headrace.ledger import Ledger
+from headrace.spark.batch_plan import needs_spark, plan_outputs
+from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KafkaInput, State, Stream, Window
+from headrace.wal.storage import open_storage
+
+INTERVAL_MS = 10_000
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        yield ledger
+
+
+def registered(ledger: Ledger, tmp_path: Path, batches: int, **fields: Any) -> Stream:
+    stream = Stream(
+        **{
+            "name": "clicks",
+            "inputs": KafkaInput(bootstrap_servers="localhost:9092", topics="clicks"),
+            "outputs": ConsoleOutput(),
+            "batch_interval": "10 s",
+            "storage": str(tmp_path / "storage"),
+            "ledger": f"sqlite:///{tmp_path}/ledger.db",
+            **fields,
+        }
+    )
+    ledger.streams.register(
+        stream.name,
+        stream.to_json(),
+        batch_interval_ms=stream.batch_interval_ms,
+        block_interval_ms=stream.block_interval_ms,
+        outputs=stream.steps,
+    )
+    for number in range(1, batches + 1):
+        allocate(stream, ledger, open_storage(stream.storage.url), number * INTERVAL_MS)
+    return stream
+
+
+def times(origins: Any) -> list[int]:
+    return [origin.batch_time_ms // INTERVAL_MS for origin in origins]
+
+
+def test_an_output_without_a_window_reads_its_own_batch(ledger: Ledger, tmp_path: Path) -> None:
+    stream = registered(ledger, tmp_path, 3)
+    (plan,) = plan_outputs(ledger, stream, 2 * INTERVAL_MS, stream.steps)
+    assert (times(plan.origins), times(plan.fresh)) == ([2], [2])
+    assert (plan.skipped, plan.needs_spark, plan.from_kafka) == (None, False, False)
+
+
+def test_a_window_reads_the_batches_that_there_are(ledger: Ledger, tmp_path: Path) -> None:
+    stream = registered(ledger, tmp_path, 5, outputs=ConsoleOutput(window=Window(length="40 s", slide="20 s")))
+    read = {number: plan_outputs(ledger, stream, number * INTERVAL_MS, stream.steps)[0] for number in range(1, 5)}
+    assert times(read[2].origins) == [1, 2], "nothing was before the first"
+    assert times(read[4].origins) == [1, 2, 3, 4]
+    assert times(read[4].fresh) == [3, 4], "what no earlier window held"
+    assert not read[2].skipped
+    for number in (1, 3):
+        assert read[number].skipped == "no window ends at this batch time, but every 20000 ms"
+        assert not read[number].needs_spark
+
+
+def test_records_between_windows_are_nobodys(ledger: Ledger, tmp_path: Path) -> None:
+    stream = registered(ledger, tmp_path, 3, outputs=ConsoleOutput(window=Window(length="20 s", slide="30 s")))
+    (plan,) = plan_outputs(ledger, stream, 3 * INTERVAL_MS, stream.steps)
+    assert (times(plan.origins), times(plan.fresh)) == ([2, 3], [2, 3])
+
+
+def test_an_empty_batch_needs_spark_where_rows_can_come_of_nothing(ledger: Ledger, tmp_path: Path) -> None:
+    by_record = ElasticsearchOutput(hosts="http://localhost:9200", index="clicks")
+    by_column = ElasticsearchOutput(
+        id="counts", hosts="http://localhost:9200", index="counts", document_ids=ColumnIds(columns=("word",))
+    )
+    stream = registered(ledger, tmp_path, 1, outputs=(by_record, by_column), transform="m:f")
+    plans = plan_outputs(ledger, stream, INTERVAL_MS, stream.steps)
+    assert [plan.needs_spark for plan in plans] == [False, True]
+    assert needs_spark(ledger, stream, INTERVAL_MS)
+    assert not needs_spark(ledger, stream, INTERVAL_MS, ["elasticsearch"])
+    untransformed = stream.model_copy(update={"transform": None})
+    assert not needs_spark(ledger, untransformed, INTERVAL_MS)
+
+
+def test_the_state_always_needs_spark(ledger: Ledger, tmp_path: Path) -> None:
+    state = State(update="m:f", fields="word STRING, n INT", keys="word")
+    stream = registered(ledger, tmp_path, 1, state=state)
+    assert needs_spark(ledger, stream, INTERVAL_MS)
+    assert not needs_spark(ledger, stream, INTERVAL_MS, ["console"])
+
+
+def test_airflow_can_ask_without_pyspark() -> None:
+    code = "import headrace.spark.batch_plan, sys; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
