@@ -27,6 +27,8 @@ def get_provider_info() -> dict[str, Any]:
             "headrace.operators.kafka_receiver",
             "headrace.operators.allocate_blocks",
             "headrace.operators.wal_spark_submit",
+            "headrace.operators.micro_batch",
+            "headrace.operators.replay_batch",
             "headrace.operators.checkpoint",
             "headrace.operators.cleanup",
         ),

@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING
 
 from headrace.dags.batch_dag import batch_dag
 from headrace.dags.receiver_dag import receiver_dag
+from headrace.dags.replay_dag import replay_dag
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
     from headrace.stream import Stream
 
-__all__ = ["batch_dag", "receiver_dag", "stream_dags"]
+__all__ = ["batch_dag", "receiver_dag", "replay_dag", "stream_dags"]
 
 
 def stream_dags(
-    stream: Stream, *, start_date: datetime | None = None, catch_up: bool | timedelta = True
+    stream: Stream,
+    *,
+    start_date: datetime | None = None,
+    catch_up: bool | timedelta | None = None,
+    single_task: bool = False,
 ) -> tuple[DAG, DAG]:
     """The receiver DAG and the batch DAG of a stream; see ``batch_dag`` for the parameters."""
-    return receiver_dag(stream), batch_dag(stream, start_date=start_date, catch_up=catch_up)
+    return receiver_dag(stream), batch_dag(stream, start_date=start_date, catch_up=catch_up, single_task=single_task)

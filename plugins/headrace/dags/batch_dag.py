@@ -5,14 +5,18 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
-from headrace.dags.defaults import START_DATE, batch_retries, describe, tags
+from headrace.dags.defaults import START_DATE, batch_retries, describe, output_retries, tags
+from headrace.dags.params import batch_params
+from headrace.dags.received_schedule import received_schedule
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.cleanup import CleanupOperator
+from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.sensors.blocks_ready import BlocksReadySensor
+from headrace.stream.state import STATE_STEP
 from headrace.timetables.micro_batch import MicroBatchTimetable
 
 if TYPE_CHECKING:
@@ -22,8 +26,11 @@ _DOC = """\
 # {name}: batches
 
 A run for each batch time, which is the end of its data interval. A batch's blocks are allocated once: however often its
-run is repeated, it processes the same records and writes the same documents. To run a completed batch again, trigger a
-run with `reprocess` set and any logical date inside its interval (its start has a run: Airflow gives a date only one).
+run is repeated, it processes the same records and writes the same documents.
+
+To run a completed batch again: clear its run, or backfill its interval, or trigger a run with `reprocess` and any
+logical date inside its interval (its start has a run: Airflow gives a date only one). What failed of a batch is run
+alone when its task, or its run, is cleared.
 
 {stream}
 """
@@ -34,7 +41,8 @@ def batch_dag(
     *,
     dag_id: str | None = None,
     start_date: datetime | None = None,
-    catch_up: bool | timedelta = True,
+    catch_up: bool | timedelta | None = None,
+    single_task: bool = False,
     **options: Any,
 ) -> DAG:
     """The batch DAG of a stream.
@@ -42,41 +50,65 @@ def batch_dag(
     :param dag_id: by default ``<stream>_batches``.
     :param start_date: the first interval to run. By default that in which the scheduler first sees the DAG, since
         only the ledger knows when the stream began, and runs for the years before would all be empty.
-    :param catch_up: what becomes of intervals that were missed later on, see ``MicroBatchTimetable``. Without effect
-        where ``start_date`` is given: then every interval since gets a run.
+    :param catch_up: what becomes of intervals that were missed later on, see ``MicroBatchTimetable``. By default they
+        are caught up, unless the stream coalesces: then the next batch takes them over. Without effect where
+        ``start_date`` is given (every interval since gets a run), and where the stream has a ``trigger``.
+    :param single_task: whether one task, ``micro_batch``, does all of a batch (``MicroBatchOperator``). Otherwise each
+        of its parts is a task, and each output an instance of ``generate_batch`` that is tried again by itself.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
     """
     default_args = {**batch_retries(), **options.pop("default_args", {})}
     with DAG(
         dag_id=dag_id or f"{stream.name}_batches",
-        description=f"Runs the batches of stream {stream.name}, {_every(stream)}",
+        description=f"Runs the batches of stream {stream.name}, {_when(stream)}",
         doc_md=_DOC.format(name=stream.name, stream=describe(stream)),
-        schedule=MicroBatchTimetable(stream.batch_interval, catch_up=catch_up),
+        schedule=_schedule(stream, catch_up),
         start_date=start_date or START_DATE,
         catchup=start_date is not None,
-        max_active_runs=options.pop("max_active_runs", stream.limits.max_concurrent_batches),
+        max_active_runs=options.pop("max_active_runs", _max_active_runs(stream)),
         dagrun_timeout=None,
         default_args=default_args,
-        params={
-            "reprocess": Param(
-                False, type="boolean", title="Reprocess", description="Run the batch again though it has completed."
-            ),
-            **options.pop("params", {}),
-        },
+        params={**batch_params(stream), **options.pop("params", {})},
         tags=[*tags(stream, "batches"), *options.pop("tags", [])],
         **options,
     ) as dag:
-        await_blocks = BlocksReadySensor(task_id="await_blocks", stream=stream)
-        allocate_blocks = AllocateBlocksOperator(task_id="allocate_blocks", stream=stream)
-        generate_batch = WalSparkSubmitOperator(task_id="generate_batch", stream=stream)
-        # Teardowns run after a failed batch too, and a run's state is that of the tasks before them: a failed batch
-        # fails the run. The last one counts itself as well, and it fails where a checkpoint is missing. (If the
-        # checkpoint counted, Airflow would no longer look at the batch before it.)
-        checkpoint = CheckpointOperator(task_id="checkpoint", stream=stream).as_teardown()
-        cleanup = CleanupOperator(task_id="cleanup", stream=stream).as_teardown(on_failure_fail_dagrun=True)
-        await_blocks >> allocate_blocks >> generate_batch >> checkpoint >> cleanup
+        retries = output_retries(stream, default_args["retries"])
+        if single_task:
+            MicroBatchOperator(task_id="micro_batch", stream=stream, **retries)
+        else:
+            _tasks(stream, retries)
     return dag
 
 
-def _every(stream: Stream) -> str:
+def _tasks(stream: Stream, retries: dict[str, Any]) -> None:
+    await_blocks = BlocksReadySensor(task_id="await_blocks", stream=stream)
+    allocate_blocks = AllocateBlocksOperator(task_id="allocate_blocks", stream=stream)
+    before: Any = await_blocks >> allocate_blocks
+    if stream.state is not None:
+        # An output may be made of the state, so it is updated first, and once for all of them.
+        before = before >> WalSparkSubmitOperator(task_id="update_state", stream=stream, step=STATE_STEP)
+    generate_batch = WalSparkSubmitOperator.partial(
+        task_id="generate_batch", stream=stream, map_index_template="{{ task.step }}", **retries
+    ).expand(step=[output.id for output in stream.outputs])
+    # Teardowns run after a failed batch too, and a run's state is that of the tasks before them: a failed output fails
+    # the run. The last one counts itself as well, and it fails where a checkpoint is missing. (If the checkpoint
+    # counted, Airflow would no longer look at the outputs before it.)
+    checkpoint = CheckpointOperator(task_id="checkpoint", stream=stream).as_teardown()
+    cleanup = CleanupOperator(task_id="cleanup", stream=stream).as_teardown(on_failure_fail_dagrun=True)
+    before >> generate_batch >> checkpoint >> cleanup
+
+
+def _schedule(stream: Stream, catch_up: bool | timedelta | None) -> Any:
+    if stream.trigger is not None:
+        return received_schedule(stream)
+    return MicroBatchTimetable(stream.batch_interval, catch_up=not stream.coalesces if catch_up is None else catch_up)
+
+
+def _max_active_runs(stream: Stream) -> int:
+    return 1 if stream.trigger is not None else stream.limits.max_concurrent_batches
+
+
+def _when(stream: Stream) -> str:
+    if stream.trigger is not None:
+        return f"when {stream.trigger.min_records} records wait, or one for {stream.trigger.max_delay}"
     return f"every {stream.batch_interval.total_seconds():g} s"

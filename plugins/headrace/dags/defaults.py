@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from headrace.stream import ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput
+
 if TYPE_CHECKING:
-    from headrace.stream import Stream
+    from headrace.stream import Output, Stream
 
 # Airflow wants a start date before anything is scheduled. It has to be the same at every parse, or the DAG would
 # change at every parse; which batches are run is decided by the timetable.
@@ -23,15 +25,40 @@ def batch_retries() -> dict[str, Any]:
     }
 
 
+def output_retries(stream: Stream, default: int) -> dict[str, Any]:
+    """The arguments of a task that writes outputs: retries for the most patient one, and those of one that says none.
+
+    Airflow gives all instances of a mapped task the same number; an output that wants fewer gives up by itself.
+    """
+    retries = [default if output.retries is None else output.retries for output in stream.outputs]
+    return {"retries": max(retries), "output_retries": default}
+
+
 def tags(stream: Stream, kind: str) -> list[str]:
     """The tags by which the UI finds a stream's DAGs."""
     return ["headrace", kind, f"stream:{stream.name}"]
 
 
+def _place(output: Output) -> tuple[str, str]:
+    """Where an output writes, and to what there."""
+    if isinstance(output, ElasticsearchOutput):
+        where = f"connection `{output.connection}`" if output.connection else ", ".join(output.hosts)
+        return f"Elasticsearch, {where}", f"index `{output.index}`, ids by {output.document_ids.kind}"
+    if isinstance(output, KafkaOutput):
+        where = f"connection `{output.connection}`" if output.connection else f"`{output.bootstrap_servers}`"
+        return f"Kafka, {where}", f"topic `{output.topic}`"
+    if isinstance(output, ParquetOutput):
+        return "Parquet files", f"`{output.path}`"
+    if isinstance(output, ForeachBatchOutput):
+        return "function", f"`{output.function}`"
+    return output.kind, ""
+
+
 def describe(stream: Stream) -> str:
     """The stream in Markdown, for a DAG's page."""
+    interval = stream.batch_interval.total_seconds()
     lines = [
-        f"Every {stream.batch_interval.total_seconds():g} s, blocks of {stream.block_interval_ms} ms.",
+        f"Every {interval:g} s by {stream.batch_by}, blocks of {stream.block_interval_ms} ms.",
         "",
         "| | | |",
         "| --- | --- | --- |",
@@ -42,13 +69,15 @@ def describe(stream: Stream) -> str:
         lines.append(f"| from | Kafka, {where} | {what}, {source.receivers} receiver(s) |")
     if stream.transform:
         lines.append(f"| through | `{stream.transform}` | |")
+    if stream.state:
+        lines.append(f"| state | `{stream.state.update}` | |")
     for output in stream.outputs:
-        if output.kind == "elasticsearch":
-            where = f"connection `{output.connection}`" if output.connection else ", ".join(output.hosts)
-            ids = f"ids by {output.document_ids.kind}"
-            lines.append(f"| to | Elasticsearch, {where} | index `{output.index}`, {ids} |")
-        else:
-            lines.append(f"| to | {output.kind} | |")
+        where, what = _place(output)
+        if output.transform:
+            what = ", ".join(filter(None, (what, f"through `{output.transform}`")))
+        if output.window:
+            what = ", ".join(filter(None, (what, f"of the last {output.window.length.total_seconds():g} s")))
+        lines.append(f"| to `{output.id}` | {where} | {what} |")
     lines += [
         f"| log | `{stream.storage.url}` | kept {stream.remember_ms // 1000} s after the checkpoint |",
         f"| ledger | `{stream.ledger}` | |",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.hooks.run_request import run_request
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.claims import claim
 
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.batching.allocation import Allocation
-    from headrace.ledger.rows import UnclaimedTime
+    from headrace.ledger import Ledger
+    from headrace.stream import Stream
+    from headrace.wal.storage import LogStorage
 
 
 class AllocateBlocksOperator(BatchStepOperator):
@@ -20,7 +23,8 @@ class AllocateBlocksOperator(BatchStepOperator):
     A batch that is allocated already keeps its blocks, however often the task runs. Returns a small summary.
 
     Earlier batch times that hold records and have no run get one: nothing is left lying because the schedule began
-    later than the receiver, or does not reach back far enough.
+    later than the receiver, or does not reach back far enough. (Where the stream coalesces, the batch has taken them
+    over.) A batch time from before the stream began is empty, unless the run asks for it to be built from Kafka.
 
     :param stream: the stream.
     :param claim_missed: whether to trigger those runs; otherwise the task's log names them.
@@ -34,29 +38,47 @@ class AllocateBlocksOperator(BatchStepOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Allocate, and tell how many blocks and records the batch has."""
-        from headrace.batching.allocation import allocate
-
-        at_ms = self.batch_time_ms(context)
         with self.opened() as (ledger, storage):
-            told = summary(allocate(self.stream, ledger, storage, at_ms))
-            missed = [time for time in ledger.blocks.unclaimed(self.stream.name) if time.batch_time_ms < at_ms]
-        self.log.info("Batch %d: %s", at_ms, ", ".join(f"{name} {value}" for name, value in told.items()))
-        if missed:
-            self._claim(context, missed)
-        return told
+            at_ms = self.batch_time_ms(context, ledger)
+            return allocate_for_run(
+                self.stream, ledger, storage, at_ms, context, claim_missed=self.claim_missed, log=self.log
+            )
 
-    def _claim(self, context: Context, missed: list[UnclaimedTime]) -> None:
+
+def allocate_for_run(
+    stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context, *, claim_missed: bool, log: Any
+) -> dict[str, Any]:
+    """Allocate the run's batch, and see to earlier batch times without a run; the batch in short, as an XCom.
+
+    Raises:
+        AirflowFailException: the run asks for what the stream does not have.
+    """
+    from headrace.batching.allocation import allocate
+
+    if run_request(context, stream).from_kafka:
+        _build(stream, ledger, storage, at_ms, log)
+    told = summary(allocate(stream, ledger, storage, at_ms))
+    log.info("Batch %d: %s", at_ms, ", ".join(f"{name} {value}" for name, value in told.items()))
+    missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < at_ms]
+    if missed:
         records = sum(time.records for time in missed)
-        self.log.warning(
+        log.warning(
             "%d earlier batch time(s) hold %d records and are not allocated yet, from %d to %d (ms since the epoch).",
             len(missed), records, missed[0].batch_time_ms, missed[-1].batch_time_ms,
         )  # fmt: skip
-        if not self.claim_missed:
-            self.log.warning("Run them: by a backfill of this DAG over these times.")
-            return
-        times = [time.batch_time_ms for time in missed]
-        claimed = claim(context, times, self.stream.batch_interval_ms)
-        self.log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
+        if claim_missed:
+            claimed = claim(context, [time.batch_time_ms for time in missed], stream.batch_interval_ms)
+            log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
+        else:
+            log.warning("Run them: by a backfill of this DAG over these times.")
+    return told
+
+
+def _build(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
+    from headrace.batching.building import build_from_kafka
+
+    batch = build_from_kafka(stream, ledger, storage, at_ms).batch
+    log.info("Batch %d: its offset ranges were found by timestamps in Kafka, %d at most.", at_ms, batch.records)
 
 
 def summary(allocation: Allocation) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.timetables.batch_time import batch_time_ms
+from headrace.timetables.batch_time import batch_time_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,9 @@ class BatchStep:
 
     stream: Stream
 
-    def batch_time_ms(self, context: Context) -> int:
+    def batch_time_ms(self, context: Context, ledger: Ledger) -> int:
         """The batch that this run is about, in milliseconds since the epoch."""
-        return batch_time_ms(context, self.stream.batch_interval)
+        return batch_time_of_run(context, self.stream, ledger)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Ledger, LogStorage]]:

@@ -10,6 +10,10 @@ from headrace.operators.batch import BatchStepOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from headrace.ledger import Ledger
+    from headrace.stream import Stream
+    from headrace.wal.storage import LogStorage
+
 
 class BatchNotCheckpointedError(HeadraceError):
     """The batch completed, and its checkpoint is missing."""
@@ -29,18 +33,26 @@ class CleanupOperator(BatchStepOperator):
 
     def execute(self, context: Context) -> Any:
         """Clean up, then check that this batch left nothing undone."""
-        from headrace.batching.cleanup import clean_up
-
-        at_ms = self.batch_time_ms(context)
         with self.opened() as (ledger, storage):
-            batch = ledger.batches.find(self.stream.name, at_ms)
-            if batch is None:
-                self.log.info("Batch %d was not allocated, so there is nothing to clean up after it.", at_ms)
-                return
-            self.log.info("Cleanup after batch %d: %s", at_ms, clean_up(self.stream, ledger, storage))
-        due = at_ms % self.stream.checkpoint_interval_ms == 0
-        if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
-            raise BatchNotCheckpointedError(
-                f"Batch {at_ms} of stream {self.stream.name!r} completed without a checkpoint, so its log is kept.",
-                remedy="See why the task 'checkpoint' failed, and clear it.",
-            )
+            clean_up_after(self.stream, ledger, storage, self.batch_time_ms(context, ledger), self.log)
+
+
+def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
+    """Delete what no batch needs any more, if the batch is there; says what went.
+
+    Raises:
+        BatchNotCheckpointedError: the batch completed, and its checkpoint was due and is missing.
+    """
+    from headrace.batching.cleanup import clean_up
+
+    batch = ledger.batches.find(stream.name, at_ms)
+    if batch is None:
+        log.info("Batch %d was not allocated, so there is nothing to clean up after it.", at_ms)
+        return
+    log.info("Cleanup after batch %d: %s", at_ms, clean_up(stream, ledger, storage))
+    due = at_ms % stream.checkpoint_interval_ms == 0
+    if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
+        raise BatchNotCheckpointedError(
+            f"Batch {at_ms} of stream {stream.name!r} completed without a checkpoint, so its log is kept.",
+            remedy="See why the checkpoint failed (the task 'checkpoint' has its own log), and clear it.",
+        )

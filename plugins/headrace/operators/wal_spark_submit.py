@@ -2,142 +2,148 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections import deque
-from collections.abc import Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-
-from headrace.errors import HeadraceError
-from headrace.hooks.environment import child_environment
-from headrace.operators.batch import BatchStep
+from headrace.hooks.run_request import run_request
 from headrace.operators.kafka_receiver import holder
-from headrace.operators.links import SparkUiLink
+from headrace.operators.output_retries import OutputRetries
+from headrace.operators.spark_attempt import (
+    LEASE_MS,
+    AttemptFencedInSparkError,
+    BatchFailedError,
+    SparkAttemptOperator,
+)
+from headrace.operators.spark_need import needs_spark
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperatorLink, Context
+    from collections.abc import Callable, Mapping
 
-    from headrace.hooks.spark_submit import StreamSparkSubmitHook
+    from airflow.sdk import Context
+
+    from headrace.hooks.run_request import RunRequest
     from headrace.ledger import Ledger
     from headrace.ledger.rows import Attempt, BatchRow
-    from headrace.stream import Stream
-
-Way = Literal["connect", "submit"]
-
-# An attempt is renewed by the process that runs it; until that is up (1 s for a plain process, 14 s for spark-submit,
-# both more on a busy machine) the lease given here has to last. A process that died keeps the slot for as long.
-_LEASE_MS = {"connect": 30_000, "submit": 90_000}
-# How long a batch that is told to end may take to cancel its Spark jobs, in seconds.
-_TERMINATION_GRACE = 15.0
-_TAIL_LINES = 40
-_EXIT_FENCED = 75
+    from headrace.operators.steps_to_run import StepsToRun
+    from headrace.wal.storage import LogStorage
 
 
-class BatchFailedError(HeadraceError):
-    """Spark did not complete the batch."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A DAG run at its task, with what the task has opened."""
+
+    context: Context
+    request: RunRequest
+    ledger: Ledger
+    storage: LogStorage
 
 
-class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
-    """Runs a batch: reads its allocated blocks from the log, transforms them, writes every output.
+class EarlierBatchFailedError(BatchFailedError):
+    """A batch that comes first, in a stream whose batches run in order, did not complete."""
+
+
+class WalSparkSubmitOperator(SparkAttemptOperator):
+    """Runs a batch's steps: reads its allocated blocks from the log, transforms them, writes the outputs.
+
+    A step is an output, or the update of the stream's state. With ``step`` the task does that one alone, so that
+    ``partial(…).expand(step=[…])`` shows each in Airflow and tries each again by itself; without, it does all of
+    them in one process.
 
     Two ways lead to Spark. ``connect`` runs the batch in the receiver job's warm application, over Spark Connect
     (about a second until it works); ``submit`` gives it an application of its own by spark-submit. Both run the same
     code. Where there is no application to connect to (the stream was stopped, or its receiver job is on another
     machine), a batch is submitted; one that is just starting is waited for.
 
-    Before anything runs, the ledger gives the attempt a number. A later attempt fences every earlier one, so a
-    zombie (Airflow starts a second try while a first still lives) can neither complete the batch nor harm it, and a
-    completed batch is not run again unless the DAG run asks for it (``reprocess``). A batch without records completes
-    without Spark where no output wants to hear of it.
+    Before anything runs, the ledger gives the attempt a number. A later attempt at the same steps fences every earlier
+    one, so a zombie (Airflow starts a second try while a first still lives) can neither complete the batch nor harm
+    it. What has a record of success is not run again unless the DAG run asks for it: see ``steps_to_run``. Another
+    run's attempt that lives is waited for. A batch without records completes without Spark where no output wants to
+    hear of it.
+
+    In a stream whose batches run in order, earlier batch times that nobody runs are allocated and run first, in order,
+    in this task: their own runs, which may wait for this one to end, find them completed.
 
     Killing the task ends its own Spark jobs and no others.
 
     :param stream: the stream.
-    :param way: ``connect`` or ``submit``; by default the stream's ``spark.run_batches``.
-    :param start_timeout: how long to wait for a receiver job that is starting.
-    :param slot_timeout: how long to wait for other batches of the stream that hold its slots, or come first.
+    :param step: the id of the one step to run; by default all of them.
+    :param output_retries: how often an output is tried again that does not say so itself; by default as the task.
+
+    For the other parameters see ``SparkAttemptOperator``.
     """
 
-    template_fields: Sequence[str] = ()
-    ui_color = "#fbe3c8"
-    operator_extra_links: tuple[BaseOperatorLink, ...] = (SparkUiLink(),)
-
-    def __init__(
-        self,
-        *,
-        stream: Stream,
-        way: Way | None = None,
-        start_timeout: timedelta = timedelta(minutes=3),
-        slot_timeout: timedelta = timedelta(minutes=30),
-        slot_poll: timedelta = timedelta(seconds=5),
-        **kwargs: Any,
-    ) -> None:
-        kwargs.setdefault("name", f"headrace batch {stream.name}")
+    def __init__(self, *, step: str | None = None, output_retries: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
-        self.way: Way = way or stream.spark.run_batches
-        self.start_timeout = start_timeout
-        self.slot_timeout = slot_timeout
-        self.slot_poll = slot_poll
-        self.spark_ui_url: str | None = None
-        self._process: subprocess.Popen[str] | None = None
-        self._arguments: list[str] = []
+        self.step = step
+        self.output_retries = output_retries
 
     def execute(self, context: Context) -> Any:
-        """Run the batch."""
-        return self._run(context, waited=0.0)
+        """Run what is left of the batch."""
+        with self.opened() as (ledger, storage):
+            self.run_batch(ledger, storage, self.batch_time_ms(context, ledger), context)
 
-    def slot_may_be_free(self, context: Context, event: Any = None, *, waited: float) -> Any:  # noqa: ARG002
+    def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
         """Called after a deferral: look again whether it is this batch's turn, and there is a Spark for it."""
-        return self._run(context, waited=waited)
+        self.take_up(**waited)
+        return self.execute(context)
 
-    def _run(self, context: Context, *, waited: float) -> Any:
-        from airflow.sdk.exceptions import AirflowFailException
+    def run_batch(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context) -> None:
+        """Run the batch's steps, or defer until it is their turn.
 
-        from headrace.ledger.errors import AlreadyCompletedError, BatchCleanedError, SlotBusyError
+        Raises:
+            BatchFailedError: a step failed.
+            AirflowFailException: and it is not to be tried again.
+        """
+        run = _Run(context, run_request(context, self.stream), ledger, storage)
+        retries = OutputRetries(self.stream, context, self.output_retries)
+        with retries.honoured(lambda: self._left(run, at_ms).steps):
+            self._run_batch(run, at_ms, retries)
+
+    def _run_batch(self, run: _Run, at_ms: int, retries: OutputRetries) -> None:
+        from headrace.ledger.errors import AlreadyCompletedError
         from headrace.ledger.states import BatchState
 
-        at_ms = self.batch_time_ms(context)
-        with self.opened() as (ledger, _):
-            batch = self._batch(ledger, at_ms)
-            if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
-                self.log.info("Batch %d is %s, so there is nothing to run.", at_ms, batch.state.value)
-                return None
-            needs_spark = batch.records > 0 or wants_empty_batches(self.stream)
-            if needs_spark and self._application_is_starting(ledger) and waited < self.start_timeout.total_seconds():
-                # An application beside it would take the machine from it, and be ready later.
-                return self._look_again("The receiver job's application is starting.", waited)
-            way = self._way(ledger)
-            try:
-                attempt = ledger.batches.begin_attempt(
-                    self.stream.name,
-                    at_ms,
-                    holder=holder(context),
-                    way=way,
-                    lease_ms=_LEASE_MS[way],
-                    force=reprocess_asked(context),
-                )
-            except AlreadyCompletedError as error:
-                self.log.info("%s To run it again, trigger or clear the run with reprocess.", error.what)
-                return None
-            except BatchCleanedError as error:
-                # What is deleted stays deleted: retries would only hold up the batches that wait for this run.
-                raise AirflowFailException(str(error)) from error
-            except SlotBusyError as error:
-                return self._wait_for_slot(error, waited)
-            if not needs_spark and not any(output.kind == "console" for output in self.stream.outputs):
-                return self._complete_empty(ledger, attempt)
-            self.log.info(
-                "Batch %d, attempt %d: %d records in %d blocks, by way %s.",
-                at_ms, attempt.number, batch.records, batch.blocks, way,
-            )  # fmt: skip
-            return self._attempt(ledger, attempt, context, spark_submit=needs_spark and way == "submit")
+        batch = self._batch(run.ledger, at_ms)
+        if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
+            self.log.info("Batch %d is %s, so there is nothing to run.", at_ms, batch.state.value)
+            return
+        left = self._left(run, at_ms)
+        if not left.steps and (batch.state is BatchState.COMPLETED or not any(map(run.request.wants, self._steps))):
+            self._tell_why_nothing_is_left(run, at_ms)
+            return
+        # With nothing left of a batch that is not completed, an attempt died after its last record: to begin another
+        # has the ledger see that.
+        steps = retries.still_tried(left.steps) or self._steps
+        self._await_other_runs(run, batch, steps)
+        begin = self._beginning(
+            run, batch, steps, force=left.repeats and bool(left.steps), attributes=left.attributes(run.request)
+        )
+        try:
+            attempt = self._in_its_turn(run, batch, begin)
+        except AlreadyCompletedError as error:
+            self.log.info("%s", error.what)
+            return
+        self.run_attempt(run.ledger, attempt, batch, run.context, run.request.parameters)
+
+    @property
+    def _steps(self) -> tuple[str, ...]:
+        return self.stream.steps if self.step is None else (self.step,)
+
+    def _left(self, run: _Run, at_ms: int) -> StepsToRun:
+        """What the run has to do of this task's steps."""
+        from headrace.operators.steps_to_run import find_steps_to_run
+
+        return find_steps_to_run(run.ledger, self._batch(run.ledger, at_ms), run.request, self._steps)
+
+    def _tell_why_nothing_is_left(self, run: _Run, at_ms: int) -> None:
+        steps = ", ".join(self._steps)
+        if not any(map(run.request.wants, self._steps)):
+            self.log.info("This run does not ask for %s.", steps)
+            return
+        self.log.info(
+            "Batch %d has %s done. To do it again, trigger a run with reprocess, or clear the run that did it.",
+            at_ms, steps,
+        )  # fmt: skip
 
     def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
         batch = ledger.batches.find(self.stream.name, at_ms)
@@ -148,163 +154,96 @@ class WalSparkSubmitOperator(BatchStep, SparkSubmitOperator):
             )
         return batch
 
-    def _way(self, ledger: Ledger) -> Way:
-        """The way asked for, or ``submit`` where there is no application to connect to."""
-        if self.way == "submit":
-            return "submit"
-        job = ledger.jobs.current(self.stream.name)
-        if job is None or not job.alive(ledger.now_ms()) or not job.attributes.get("connect_url"):
-            self.log.info("No receiver job offers its application, so the batch is submitted.")
-            return "submit"
-        host = job.attributes.get("connect_host", socket.gethostname())
-        if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:
-            self.log.info("The receiver job's application is on %s and not reachable, so the batch is submitted.", host)
-            return "submit"
-        self.spark_ui_url = job.attributes.get("ui_url")
-        return "connect"
+    # --- turns
 
-    def _application_is_starting(self, ledger: Ledger) -> bool:
-        from headrace.ledger.states import JobState
+    def _await_other_runs(self, run: _Run, batch: BatchRow, steps: tuple[str, ...]) -> None:
+        """Wait for the attempt of another run at these steps, if it lives; an earlier try's of this run is fenced."""
+        from headrace.operators.steps_to_run import live_attempts
 
-        job = ledger.jobs.current(self.stream.name)
-        return (
-            self.way == "connect" and job is not None and job.state is JobState.STARTING and job.alive(ledger.now_ms())
-        )
-
-    def _wait_for_slot(self, error: Exception, waited: float) -> None:
-        if waited >= self.slot_timeout.total_seconds():
-            raise error
-        self._look_again(str(error), waited)
-
-    def _look_again(self, reason: str, waited: float) -> None:
-        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
-
-        if not waited:
-            self.log.info("%s", reason)
-        self.defer(
-            trigger=TimeDeltaTrigger(self.slot_poll),
-            method_name="slot_may_be_free",
-            kwargs={"waited": waited + self.slot_poll.total_seconds()},
-        )
-
-    def _complete_empty(self, ledger: Ledger, attempt: Attempt) -> None:
-        for output in attempt.outputs:
-            ledger.batches.record_output(attempt, output, {"records": 0})
-        ledger.batches.complete_attempt(attempt)
-        self.log.info("The batch has no records, so it completed without Spark.")
-
-    # --- running
-
-    def _attempt(self, ledger: Ledger, attempt: Attempt, context: Context, *, spark_submit: bool) -> None:
-        from headrace.ledger.errors import LedgerError
-        from headrace.ledger.states import BatchState
-
-        self._arguments = [
-            "--ledger", self.stream.ledger, "--stream", self.stream.name,
-            "--batch-time", str(attempt.batch_time_ms), "--attempt", str(attempt.number), "--way", attempt.way,
-        ]  # fmt: skip
-        try:
-            if spark_submit:
-                super().execute(context)
-            else:
-                self._run_process()
-            batch = self._batch(ledger, attempt.batch_time_ms)
-            if batch.state is not BatchState.COMPLETED:
-                raise BatchFailedError(
-                    f"Spark ended without an error, but batch {batch.batch_time_ms} is {batch.state.value}."
+        now_ms = run.ledger.now_ms()
+        for row in live_attempts(run.ledger, batch):
+            others = row.attributes.get("run_id") not in (None, run.request.run_id)
+            if others and row.alive(now_ms) and set(row.outputs) & set(steps):
+                self.wait(
+                    f"Batch {batch.batch_time_ms} is being run by {row.holder}, attempt {row.number}.",
+                    waiting_for=f"attempt {row.number}",
                 )
-        except BaseException as error:
-            try:
-                ledger.batches.fail_attempt(attempt, f"{type(error).__name__}: {error}")
-            except LedgerError as refused:
-                # The process has told the ledger already, or a later attempt has the batch now.
-                self.log.debug("%s", refused)
-            raise
-        self.log.info("Batch %d completed with attempt %d.", batch.batch_time_ms, batch.attempt)
 
-    def _run_process(self) -> None:
-        from headrace.hooks.spark_submit import application
+    def _beginning(
+        self,
+        run: _Run,
+        batch: BatchRow,
+        steps: tuple[str, ...] | None,
+        *,
+        force: bool,
+        attributes: Mapping[str, Any],
+    ) -> Callable[[], Attempt]:
+        """What begins an attempt at these steps of the batch, by the way that there then is; None: those left."""
 
-        self._process = subprocess.Popen(
-            [sys.executable, application("micro_batch.py"), *self._arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=child_environment(self.stream),
-            text=True,
-            errors="replace",
-        )
-        last: deque[str] = deque(maxlen=_TAIL_LINES)
-        with self._process as process:
-            for line in process.stdout or ():
-                self.log.info("%s", line.rstrip())
-                last.append(line.rstrip())
-        if process.returncode:
-            lines = "\n".join(last)
-            raise BatchFailedError(
-                f"The batch's process {_ending(process.returncode)}. The last of what it said:\n{lines}"
+        def begin() -> Attempt:
+            way = self.choose_way(run.ledger)
+            return run.ledger.batches.begin_attempt(
+                self.stream.name,
+                batch.batch_time_ms,
+                holder=holder(run.context),
+                way=way,
+                lease_ms=LEASE_MS[way],
+                outputs=steps,
+                force=force,
+                attributes=attributes,
             )
 
-    def _get_hook(self) -> StreamSparkSubmitHook:
-        from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
+        if needs_spark(self.stream, batch, self.stream.steps if steps is None else steps):
+            self.await_application(run.ledger)
+        return begin
 
-        self.application = application("micro_batch.py")
-        return StreamSparkSubmitHook(
-            self.stream, application_args=self._arguments, name=self.name, conf=self.conf or {}, **self._hook_options()
-        )
+    def _in_its_turn(self, run: _Run, batch: BatchRow, begin: Callable[[], Attempt]) -> Attempt:
+        """Begin an attempt at the batch when nothing comes before it: what does is run, or waited for, deferred."""
+        from headrace.ledger.errors import NotItsTurnError, SlotBusyError
 
-    def _hook_options(self) -> dict[str, Any]:
-        """What the provider's operator was given and this one passes on to spark-submit."""
-        return {
-            "jars": self.jars,
-            "packages": self.packages,
-            "files": self.files,
-            "properties_file": self.properties_file,
-            "num_executors": self._num_executors,
-            "executor_cores": self._executor_cores,
-            "executor_memory": self._executor_memory,
-            "driver_memory": self._driver_memory,
-            "total_executor_cores": self._total_executor_cores,
-            "proxy_user": self.proxy_user,
-            "spark_binary": self._spark_binary,
-            "yarn_queue": self._yarn_queue,
-            "deploy_mode": self._deploy_mode,
-            "status_poll_interval": self._status_poll_interval,
-        }
+        while True:
+            try:
+                return begin()
+            except NotItsTurnError as error:
+                if not self._run_earlier(run, batch.batch_time_ms):
+                    self.wait(str(error), waiting_for=f"turn of {error.busy}", otherwise=error)
+            except SlotBusyError as error:
+                self.wait(str(error), waiting_for=f"slot of {error.busy}", otherwise=error)
 
-    def on_kill(self) -> None:
-        """End this attempt's own Spark jobs: its process cancels them when it is told to terminate."""
-        process = self._process
-        if process is None:
-            if self._hook is not None:
-                super().on_kill()
-            return
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + _TERMINATION_GRACE
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.1)
-            if process.poll() is None:
-                process.kill()
+    def _run_earlier(self, run: _Run, at_ms: int) -> bool:
+        """Run the earliest batch time before ``at_ms`` that is unfinished; whether there was one."""
+        from headrace.batching.allocation import allocate
 
+        for earlier in run.ledger.batches.earlier_unfinished(self.stream.name, at_ms, limit=1):
+            first_ms = earlier.batch_time_ms
+            if earlier.alive:
+                self.wait(f"Batch {first_ms} comes before {at_ms} and is running.", waiting_for=f"batch {first_ms}")
+            self.log.info(
+                "Batch %d comes before %d, and nobody runs it (%s): it is run first, here.",
+                first_ms, at_ms, earlier.state.value if earlier.state else "not allocated",
+            )  # fmt: skip
+            self._run_ahead(run, allocate(self.stream, run.ledger, run.storage, first_ms).batch)
+            return True
+        return False
 
-def reprocess_asked(context: Context) -> bool:
-    """Whether the DAG run asks to run a completed batch again: by its params, or by its conf."""
-    conf = context["dag_run"].conf or {}
-    return bool(context.get("params", {}).get("reprocess") or conf.get("reprocess"))
+    def _run_ahead(self, run: _Run, batch: BatchRow) -> None:
+        """Run what is left of a batch that is another run's."""
+        from headrace.ledger.errors import AlreadyCompletedError
+        from headrace.operators.steps_to_run import AHEAD
 
-
-def wants_empty_batches(stream: Stream) -> bool:
-    """Whether a batch without records still makes rows for an output: an aggregate over nothing."""
-    from headrace.spark.batch_outputs import needs_empty_batches
-
-    return any(needs_empty_batches(output, stream) for output in stream.outputs)
-
-
-def _ending(code: int) -> str:
-    """An exit code in words; the codes are those of ``headrace.spark.micro_batch_job``."""
-    if code == _EXIT_FENCED:
-        return "gave way to a newer attempt at the batch"
-    if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        return "was told to end"
-    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        begin = self._beginning(run, batch, None, force=False, attributes={**run.request.attributes, AHEAD: True})
+        try:
+            attempt = self._in_its_turn(run, batch, begin)
+            self.run_attempt(run.ledger, attempt, batch, run.context)
+        except AlreadyCompletedError as error:
+            self.log.info("%s", error.what)
+        except AttemptFencedInSparkError as error:
+            self.wait(str(error), waiting_for=f"batch {batch.batch_time_ms}", otherwise=error)
+        except EarlierBatchFailedError:
+            raise
+        except Exception as error:
+            raise EarlierBatchFailedError(
+                f"Batch {batch.batch_time_ms} comes first in stream {self.stream.name!r}, and it failed: {error}",
+                remedy="Mend what makes it fail, and let this task try again; if the batch can never succeed, give it "
+                f"up: `headrace abandon {self.stream.name} {batch.batch_time_ms} --reason WHY`.",
+            ) from error

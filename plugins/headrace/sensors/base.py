@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from airflow.configuration import conf
 from airflow.sdk import BaseSensorOperator
 
 from headrace.hooks.ledger import LedgerHook, register
+from headrace.triggers.patience import look_for_a_moment
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.stream import Stream
     from headrace.triggers.base import LedgerTrigger
-
-# To defer and resume costs 2.2 s; what is about to come is cheaper to wait for here, in seconds.
-_PATIENCE = 1.0
-_LOOK_EVERY = 0.1
 
 
 class LedgerSensor(BaseSensorOperator):
@@ -40,15 +36,15 @@ class LedgerSensor(BaseSensorOperator):
         self.trigger_poll_interval = trigger_poll_interval
 
     @abc.abstractmethod
-    def make_trigger(self, context: Context) -> LedgerTrigger:
-        """The trigger whose look this sensor repeats."""
+    def make_trigger(self, context: Context, ledger: Ledger) -> LedgerTrigger:
+        """The trigger whose look this sensor repeats; the ledger knows the stream."""
 
     def execute(self, context: Context) -> Any:
         """Look; defer if there is nothing yet."""
-        trigger = self.make_trigger(context)
         with LedgerHook(self.stream.ledger).opened() as ledger:
             register(ledger, self.stream)
-            payload = self._patiently(trigger, ledger)
+            trigger = self.make_trigger(context, ledger)
+            payload = look_for_a_moment(trigger, ledger, None if self.deferrable else 0.0)
         if payload is not None:
             return self.found(context, payload)
         if not self.deferrable:
@@ -58,7 +54,7 @@ class LedgerSensor(BaseSensorOperator):
     def poke(self, context: Context) -> bool:
         """One look, for a sensor that does not defer."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
-            return self.make_trigger(context).look(ledger) is not None
+            return self.make_trigger(context, ledger).look(ledger) is not None
 
     def found(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
         """Called with what the look found, in this task or after the deferral."""
@@ -66,14 +62,6 @@ class LedgerSensor(BaseSensorOperator):
             self.log.info("Done: %s.", event["reason"])
         else:
             self.log.warning("Not waiting any longer: %s.", event["reason"])
-
-    def _patiently(self, trigger: LedgerTrigger, ledger: Ledger) -> dict[str, Any] | None:
-        deadline = time.monotonic() + (_PATIENCE if self.deferrable else 0)
-        while True:
-            payload = trigger.look(ledger)
-            if payload is not None or time.monotonic() > deadline:
-                return payload
-            time.sleep(_LOOK_EVERY)
 
     def _poll_seconds(self) -> float:
         if self.trigger_poll_interval is not None:

@@ -10,6 +10,8 @@ from headrace.triggers.receivers_receiving import ReceiversReceivingTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from headrace.ledger import Ledger
+
 
 class KafkaReceiverSensor(LedgerSensor):
     """Waits until all of the stream is received: job alive, receivers running, no partition stopped by an error.
@@ -24,7 +26,7 @@ class KafkaReceiverSensor(LedgerSensor):
         super().__init__(**kwargs)
         self.max_silence = max_silence
 
-    def make_trigger(self, context: Context) -> ReceiversReceivingTrigger:  # noqa: ARG002 - the contract's signature
+    def make_trigger(self, context: Context, ledger: Ledger) -> ReceiversReceivingTrigger:  # noqa: ARG002 - the contract
         return ReceiversReceivingTrigger(
             ledger=self.stream.ledger,
             stream=self.stream.name,

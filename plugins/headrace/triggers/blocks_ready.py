@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace.hooks.readiness import blocks_ready
@@ -9,13 +10,17 @@ from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
+    from headrace.stream import Stream
+
+# Receivers seal several times a second; a batch should not wait for the poll.
+_POLL_SECONDS = 0.2
 
 
 class BlocksReadyTrigger(LedgerTrigger):
     """Fires once no block is to be waited for at a batch time."""
 
     def __init__(
-        self, *, ledger: str, stream: str, batch_time_ms: int, grace_ms: int, poll_interval: float = 0.2
+        self, *, ledger: str, stream: str, batch_time_ms: int, grace_ms: int, poll_interval: float = _POLL_SECONDS
     ) -> None:
         super().__init__(
             ledger=ledger,
@@ -23,6 +28,19 @@ class BlocksReadyTrigger(LedgerTrigger):
             poll_interval=poll_interval,
             batch_time_ms=batch_time_ms,
             grace_ms=grace_ms,
+        )
+
+    @classmethod
+    def of(
+        cls, stream: Stream, batch_time_ms: int, *, grace: timedelta | None = None, poll_interval: float | None = None
+    ) -> BlocksReadyTrigger:
+        """The trigger for a batch time of a stream; ``grace`` is by default the stream's ``limits.seal_grace``."""
+        return cls(
+            ledger=stream.ledger,
+            stream=stream.name,
+            batch_time_ms=batch_time_ms,
+            grace_ms=(stream.limits.seal_grace if grace is None else grace) // timedelta(milliseconds=1),
+            poll_interval=_POLL_SECONDS if poll_interval is None else poll_interval,
         )
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,23 +49,43 @@ def ledger(stream):
 class Task:
     """As much of a task instance and its run as the operators ask for."""
 
-    def __init__(self, logical_date: datetime | None = None, conf: dict | None = None) -> None:
-        self.dag_id, self.run_id, self.task_id, self.try_number = "flights_batches", "run", "task", 1
+    def __init__(
+        self,
+        logical_date: datetime | None = None,
+        conf: dict | None = None,
+        *,
+        run_id: str = "run",
+        clear_number: int = 0,
+        run_type: str = "scheduled",
+        try_number: int = 1,
+        retries: int = 4,
+    ) -> None:
+        self.dag_id, self.run_id, self.task_id, self.try_number = "flights_batches", run_id, "task", try_number
+        self.max_tries = retries
+        self.task = SimpleNamespace(retries=retries)
         self.xcoms: dict[str, object] = {}
+        self.events: list[dict] = []
         self.dag_run = SimpleNamespace(
             logical_date=logical_date,
             run_after=logical_date or datetime.now(UTC),
             data_interval_end=None,
-            run_id="run",
+            run_id=run_id,
             conf=conf or {},
+            clear_number=clear_number,
+            run_type=run_type,
         )
+
+    def again(self, **changes) -> Task:
+        """Another task of a run about the same batch."""
+        return Task(self.dag_run.logical_date, **{"conf": self.dag_run.conf, **changes})
 
     def xcom_push(self, key, value):
         self.xcoms[key] = value
 
     @property
     def context(self):
-        return {"ti": self, "dag_run": self.dag_run, "params": {}}
+        outlet = SimpleNamespace(add=lambda asset, extra: self.events.append(extra))
+        return {"ti": self, "dag_run": self.dag_run, "params": {}, "outlet_events": defaultdict(lambda: outlet)}
 
 
 @pytest.fixture

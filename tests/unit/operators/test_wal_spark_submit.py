@@ -4,13 +4,12 @@ from __future__ import annotations
 import threading
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.batching.cleanup import clean_up
 from headrace.ledger.errors import SlotBusyError
-from headrace.operators.wal_spark_submit import BatchFailedError, WalSparkSubmitOperator
+from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.stream import ConsoleOutput
-from headrace.wal.storage import open_storage
 
 
 def make(stream, **options) -> WalSparkSubmitOperator:
@@ -112,23 +111,11 @@ def test_a_completed_batch_is_not_run_again_unless_asked(stream, allocated, toy_
     make(stream).execute(task.context)
     make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).attempt == 1
-    asked = make_task(task.dag_run.logical_date, {"reprocess": True})
+    asked = task.again(conf={"reprocess": True}, run_id="asking")
     make(stream).execute(asked.context)
     assert ledger.batches.get("flights", at_ms).attempt == 2
-
-
-def test_a_batch_whose_log_is_gone_fails_for_good(
-    stream, source, allocated, toy_batch, connectable, ledger, make_task, until
-):
-    at_ms, task = allocated()
-    make(stream).execute(task.context)
-    ledger.batches.mark_checkpointed("flights", at_ms, "file:///checkpoint")
-    # The next epoch's receiver writes a segment of its own, so the first one's is closed.
-    ledger.receivers.register(source.job, source.receiver, host="h", lease_ms=60_000)
-    until(lambda: clean_up(stream, ledger, open_storage(stream.storage.url)).segments)
-    asked = make_task(task.dag_run.logical_date, {"reprocess": True})
-    with pytest.raises(AirflowFailException, match="remember"):
-        make(stream).execute(asked.context)
+    make(stream).execute(asked.context)
+    assert ledger.batches.get("flights", at_ms).attempt == 2
 
 
 def test_an_empty_batch_completes_without_spark(stream, allocated, ledger, capsys):
@@ -169,8 +156,10 @@ def test_but_not_for_ever(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     _, task = allocated()
     ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    with pytest.raises(TaskDeferred) as waiting:
+        make(stream).execute(task.context)
     with pytest.raises(SlotBusyError, match="other"):
-        make(stream).slot_may_be_free(task.context, waited=10_000.0)
+        make(stream).slot_may_be_free(task.context, **{**waiting.value.kwargs, "waited": 10_000.0})
 
 
 def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_batch, connectable, ledger, until):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
@@ -13,12 +13,12 @@ from headrace.hooks.ledger import register
 from headrace.hooks.readiness import blocks_ready
 from headrace.hooks.receiver_job import receiving
 from headrace.ledger import Ledger
-from headrace.sensors import base
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.testing.records import TOPIC_ID
 from headrace.timetables.micro_batch import from_ms
+from headrace.triggers import patience
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
 
 T = 1_700_000_000_000
@@ -47,7 +47,7 @@ def ledger(stream, clock, monkeypatch):
     with Ledger.open(stream.ledger, clock=clock) as opened:
         # Sensors open the ledger themselves; they are to see the same clock.
         monkeypatch.setattr(ledger_hook, "_open", lambda url, environ: Ledger.open(url, environ=environ, clock=clock))
-        monkeypatch.setattr(base, "_PATIENCE", 0.0)
+        monkeypatch.setattr(patience, "PATIENCE", 0.0)
         register(opened, stream)
         yield opened
 
@@ -77,7 +77,10 @@ def fail(ledger: Ledger, job: Job, error: str) -> None:
 
 
 def context(logical_date: datetime | None = None):
-    run = SimpleNamespace(logical_date=logical_date, run_after=datetime.now(UTC), data_interval_end=None, run_id="run")
+    run = SimpleNamespace(
+        logical_date=logical_date, run_after=datetime.now(UTC), data_interval_end=None, run_id="run", conf={},
+        clear_number=0, run_type="scheduled",
+    )  # fmt: skip
     return {"dag_run": run}
 
 
@@ -184,7 +187,13 @@ class TestSensors:
         assert deferred.value.timeout == timedelta(seconds=60)
 
     def test_the_grace_is_the_streams(self, stream):
-        assert BlocksReadySensor(task_id="await", stream=stream).grace == stream.limits.seal_grace
+        assert BlocksReadyTrigger.of(stream, T).parameters["grace_ms"] == 10_000
+
+    def test_a_run_that_asks_for_what_the_stream_has_not_is_refused_before_anything_runs(self, stream, ledger):
+        asking = context(from_ms(T - 10_000))
+        asking["dag_run"].conf = {"outputs": ["elsewhere"]}
+        with pytest.raises(AirflowFailException, match="no output 'elsewhere', but console"):
+            BlocksReadySensor(task_id="await", stream=stream).execute(asking)
 
     def test_the_end_of_patience_is_told(self, stream, ledger, capsys):
         sensor = BlocksReadySensor(task_id="await", stream=stream)

@@ -1,0 +1,106 @@
+"""What a DAG run asks of its batch, by its type, its params and its conf.
+
+Whoever may trigger a run gives these values, so each is checked against the stream before anything runs. They choose
+among what the stream declares; none of them is run, rendered or made part of a command's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from headrace.errors import HeadraceError
+from headrace.stream.parameters import ParameterError, merged
+from headrace.stream.state import STATE_STEP
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from headrace.stream import Stream
+
+
+class RunRequestError(HeadraceError):
+    """A run's conf asks for what its stream does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """``outputs`` None: all of them. ``parameters`` None: the stream's own.
+
+    ``run_id`` and ``clear_number`` (how often the run was cleared) tell one asking from another: a retry of a task
+    asks for nothing anew, a cleared run does.
+    """
+
+    run_id: str
+    clear_number: int = 0
+    is_backfill: bool = False
+    reprocess: bool = False
+    outputs: tuple[str, ...] | None = None
+    parameters: Mapping[str, Any] | None = None
+    from_kafka: bool = False
+
+    def wants(self, step: str) -> bool:
+        """Whether the run is to do the step. The state is always updated first: outputs may be made of it."""
+        return self.outputs is None or step in self.outputs or step == STATE_STEP
+
+    def may_repeat(self, step: str) -> bool:
+        """Whether the run may do the step again that was done. State is not updated again for the sake of an output."""
+        return self.outputs is None or step in self.outputs
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What an attempt keeps of the run that began it."""
+        return {"run_id": self.run_id, "clear_number": self.clear_number}
+
+
+def run_request(context: Context, stream: Stream) -> RunRequest:
+    """The request of the task's DAG run.
+
+    Raises:
+        AirflowFailException: it asks for what the stream does not have; a retry would ask for the same.
+    """
+    run = context["dag_run"]
+    # Conf is part of the params where Airflow lets it override them (core.dag_run_conf_overrides_params), and where
+    # the DAG declares them.
+    asked = {**context.get("params", {}), **(run.conf or {})}
+    try:
+        return RunRequest(
+            run_id=run.run_id,
+            clear_number=run.clear_number or 0,
+            is_backfill=run.run_type == "backfill",
+            reprocess=_flag(asked, "reprocess"),
+            outputs=_outputs(asked.get("outputs"), stream),
+            parameters=_parameters(asked.get("parameters"), stream),
+            from_kafka=_flag(asked, "from_kafka"),
+        )
+    except (RunRequestError, ParameterError) as error:
+        raise AirflowFailException(str(error)) from error
+
+
+def _flag(asked: Mapping[str, Any], name: str) -> bool:
+    value = asked.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise RunRequestError(f"{name} must be true or false, not {value!r}.")
+
+
+def _outputs(value: Any, stream: Stream) -> tuple[str, ...] | None:
+    if value is None or value == []:
+        return None
+    unknown = sorted(str(name) for name in value if name not in stream.steps) if isinstance(value, list) else [value]
+    if unknown:
+        raise RunRequestError(
+            f"Stream {stream.name!r} has no output {', '.join(map(repr, unknown))}, but {', '.join(stream.steps)}.",
+            remedy='Name outputs by their ids, in a list: {"outputs": ["elasticsearch"]}.',
+        )
+    return tuple(value)
+
+
+def _parameters(value: Any, stream: Stream) -> Mapping[str, Any] | None:
+    if value is None or value == {}:
+        return None
+    merged(stream, value)
+    return dict(value)

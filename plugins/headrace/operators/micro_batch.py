@@ -1,0 +1,100 @@
+"""The operator that does all of a batch in one task."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from headrace.hooks.run_request import run_request
+from headrace.operators.allocate_blocks import allocate_for_run
+from headrace.operators.batch_events import batch_alias, emit_batch_event
+from headrace.operators.checkpoint import write_checkpoint_after
+from headrace.operators.cleanup import clean_up_after
+from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.triggers.blocks_ready import BlocksReadyTrigger
+from headrace.triggers.patience import look_for_a_moment
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from headrace.ledger import Ledger
+    from headrace.stream import Stream
+    from headrace.wal.storage import LogStorage
+
+
+class MicroBatchOperator(WalSparkSubmitOperator):
+    """A whole batch in one task: waits for its blocks, allocates them, runs its steps, checkpoints and cleans up.
+
+    For short intervals, where five and more tasks a batch are too many: 10 s make 43,200 task instances a day. It does
+    what the tasks of ``batch_dag`` do, by the same functions and the same ledger, and waits deferred. The outputs are
+    written by one process, one after another; a retry runs those that have no record of success yet. The stream is
+    checkpointed and cleaned up after a failed try as well.
+
+    :param stream: the stream.
+    :param grace: how long to wait for blocks, see ``BlocksReadySensor``.
+    :param claim_missed: whether earlier batch times without a run get one, see ``AllocateBlocksOperator``.
+
+    For the other parameters see ``WalSparkSubmitOperator``.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        grace: timedelta | None = None,
+        claim_missed: bool = True,
+        outlets: Any = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(stream=stream, outlets=[batch_alias(stream), *outlets], **kwargs)
+        self.grace = grace
+        self.claim_missed = claim_missed
+
+    def execute(self, context: Context) -> Any:
+        """Wait for the blocks; with them, do the batch."""
+        run_request(context, self.stream)  # Refused before anything is waited for.
+        with self.opened() as (ledger, storage):
+            at_ms = self.batch_time_ms(context, ledger)
+            trigger = BlocksReadyTrigger.of(self.stream, at_ms, grace=self.grace)
+            found = look_for_a_moment(trigger, ledger)
+            if found is None:
+                self.defer(trigger=trigger, method_name="blocks_are_ready")
+            return self._do(ledger, storage, at_ms, context, found)
+
+    def blocks_are_ready(self, context: Context, event: dict[str, Any]) -> Any:
+        """Called when the trigger has seen the blocks."""
+        with self.opened() as (ledger, storage):
+            return self._do(ledger, storage, self.batch_time_ms(context, ledger), context, event)
+
+    def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
+        """Called after a deferral: the batch is allocated, so go on with its steps."""
+        self.take_up(**waited)
+        with self.opened() as (ledger, storage):
+            return self._run(ledger, storage, self.batch_time_ms(context, ledger), context)
+
+    def _do(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context, found: dict[str, Any]) -> Any:
+        if found["complete"]:
+            self.log.info("Not waiting: %s.", found["reason"])
+        else:
+            self.log.warning("Not waiting any longer: %s.", found["reason"])
+        allocate_for_run(self.stream, ledger, storage, at_ms, context, claim_missed=self.claim_missed, log=self.log)
+        return self._run(ledger, storage, at_ms, context)
+
+    def _run(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context) -> Any:
+        try:
+            self.run_batch(ledger, storage, at_ms, context)
+        except Exception:
+            try:
+                self._conclude(ledger, storage, at_ms)
+            except Exception:
+                # The batch's own failure is the one to tell.
+                self.log.exception("After the batch failed, its stream was not checkpointed and cleaned up.")
+            raise
+        self._conclude(ledger, storage, at_ms)
+        emit_batch_event(context, ledger, self.stream.name, at_ms)
+        batch = ledger.batches.get(self.stream.name, at_ms)
+        return {"batch_time_ms": at_ms, "state": batch.state.value, "records": batch.records, "blocks": batch.blocks}
+
+    def _conclude(self, ledger: Ledger, storage: LogStorage, at_ms: int) -> None:
+        write_checkpoint_after(self.stream, ledger, storage, at_ms, self.log)
+        clean_up_after(self.stream, ledger, storage, at_ms, self.log)

@@ -1,0 +1,115 @@
+"""The operator that runs a batch again into another place, beside the stream's own outputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from headrace.hooks.run_request import run_request
+from headrace.operators.kafka_receiver import holder
+from headrace.operators.output_retries import OutputRetries
+from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
+from headrace.operators.spark_need import needs_spark
+from headrace.timetables.batch_time import batch_time_ms
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from headrace.hooks.run_request import RunRequest
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import BatchRow
+    from headrace.stream import Stream
+
+
+class ReplayBatchOperator(SparkAttemptOperator):
+    """Runs an output of a batch with the replay's code, into the replay's place; the stream itself goes on.
+
+    The batch's records are those that it was allocated, whether it has been completed or not. It keeps its state, its
+    results and its slots: the ledger knows the replay by its name. A batch time that has no blocks of its own, because
+    nobody allocated it, or a later batch took them over, is skipped.
+
+    :param stream: the stream whose batches are replayed.
+    :param replay: the stream as the replay writes it (``headrace.stream.replays.replayed``).
+    :param target: the replay's name in the ledger.
+    :param step: the id of the output.
+    :param output_retries: as for ``WalSparkSubmitOperator``.
+    """
+
+    def __init__(
+        self, *, replay: Stream, target: str, step: str, output_retries: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.replay = replay
+        self.target = target
+        self.step = step
+        self.output_retries = output_retries
+
+    @property
+    def written(self) -> Stream:
+        return self.replay
+
+    def execute(self, context: Context) -> Any:
+        """Replay the batch of this run's logical date."""
+        request = run_request(context, self.replay)
+        if not request.wants(self.step):
+            raise AirflowSkipException(f"This run does not ask for {self.step}.")
+        at_ms = batch_time_ms(context, self.stream.batch_interval)
+        retries = OutputRetries(self.replay, context, self.output_retries)
+        with self.opened() as (ledger, _), retries.honoured(lambda: (self.step,)):
+            retries.still_tried((self.step,))
+            self._replay(ledger, at_ms, context, request)
+
+    def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
+        """Called after a deferral: there may be a Spark."""
+        self.take_up(**waited)
+        return self.execute(context)
+
+    def _replay(self, ledger: Ledger, at_ms: int, context: Context, request: RunRequest) -> None:
+        batch = self._batch(ledger, at_ms)
+        if self._is_done(ledger, at_ms, request):
+            self.log.info("This run has replayed output %s of batch %d.", self.step, at_ms)
+            return
+        if needs_spark(self.replay, batch, (self.step,)):
+            self.await_application(ledger)
+        way = self.choose_way(ledger)
+        attempt = ledger.batches.begin_replay(
+            self.stream.name,
+            at_ms,
+            target=self.target,
+            definition=self.replay.to_json(),
+            outputs=(self.step,),
+            holder=holder(context),
+            way=way,
+            lease_ms=LEASE_MS[way],
+            attributes=request.attributes,
+        )
+        self.run_attempt(ledger, attempt, batch, context, request.parameters)
+
+    def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
+        from headrace.ledger.states import BatchState
+
+        batch = ledger.batches.find(self.stream.name, at_ms)
+        if batch is None:
+            raise AirflowSkipException(
+                f"Batch {at_ms} of stream {self.stream.name!r} is not allocated, so there is nothing to replay yet."
+            )
+        if batch.state is BatchState.ABSORBED:
+            raise AirflowSkipException(
+                f"Batch {batch.absorbed_by_ms} took over the blocks of {at_ms}: replay that one."
+            )
+        if batch.state is BatchState.ABANDONED:
+            raise AirflowSkipException(f"Batch {at_ms} was abandoned: {batch.error}.")
+        return batch
+
+    def _is_done(self, ledger: Ledger, at_ms: int, request: RunRequest) -> bool:
+        from headrace.ledger.states import AttemptState
+
+        return any(
+            row.target == self.target
+            and row.state is AttemptState.COMPLETED
+            and self.step in row.outputs
+            and (row.attributes.get("run_id"), row.attributes.get("clear_number"))
+            == (request.run_id, request.clear_number)
+            for row in ledger.batches.attempts(self.stream.name, at_ms)
+        )

@@ -1,0 +1,305 @@
+"""How an attempt at a batch is run in Spark: which way, in which process, and how that ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+from headrace.errors import HeadraceError
+from headrace.hooks.environment import child_environment
+from headrace.operators.batch import BatchStep
+from headrace.operators.links import SparkUiLink
+from headrace.operators.spark_need import needs_process, needs_spark
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperatorLink, Context
+
+    from headrace.hooks.spark_submit import StreamSparkSubmitHook
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import Attempt, AttemptRow, BatchRow
+    from headrace.stream import Stream
+
+Way = Literal["connect", "submit"]
+
+# An attempt is renewed by the process that runs it; until that is up (1 s for a plain process, 14 s for spark-submit,
+# both more on a busy machine) the lease given here has to last. A process that died keeps the slot for as long.
+LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
+# How long a batch that is told to end may take to cancel its Spark jobs, in seconds.
+_TERMINATION_GRACE = 15.0
+_TAIL_LINES = 40
+_EXIT_FENCED = 75
+
+
+class BatchFailedError(HeadraceError):
+    """Spark did not complete the batch."""
+
+
+class AttemptFencedInSparkError(BatchFailedError):
+    """Another attempt took over what this one was doing."""
+
+
+class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
+    """Runs attempts at batches by one of two ways, and waits deferred for what has to come before.
+
+    :param stream: the stream.
+    :param way: ``connect`` or ``submit``; by default the stream's ``spark.run_batches``.
+    :param start_timeout: how long to wait for a receiver job that is starting.
+    :param slot_timeout: how long to wait for the same other attempts, which hold the stream's slots, come first, or
+        are at the same batch.
+    :param slot_poll: how often to look whether it is over.
+    """
+
+    template_fields: Sequence[str] = ()
+    ui_color = "#fbe3c8"
+    operator_extra_links: tuple[BaseOperatorLink, ...] = (SparkUiLink(),)
+
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        way: Way | None = None,
+        start_timeout: timedelta = timedelta(minutes=3),
+        slot_timeout: timedelta = timedelta(minutes=30),
+        slot_poll: timedelta = timedelta(seconds=5),
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("name", f"headrace batch {stream.name}")
+        # An application that an earlier try left is fenced by the attempt's number: there is nothing to attach to.
+        kwargs.setdefault("durable", False)
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.way: Way = way or stream.spark.run_batches
+        self.start_timeout = start_timeout
+        self.slot_timeout = slot_timeout
+        self.slot_poll = slot_poll
+        self.spark_ui_url: str | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._arguments: list[str] = []
+        # Seconds waited in all, what is waited for, and when (in these seconds) the wait for that began.
+        self._waited = 0.0
+        self._waiting_for = ""
+        self._waiting_since = 0.0
+
+    # --- waiting, deferred
+
+    def take_up(self, *, waited: float = 0.0, waiting_for: str = "", waiting_since: float = 0.0) -> None:
+        """Go on with the wait as it was before the deferral."""
+        self._waited, self._waiting_for, self._waiting_since = waited, waiting_for, waiting_since
+
+    def wait(self, reason: str, *, waiting_for: str, otherwise: Exception | None = None) -> NoReturn:
+        """Look again after a while. Raises ``otherwise`` where the same was waited for longer than ``slot_timeout``."""
+        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+
+        if waiting_for != self._waiting_for:
+            self._waiting_for, self._waiting_since = waiting_for, self._waited
+            self.log.info("%s", reason)
+        if self._waited - self._waiting_since >= self.slot_timeout.total_seconds():
+            raise otherwise or BatchFailedError(f"Waited for {self.slot_timeout}: {reason}")
+        self.defer(
+            trigger=TimeDeltaTrigger(self.slot_poll),
+            method_name="slot_may_be_free",
+            kwargs={
+                "waited": self._waited + self.slot_poll.total_seconds(),
+                "waiting_for": self._waiting_for,
+                "waiting_since": self._waiting_since,
+            },
+        )
+
+    def await_application(self, ledger: Ledger) -> None:
+        """Wait for a receiver job that is starting: an application beside it would take the machine from it, and be
+        ready later."""
+        from headrace.ledger.states import JobState
+
+        if self.way != "connect" or self._waited >= self.start_timeout.total_seconds():
+            return
+        job = ledger.jobs.current(self.stream.name)
+        if job is not None and job.state is JobState.STARTING and job.alive(ledger.now_ms()):
+            self.wait("The receiver job's application is starting.", waiting_for="application")
+
+    # --- running
+
+    def choose_way(self, ledger: Ledger) -> Way:
+        """The way asked for, or ``submit`` where there is no application to connect to."""
+        if self.way == "submit":
+            return "submit"
+        job = ledger.jobs.current(self.stream.name)
+        if job is None or not job.alive(ledger.now_ms()) or not job.attributes.get("connect_url"):
+            self.log.info("No receiver job offers its application, so the batch is submitted.")
+            return "submit"
+        host = job.attributes.get("connect_host", socket.gethostname())
+        if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:
+            self.log.info("The receiver job's application is on %s and not reachable, so the batch is submitted.", host)
+            return "submit"
+        self.spark_ui_url = job.attributes.get("ui_url")
+        return "connect"
+
+    @property
+    def written(self) -> Stream:
+        """The stream as the attempts write it: a replay writes elsewhere."""
+        return self.stream
+
+    def run_attempt(
+        self,
+        ledger: Ledger,
+        attempt: Attempt,
+        batch: BatchRow,
+        context: Context,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Run a begun attempt to its end; what has nothing to write is done without Spark.
+
+        Args:
+            parameters: for the transforms, in place of the stream's own.
+
+        Raises:
+            BatchFailedError: it did not complete; the ledger knows of the failure.
+            AttemptFencedInSparkError: another attempt took over.
+        """
+        steps = ", ".join(attempt.outputs)
+        if not needs_process(self.written, batch, attempt.outputs):
+            for step in attempt.outputs:
+                ledger.batches.record_output(attempt, step, {"records": 0})
+            ledger.batches.complete_attempt(attempt)
+            self.log.info("Batch %d has nothing for %s, which is done without Spark.", batch.batch_time_ms, steps)
+            return
+        self.log.info(
+            "Batch %d, attempt %d at %s: %d records in %d blocks, by way %s.",
+            batch.batch_time_ms, attempt.number, steps, batch.records, batch.blocks, attempt.way,
+        )  # fmt: skip
+        spark = needs_spark(self.written, batch, attempt.outputs)
+        self._run_in_spark(ledger, attempt, context, spark=spark, parameters=parameters)
+        self.log.info("Attempt %d at batch %d has completed.", attempt.number, batch.batch_time_ms)
+
+    def _run_in_spark(
+        self,
+        ledger: Ledger,
+        attempt: Attempt,
+        context: Context,
+        *,
+        spark: bool,
+        parameters: Mapping[str, Any] | None,
+    ) -> None:
+        from headrace.ledger.errors import LedgerError
+        from headrace.ledger.states import AttemptState
+
+        self._arguments = [
+            "--ledger", self.stream.ledger, "--stream", self.stream.name,
+            "--batch-time", str(attempt.batch_time_ms), "--attempt", str(attempt.number), "--way", attempt.way,
+        ]  # fmt: skip
+        if parameters is not None:
+            self._arguments += ["--parameters", json.dumps(parameters)]
+        try:
+            if spark and attempt.way == "submit":
+                # A task may run several attempts; the provider's operator would use the first one's arguments again.
+                self._hook = None
+                SparkSubmitOperator.execute(self, context)
+            else:
+                self._run_process()
+            state = _row(ledger, attempt).state
+            if state is not AttemptState.COMPLETED:
+                raise BatchFailedError(
+                    f"Spark ended without an error, but attempt {attempt.number} at batch {attempt.batch_time_ms} "
+                    f"is {state.value}."
+                )
+        except BaseException as error:
+            try:
+                ledger.batches.fail_attempt(attempt, f"{type(error).__name__}: {error}")
+            except LedgerError as refused:
+                # The process has told the ledger already, or a later attempt has the batch now.
+                self.log.debug("%s", refused)
+            if isinstance(error, Exception) and _row(ledger, attempt).state is AttemptState.FENCED:
+                raise AttemptFencedInSparkError(
+                    f"Another attempt took over from attempt {attempt.number} at batch {attempt.batch_time_ms}."
+                ) from error
+            raise
+        finally:
+            self._process = None
+
+    def _run_process(self) -> None:
+        from headrace.hooks.spark_submit import application
+
+        self._process = subprocess.Popen(
+            [sys.executable, application("micro_batch.py"), *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=child_environment(self.written),
+            text=True,
+            errors="replace",
+        )
+        last: deque[str] = deque(maxlen=_TAIL_LINES)
+        with self._process as process:
+            for line in process.stdout or ():
+                self.log.info("%s", line.rstrip())
+                last.append(line.rstrip())
+        if process.returncode:
+            lines = "\n".join(last)
+            raise BatchFailedError(
+                f"The batch's process {_ending(process.returncode)}. The last of what it said:\n{lines}"
+            )
+
+    def _get_hook(self) -> StreamSparkSubmitHook:
+        from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
+
+        self.application = application("micro_batch.py")
+        return StreamSparkSubmitHook(
+            self.written, application_args=self._arguments, name=self.name, conf=self.conf or {}, **self._hook_options()
+        )
+
+    def _hook_options(self) -> dict[str, Any]:
+        """What the provider's operator was given and this one passes on to spark-submit."""
+        return {
+            "jars": self.jars,
+            "packages": self.packages,
+            "files": self.files,
+            "properties_file": self.properties_file,
+            "num_executors": self._num_executors,
+            "executor_cores": self._executor_cores,
+            "executor_memory": self._executor_memory,
+            "driver_memory": self._driver_memory,
+            "total_executor_cores": self._total_executor_cores,
+            "proxy_user": self.proxy_user,
+            "spark_binary": self._spark_binary,
+            "yarn_queue": self._yarn_queue,
+            "deploy_mode": self._deploy_mode,
+            "status_poll_interval": self._status_poll_interval,
+        }
+
+    def on_kill(self) -> None:
+        """End this attempt's own Spark jobs: its process cancels them when it is told to terminate."""
+        process = self._process
+        if process is None:
+            if self._hook is not None:
+                super().on_kill()
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + _TERMINATION_GRACE
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if process.poll() is None:
+                process.kill()
+
+
+def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:
+    rows = ledger.batches.attempts(attempt.stream, attempt.batch_time_ms)
+    return next(row for row in rows if row.number == attempt.number)
+
+
+def _ending(code: int) -> str:
+    """An exit code in words; the codes are those of ``headrace.spark.micro_batch_job``."""
+    if code == _EXIT_FENCED:
+        return "gave way to a newer attempt at the batch"
+    if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        return "was told to end"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
