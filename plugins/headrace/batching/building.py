@@ -28,7 +28,6 @@ from headrace.receiving.offset_questions import Kept, OffsetQuestions, Partition
 from headrace.receiving.offset_ranges import RecordedRange
 from headrace.receiving.topic_watch import SeenTopic
 from headrace.stream import KafkaInput, Stream
-from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
@@ -104,21 +103,13 @@ def build_from_kafka(
         folder_url=stream.folder_url,
         built=built,
     )
-    folder = storage.below(stream.name)
-    try:
-        sha256 = manifest.write(folder)
-    except StoredFileExistsError:
-        # Left by a build that crashed before the ledger heard of it; or made by one that overtook this one.
-        made = ledger.batches.find(stream.name, batch_time_ms)
-        if made is not None and made.built:
-            return _allocation(ledger, made, fresh=False)
-        sha256 = manifest.write(folder, replace=True)
+    # Its file is of these ranges and no others: what stands there is the same, or what a crash left of it.
+    sha256 = manifest.write(storage.below(stream.name), replace=True)
     batch = ledger.batches.allocate(
         stream.name,
         batch_time_ms,
         manifest_uri=manifest.uri,
         manifest_sha256=sha256,
-        blocks_expected=0,
         inputs=[
             BatchInputRow(
                 stream.name,
@@ -135,7 +126,8 @@ def build_from_kafka(
         ],
         replace_empty=True,
     )
-    return _allocation(ledger, batch, fresh=True)
+    # Another build may have overtaken this one, and its ranges count then.
+    return _allocation(ledger, batch, fresh=batch.built and batch.manifest_uri == manifest.uri)
 
 
 def _allocation(ledger: Ledger, batch: BatchRow, *, fresh: bool) -> Allocation:

@@ -75,8 +75,14 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        """Where it stands below the stream's folder."""
-        return manifest_path(self.batch_time_ms, built=any(self.built.values()))
+        """Where it stands below the stream's folder.
+
+        Ranges that are found at another time may be others, and a built batch may take the place of an empty one: each
+        manifest of ranges has a file of its own, and the ledger says which counts.
+        """
+        if not any(self.built.values()):
+            return manifest_path(self.batch_time_ms)
+        return f"{FOLDER}/{self.batch_time_ms}-built-{hashlib.sha256(self.to_bytes()).hexdigest()[:16]}.json"
 
     @property
     def records(self) -> int:
@@ -189,23 +195,20 @@ class Manifest:
         Raises:
             StoredFileExistsError: there is another one, and not ``replace``.
         """
-        data = self.to_bytes()
+        data, path = self.to_bytes(), self.path
         try:
-            storage.write_atomically(self.path, data, exclusive=True)
+            storage.write_atomically(path, data, exclusive=True)
         except StoredFileExistsError:
-            if storage.read(self.path) != data:
+            if storage.read(path) != data:
                 if not replace:
                     raise
-                storage.write_atomically(self.path, data)
+                storage.write_atomically(path, data)
         return hashlib.sha256(data).hexdigest()
 
 
-def manifest_path(batch_time_ms: int, *, built: bool = False) -> str:
-    """The manifest's path below the stream's folder.
-
-    A built batch may take the place of an empty one, whose manifest stays as it is: the ledger says which counts.
-    """
-    return f"{FOLDER}/{batch_time_ms}{'-built' if built else ''}.json"
+def manifest_path(batch_time_ms: int) -> str:
+    """The path below the stream's folder of the manifest of a batch of blocks."""
+    return f"{FOLDER}/{batch_time_ms}.json"
 
 
 def _input_to_json(
