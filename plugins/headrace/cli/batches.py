@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.batch_time import milliseconds
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import duration_text, print_json, print_table, time_text
 
@@ -31,7 +32,7 @@ def batches(
     """List a stream's batches and the batch times that nobody ran, or show one batch with its offset ranges."""
     with opened(ledger) as found:
         if batch_time is not None:
-            _show(found, name, _milliseconds(batch_time), as_json=as_json)
+            _show(found, name, milliseconds(batch_time, "BATCH_TIME"), as_json=as_json)
             return
         found.streams.get(name)
         rows = found.batches.list(name, limit)
@@ -77,7 +78,7 @@ def abandon(
     if not reason.strip():
         raise typer.BadParameter("say why; it is all that later tells of these records", param_hint="--reason")
     with opened(ledger) as found:
-        batch = found.batches.abandon(name, _milliseconds(batch_time), reason)
+        batch = found.batches.abandon(name, milliseconds(batch_time, "BATCH_TIME"), reason)
     if as_json:
         print_json(batch)
     else:
@@ -161,17 +162,3 @@ def _print_event(row: EventRow, *, as_json: bool) -> None:
     batch = f" [{time_text(row.batch_time_ms)}]" if row.batch_time_ms else ""
     told = ", ".join(f"{key}={value}" for key, value in row.payload.items() if value not in (None, [], {}))
     typer.echo(f"{time_text(row.at_ms)} {row.kind}{batch} {told}")
-
-
-def _milliseconds(text: str) -> int:
-    if text.isdigit():
-        return int(text)
-    from datetime import UTC, datetime
-
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is neither epoch milliseconds nor ISO 8601", param_hint="BATCH_TIME"
-        ) from None
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)

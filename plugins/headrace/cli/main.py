@@ -23,6 +23,7 @@ COMMANDS = {
     "batches": "headrace.cli.batches:batches",
     "abandon": "headrace.cli.batches:abandon",
     "events": "headrace.cli.batches:events",
+    "alias": "headrace.cli.alias:alias",
 }
 """Name to `module:attribute`: a `typer.Typer` becomes a group, a function a command. The order is the help's."""
 

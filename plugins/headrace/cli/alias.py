@@ -1,0 +1,220 @@
+"""`headrace alias swap`: readers and the stream itself go over to an index that a replay has written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.batch_time import milliseconds
+from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.output import print_json, time_text
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.indexing.aliases import IndexAlias
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import ReplayRow
+    from headrace.stream import ElasticsearchOutput
+
+_MAX_RETRY_SECONDS = 30.0
+_TOLD = 10
+_BEYOND_MS = 2**62
+
+alias = typer.Typer(add_completion=False, no_args_is_help=True, help="Move the alias that a stream writes through.")
+
+
+class AliasSwapRefusedError(HeadraceError):
+    """The alias is not moved, since its readers would miss something."""
+
+
+@dataclasses.dataclass
+class Swap:
+    """What a swap does, or has done. Times are batch times, in epoch milliseconds; ``until_ms`` belongs to the range.
+
+    ``missing``: completed batches of the range that the replay has not completed. ``to_run_again``: those after it
+    that the new index does not hold.
+    """
+
+    stream: str
+    output: str
+    replay: str
+    alias: str
+    old_index: str
+    new_index: str
+    from_ms: int
+    until_ms: int
+    missing: list[int]
+    to_run_again: list[int]
+    older_batches: bool
+    swapped: bool = False
+
+
+@alias.callback()
+def _group() -> None:
+    """Move the alias that a stream writes through."""
+
+
+@alias.command()
+def swap(
+    name: StreamName,
+    output: Annotated[str, typer.Argument(help="The id of the stream's Elasticsearch output; its index is an alias.")],
+    *,
+    to: Annotated[str, typer.Option("--to", help="The index that the replay has written.", metavar="INDEX")],
+    replay: Annotated[str, typer.Option(help="The replay's name, as its DAG has it.", metavar="NAME")],
+    ledger: LedgerUrl,
+    since: Annotated[
+        str | None, typer.Option("--from", help="The first batch time to check; by default the replay's first.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="The last batch time to check; by default the stream's newest. Run later ones again then."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only what would be done is told.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Point the alias of an output to the index that a replay wrote, in one step.
+
+    Refused while completed batches are missing in the replay: readers would miss their documents.
+    """
+    with opened(ledger) as found:
+        declared = _declared(found, name, output)
+        with _index_alias(declared) as index_alias:
+            move = index_alias.plan(to)
+            rows = _replayed(found, name, replay)
+            _check_index(found, rows, output, to)
+            from_ms = rows[0].batch_time_ms if since is None else milliseconds(since, "--from")
+            until_ms = _newest_completed(found, name) if until is None else milliseconds(until, "--until")
+            plan = Swap(
+                name, output, replay, move.alias, move.old, move.new, from_ms, until_ms,
+                missing=found.batches.unreplayed(name, replay, from_ms, until_ms + 1),
+                to_run_again=_left_behind(found, name, replay, until_ms),
+                older_batches=bool(found.batches.list(name, 1, ["completed"], before_ms=from_ms)),
+            )  # fmt: skip
+            if plan.missing:
+                _refuse(plan, as_json=as_json)
+            if yes and move.old != move.new:
+                index_alias.move(move)
+                plan.swapped = True
+                # What completed while the alias moved may have gone into the old index.
+                plan.to_run_again = _left_behind(found, name, replay, until_ms)
+    if as_json:
+        print_json(plan)
+    else:
+        _tell(plan)
+
+
+def _declared(ledger: Ledger, name: str, output: str) -> ElasticsearchOutput:
+    from headrace.stream import ElasticsearchOutput, Stream
+
+    stream = Stream.from_json(ledger.streams.get(name).definition)
+    try:
+        declared = stream.output(output)
+    except KeyError as error:
+        raise AliasSwapRefusedError(f"{error.args[0]}.") from None
+    if not isinstance(declared, ElasticsearchOutput):
+        raise AliasSwapRefusedError(f"Output {output!r} of stream {name!r} is {declared.kind}, which has no alias.")
+    return declared
+
+
+@contextmanager
+def _index_alias(output: ElasticsearchOutput) -> Iterator[IndexAlias]:
+    from headrace.clock import SystemClock
+    from headrace.indexing.aliases import IndexAlias
+    from headrace.indexing.cluster import Cluster
+    from headrace.indexing.options import IndexingOptions
+    from headrace.indexing.transport import ElasticsearchTransport
+
+    options = IndexingOptions(
+        connection=output.connection, hosts=output.hosts, index=output.index, max_retry_seconds=_MAX_RETRY_SECONDS
+    )
+    transport = ElasticsearchTransport(
+        Cluster.of(options), connections=1, timeout_seconds=output.request_timeout_seconds
+    )
+    try:
+        yield IndexAlias(transport, options, clock=SystemClock())
+    finally:
+        transport.close()
+
+
+def _replayed(ledger: Ledger, name: str, replay: str) -> list[ReplayRow]:
+    rows = ledger.batches.replays(name, replay, 0, _BEYOND_MS)
+    if not rows:
+        raise AliasSwapRefusedError(
+            f"Stream {name!r} has no replay {replay!r}.", remedy="Give the name that replay_dag was given."
+        )
+    return rows
+
+
+def _check_index(ledger: Ledger, rows: Sequence[ReplayRow], output: str, index: str) -> None:
+    """Refuse an index that the replay did not write; its first and its last batch stand for the others."""
+    for row in {at.batch_time_ms: at for at in (rows[0], rows[-1])}.values():
+        written = _index_of(ledger, row, output)
+        if written != index:
+            raise AliasSwapRefusedError(
+                f"Replay {row.target!r} wrote batch {time_text(row.batch_time_ms)} of output {output!r} into "
+                f"{written!r}, not into {index!r}.",
+                remedy="Name the index that the replay writes; another index is another replay.",
+            )
+
+
+def _index_of(ledger: Ledger, row: ReplayRow, output: str) -> str | None:
+    """The index into which the replay wrote the batch last; None if it did not write this output."""
+    from headrace.stream import Stream
+
+    for attempt in reversed(ledger.batches.attempts(row.stream, row.batch_time_ms)):
+        if attempt.target == row.target and attempt.definition is not None:
+            outputs = Stream.from_json(attempt.definition).outputs
+            return next((getattr(each, "index", None) for each in outputs if each.id == output), None)
+    return None
+
+
+def _newest_completed(ledger: Ledger, name: str) -> int:
+    newest = ledger.batches.list(name, 1, ["completed"])
+    return newest[0].batch_time_ms if newest else 0
+
+
+def _left_behind(ledger: Ledger, name: str, replay: str, until_ms: int) -> list[int]:
+    """The batches after the checked range that are written, or being written, and not replayed."""
+    running = [row.batch_time_ms for row in ledger.batches.list(name, states=["running"])]
+    later = ledger.batches.unreplayed(name, replay, until_ms + 1, _BEYOND_MS)
+    return sorted({*later, *(at_ms for at_ms in running if at_ms > until_ms)})
+
+
+def _refuse(plan: Swap, *, as_json: bool) -> None:
+    if as_json:
+        print_json(plan)
+    raise AliasSwapRefusedError(
+        f"Replay {plan.replay!r} has not completed {len(plan.missing)} completed batch(es) of stream {plan.stream!r} "
+        f"from {time_text(plan.from_ms)} to {time_text(plan.until_ms)}: {_times(plan.missing)}.",
+        remedy=f"Backfill the replay's DAG over them. Or give --until with a time before {time_text(plan.missing[0])}, "
+        "and run the batches after it again once the alias is moved: they write through it.",
+    )
+
+
+def _tell(plan: Swap) -> None:
+    old, new = plan.old_index, plan.new_index
+    span = f"{time_text(plan.from_ms)} to {time_text(plan.until_ms)}"
+    if old == new:
+        typer.echo(f"{plan.alias} means {new} already.")
+    elif plan.swapped:
+        typer.echo(f"{plan.alias} means {new}, which holds the completed batches of {span}; it was {old}.")
+    else:
+        typer.echo(f"{plan.alias} means {old}; {new} holds the completed batches of {span}.")
+    if plan.older_batches:
+        typer.echo(f"Batches before {time_text(plan.from_ms)} were not replayed: their documents are not in {new}.")
+    if plan.to_run_again:
+        typer.echo(
+            f"{len(plan.to_run_again)} later batch(es) are not in {new}, or may not be: {_times(plan.to_run_again)}. "
+            "Run them again once the alias is moved: backfill the stream's batch DAG over them, reprocessing completed."
+        )
+    if not plan.swapped and old != new:
+        typer.echo("Nothing is changed yet; --yes moves the alias.")
+
+
+def _times(times: Sequence[int]) -> str:
+    told = ", ".join(time_text(at_ms) for at_ms in times[:_TOLD])
+    return told if len(times) <= _TOLD else f"{told} and so on to {time_text(times[-1])}"

@@ -1,0 +1,185 @@
+"""`headrace alias swap`: a real Elasticsearch, and a ledger with a stream whose history was replayed."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.cli.main import app
+from headrace.cli.output import time_text
+from headrace.clock import SystemClock
+from headrace.hooks.ledger import register
+from headrace.indexing.aliases import IndexAlias
+from headrace.indexing.cluster import Cluster
+from headrace.indexing.errors import UnsuitableTargetError
+from headrace.indexing.options import IndexingOptions
+from headrace.indexing.transport import ElasticsearchTransport, NoAnswerError, Response
+from headrace.ledger import Ledger
+from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+from headrace.stream.replays import replayed
+
+TIMES = (10_000, 20_000, 30_000)
+
+
+class Shop:
+    """The stream `shop`, which writes through the alias `live` into `old`; its replay `v2` writes `new`."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        prefix = f"alias-{uuid.uuid4().hex[:8]}"
+        self.live, self.old, self.new = (f"{prefix}-{name}" for name in ("live", "old", "new"))
+        self.stream = Stream(
+            name="shop",
+            inputs=KafkaInput(bootstrap_servers="localhost:9", topics="clicks"),
+            outputs=ElasticsearchOutput(hosts=url, index=self.live),
+            batch_interval="10 s",
+            storage=folder / "storage",
+            ledger=f"sqlite:///{folder}/ledger.db",
+        )
+        self.options = IndexingOptions(hosts=(url,), index=self.live, max_retry_seconds=10)
+        self.transport = ElasticsearchTransport(Cluster.of(self.options), connections=1, timeout_seconds=30)
+        self.ask("PUT", f"/{self.old}", {"aliases": {self.live: {"filter": {"term": {"kind": "click"}}}}})
+        self.ask("PUT", f"/{self.new}")
+        with Ledger.open(self.stream.ledger) as ledger:
+            register(ledger, self.stream)
+            for at_ms in TIMES:
+                ledger.batches.allocate("shop", at_ms, manifest_uri="m", manifest_sha256="0")
+                self._complete(ledger, ledger.batches.begin_attempt("shop", at_ms, **_BEGIN))
+
+    def replay(self, *times_ms: int, index: str | None = None) -> None:
+        definition = replayed(self.stream, {"elasticsearch": {"index": index or self.new}}).to_json()
+        with Ledger.open(self.stream.ledger) as ledger:
+            for at_ms in times_ms:
+                self._complete(
+                    ledger,
+                    ledger.batches.begin_replay(
+                        "shop", at_ms, target="v2", definition=definition, outputs=["elasticsearch"], **_BEGIN
+                    ),
+                )
+
+    @staticmethod
+    def _complete(ledger: Ledger, attempt: Any) -> None:
+        ledger.batches.record_output(attempt, "elasticsearch", {})
+        ledger.batches.complete_attempt(attempt)
+
+    def swap(self, *options: str, to: str | None = None) -> Result:
+        arguments = ["alias", "swap", "shop", "elasticsearch", "--to", to or self.new, "--replay", "v2"]
+        return CliRunner().invoke(app, [*arguments, "--ledger", self.stream.ledger, *options])
+
+    def means(self) -> list[str]:
+        return sorted(self.ask("GET", f"/_alias/{self.live}"))
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self.transport.request(method, path, None if body is None else json.dumps(body).encode())
+        assert answer.status == 200, answer
+        return answer.json()
+
+
+_BEGIN: dict[str, Any] = {"holder": "test", "way": "submit", "lease_ms": 60_000}
+
+
+@pytest.fixture
+def shop(elasticsearch: str, tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(elasticsearch, tmp_path)
+    yield made
+    made.ask("DELETE", f"/{made.old},{made.new}")
+    made.transport.close()
+
+
+def test_nothing_is_moved_before_it_is_said(shop: Shop) -> None:
+    shop.replay(*TIMES)
+    result = shop.swap()
+    assert result.exit_code == 0, result.output
+    assert "--yes" in result.output
+    assert shop.means() == [shop.old]
+
+
+def test_the_alias_moves_with_its_filter(shop: Shop) -> None:
+    shop.replay(*TIMES)
+    told = json.loads(shop.swap("--yes", "--json").stdout)
+    assert (told["swapped"], told["from_ms"], told["until_ms"], told["missing"]) == (True, 10_000, 30_000, [])
+    assert shop.means() == [shop.new]
+    held = shop.ask("GET", f"/_alias/{shop.live}")[shop.new]["aliases"][shop.live]
+    assert held == {"filter": {"term": {"kind": "click"}}}
+    again = shop.swap("--yes")
+    assert again.exit_code == 0
+    assert "already" in again.output
+
+
+def test_a_replay_that_lacks_batches_is_refused_by_their_names(shop: Shop) -> None:
+    shop.replay(20_000)
+    result = shop.swap("--yes")
+    assert result.exit_code == 1
+    assert "has not completed 1 completed" in result.output
+    assert time_text(30_000) in result.output
+    assert json.loads(shop.swap("--json").stdout)["missing"] == [30_000]
+    assert shop.means() == [shop.old]
+
+
+def test_later_batches_may_be_left_to_run_again_and_earlier_ones_are_told(shop: Shop) -> None:
+    shop.replay(20_000)
+    result = shop.swap("--yes", "--until", "1970-01-01T00:00:20Z")
+    assert result.exit_code == 0, result.output
+    assert shop.means() == [shop.new]
+    assert f"1 later batch(es) are not in {shop.new}, or may not be: {time_text(30_000)}" in result.output
+    assert f"Batches before {time_text(20_000)} were not replayed" in result.output
+
+
+def test_an_index_that_the_replay_did_not_write_is_refused(shop: Shop) -> None:
+    shop.replay(*TIMES, index="another")
+    result = shop.swap("--yes")
+    assert result.exit_code == 1
+    assert "into 'another', not into" in result.output
+    assert "no replay 'v3'" in shop.swap("--replay", "v3").output
+    assert shop.means() == [shop.old]
+
+
+def test_only_an_alias_of_one_index_is_moved_and_only_to_an_index(shop: Shop) -> None:
+    shop.replay(*TIMES)
+    clock = SystemClock()
+    with pytest.raises(UnsuitableTargetError, match="is an index itself"):
+        IndexAlias(shop.transport, shop.options.model_copy(update={"index": shop.old}), clock=clock).plan(shop.new)
+    with pytest.raises(UnsuitableTargetError, match="neither an index nor an alias"):
+        IndexAlias(shop.transport, shop.options.model_copy(update={"index": "nowhere"}), clock=clock).plan(shop.new)
+    for wrong in ("nowhere", shop.live):
+        with pytest.raises(UnsuitableTargetError, match="not the name of an index"):
+            IndexAlias(shop.transport, shop.options, clock=clock).plan(wrong)
+
+
+def test_an_answer_that_is_lost_costs_nothing(shop: Shop) -> None:
+    class Losing:
+        lost = False
+
+        def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+            answer = shop.transport.request(method, path, body)
+            if path == "/_aliases" and not self.lost:
+                self.lost = True
+                raise NoAnswerError("timed out")
+            return answer
+
+        def close(self) -> None:
+            pass
+
+    index_alias = IndexAlias(Losing(), shop.options, clock=SystemClock())
+    index_alias.move(index_alias.plan(shop.new))
+    assert shop.means() == [shop.new]
+
+
+def test_an_alias_that_somebody_else_moved_is_left_to_them(shop: Shop) -> None:
+    index_alias = IndexAlias(shop.transport, shop.options, clock=SystemClock())
+    planned = index_alias.plan(shop.new)
+    other = f"{shop.new}-other"
+    shop.ask("PUT", f"/{other}")
+    actions = [{"remove": {"index": shop.old, "alias": shop.live}}, {"add": {"index": other, "alias": shop.live}}]
+    shop.ask("POST", "/_aliases", {"actions": actions})
+    try:
+        with pytest.raises(UnsuitableTargetError, match="does not mean"):
+            index_alias.move(planned)
+        assert shop.means() == [other]
+    finally:
+        shop.ask("DELETE", f"/{other}")
