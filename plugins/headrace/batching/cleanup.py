@@ -31,14 +31,15 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
     """Delete the log's segments that are done with, then their rows in the ledger.
 
     A segment is done with when every block in it belongs to a batch that has completed and is checkpointed, or was
-    abandoned, and has left the stream's remember window. Each step can be repeated after a crash. Files of the log
+    abandoned, and has left the stream's remember window. In a stream with windows that counts from the oldest batch
+    that is still to be run, so that catching up after a down-time finds what its windows reach back to. Each step can be repeated after a crash. Files of the log
     that no block was ever accepted of go too.
 
     Raises:
         StorageError: a segment could not be deleted; those after it stay for the next cleanup.
     """
     log = storage.below(stream.name).below(LOG_FOLDER)
-    before_ms = ledger.now_ms() - stream.remember_ms
+    before_ms = _needed_from(stream, ledger) - stream.remember_ms
     segments = blocks = 0
     while found := ledger.cleanup.removable_segments(stream.name, before_ms):
         # Claimed before the file goes: a block that is added meanwhile is refused and finds another segment.
@@ -55,6 +56,10 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
             ledger.batches.mark_cleaned(stream.name, batch.batch_time_ms)
             batches += 1
     return Cleaned(segments, blocks, batches, _sweep(stream, ledger, log))
+
+
+def _needed_from(stream: Stream, ledger: Ledger) -> int:
+    return ledger.cleanup.needed_from(stream.name) if stream.window_ms else ledger.now_ms()
 
 
 def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:

@@ -12,14 +12,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, update
 
+from headrace.ledger.attempt_rows import live_attempts
 from headrace.ledger.batch_rows import batch_row
 from headrace.ledger.database import Role
-from headrace.ledger.errors import BatchStateError
+from headrace.ledger.errors import BatchStateError, StreamNotFoundError
 from headrace.ledger.events import record
 from headrace.ledger.rows import BatchRow, SegmentRow
 from headrace.ledger.segments import segment_row
 from headrace.ledger.states import AttemptState, BatchState, EventKind
-from headrace.ledger.tables import batch_attempts, batches, blocks, events, receivers, segments
+from headrace.ledger.tables import batch_attempts, batches, blocks, events, receivers, segments, streams
+from headrace.ledger.turns import earlier_unfinished
 
 # Rows deleted in one transaction, so that receivers wait milliseconds for the lock.
 FOLD_CHUNK = 2_000
@@ -27,6 +29,31 @@ FOLD_CHUNK = 2_000
 
 class Cleanup(Role):
     """Finds what is done with, and forgets it."""
+
+    def needed_from(self, stream: str) -> int:
+        """The oldest batch time that is still to be run, or is being run: what its windows reach back to must stay.
+
+        That is the oldest unfinished or unclaimed one, that of a live attempt, the one after the newest batch, or the
+        present, whichever is the earliest.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.read() as connection:
+            row = connection.execute(select(streams).where(streams.c.name == stream)).one_or_none()
+            if row is None:
+                raise StreamNotFoundError(stream)
+            now_ms = self._database.now_ms(connection)
+            newest = connection.execute(
+                select(batches.c.batch_time_ms)
+                .where(batches.c.stream == stream)
+                .order_by(batches.c.batch_time_ms.desc())
+                .limit(1)
+            ).scalar_one_or_none()
+            times = [now_ms] if newest is None else [now_ms, newest + row.batch_interval_ms]
+            times += [batch.batch_time_ms for batch in earlier_unfinished(connection, stream, now_ms, now_ms, 1)]
+            times += [attempt.batch_time_ms for attempt in live_attempts(connection, stream, now_ms)[:1]]
+            return min(times)
 
     def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> builtins.list[SegmentRow]:
         """The oldest closed segments whose every block is done with. Those whose removal was cut short come too.

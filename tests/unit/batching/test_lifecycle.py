@@ -110,7 +110,7 @@ def test_an_allocator_that_was_overtaken_leaves_the_manifest(receiving: Receivin
     find = receiving.ledger.batches.find
     answers = iter([None])
     receiving.ledger.batches.find = lambda *key: next(answers, find(*key))  # type: ignore[method-assign]
-    receiving.ledger.batches.blocks_of = lambda *_: []  # type: ignore[method-assign]
+    receiving.ledger.batches.blocks_of = lambda *_, **__: []  # type: ignore[method-assign]
     assert take(receiving, T1).batch == first.batch
     manifest = Manifest.load(first.batch.manifest_uri, sha256=first.batch.manifest_sha256)
     assert offsets(receiving, manifest) == [0, 1, 2]

@@ -1,0 +1,330 @@
+"""A batch of several outputs: each is begun, recorded, failed and run again by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.ledger import AttemptState, BatchState, EventKind
+from headrace.ledger.errors import (
+    AlreadyCompletedError,
+    AttemptFencedError,
+    BatchStateError,
+    NotItsTurnError,
+    SlotBusyError,
+)
+from headrace.ledger.rows import Attempt, BatchRow
+from headrace.ledger.states import STATE_STEP as LEDGER_STATE_STEP
+from headrace.stream.state import STATE_STEP
+
+NOW_MS = 1_700_000_000_000
+T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000
+RUN = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+TWO = ("index", "files")
+
+
+class Batches:
+    """A stream whose batches T1 to T3 are allocated, and what is done to them."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.ledger = world.ledger
+        self.batches = world.ledger.batches
+        world.add({0: (0, 10)})
+        world.clock.advance(3500)
+        for time_ms in (T1, T2, T3):
+            world.allocate(time_ms)
+
+    def begin(self, *outputs: str, at: int = T1, **options: Any) -> Attempt:
+        return self.batches.begin_attempt("flights", at, **(RUN | options), outputs=outputs or None)
+
+    def finish(self, attempt: Attempt, version: str | None = None) -> BatchRow:
+        for output in attempt.outputs:
+            self.batches.record_output(attempt, output, {"by": attempt.number})
+        return self.batches.complete_attempt(attempt, code_version=version)
+
+    def state(self, at: int = T1) -> BatchState:
+        return self.batches.get("flights", at).state
+
+    def outputs(self, at: int = T1) -> dict[str, tuple[int, AttemptState]]:
+        return {row.output_id: (row.attempt, row.state) for row in self.batches.outputs("flights", at)}
+
+    def events(self, kind: EventKind, at: int = T1) -> int:
+        return [event.kind for event in self.ledger.events.of_batch("flights", at)].count(kind)
+
+    def register(self, *steps: str, **options: Any) -> None:
+        settings = {"batch_interval_ms": 1000, "block_interval_ms": 200, "outputs": steps} | options
+        self.ledger.streams.register("flights", '{"changed": true}', **settings)
+
+
+@pytest.fixture
+def two(build: Callable[..., Any]) -> Batches:
+    return Batches(build(outputs=TWO))
+
+
+def test_outputs_run_side_by_side_and_the_last_completes_the_batch(two: Batches) -> None:
+    index, files = two.begin("index"), two.begin("files")
+    assert (index.number, files.number) == (1, 2)
+    assert two.finish(index, "v1").state is BatchState.RUNNING
+    two.world.clock.advance(10)
+    batch = two.finish(files, "v2")
+    assert (batch.state, batch.code_version, batch.steps) == (BatchState.COMPLETED, "v2", TWO)
+    # As long as from the first one's beginning.
+    assert batch.completed_at_ms - batch.started_at_ms == 10
+    assert two.outputs() == {"index": (1, AttemptState.COMPLETED), "files": (2, AttemptState.COMPLETED)}
+    assert {row.output_id: row.code_version for row in two.batches.outputs("flights", T1)} == {
+        "index": "v1",
+        "files": "v2",
+    }
+    (completed,) = [e for e in two.ledger.events.of_batch("flights", T1) if e.kind == EventKind.BATCH_COMPLETED]
+    assert completed.payload["outputs"] == {"index": {"by": 1}, "files": {"by": 2}}
+
+
+def test_one_after_the_other_leaves_the_batch_to_the_next(two: Batches) -> None:
+    assert two.finish(two.begin("index")).state is BatchState.ALLOCATED
+    started_ms = two.batches.get("flights", T1).started_at_ms
+    two.world.clock.advance(100)
+    assert two.finish(two.begin("files")).started_at_ms == started_ms
+    assert two.state() is BatchState.COMPLETED
+
+
+def test_a_failed_output_is_run_again_alone(two: Batches) -> None:
+    index, files = two.begin("index"), two.begin("files")
+    assert two.batches.fail_attempt(files, "disk full").state is BatchState.RUNNING
+    failed = two.finish(index)
+    assert (failed.state, failed.error) == (BatchState.FAILED, "disk full")
+    assert two.outputs() == {"index": (1, AttemptState.COMPLETED), "files": (2, AttemptState.FAILED)}
+    assert two.batches.outputs("flights", T1)[0].error == "disk full"
+    again = two.begin()
+    assert again.outputs == ("files",)
+    assert two.finish(again).error is None
+    assert two.outputs() == {"index": (1, AttemptState.COMPLETED), "files": (3, AttemptState.COMPLETED)}
+
+
+def test_an_attempt_that_fails_keeps_what_it_recorded(two: Batches) -> None:
+    both = two.begin()
+    two.batches.record_output(both, "index", {"indexed": 10})
+    assert two.batches.fail_attempt(both, "boom").state is BatchState.FAILED
+    assert two.begin().outputs == ("files",)
+
+
+def test_an_output_with_a_record_is_not_run_again_unasked(two: Batches) -> None:
+    two.finish(two.begin("index"))
+    with pytest.raises(AlreadyCompletedError, match="recorded index") as refused:
+        two.begin("index")
+    assert refused.value.batch.state is BatchState.ALLOCATED
+    assert two.begin("index", "files").outputs == ("files",)
+
+
+def test_what_shares_an_output_is_fenced_and_nothing_else(two: Batches) -> None:
+    index, files = two.begin("index"), two.begin("files")
+    newer = two.begin("files", holder="second try")
+    with pytest.raises(AttemptFencedError):
+        two.batches.record_output(files, "files", {})
+    two.finish(index)
+    assert two.finish(newer).state is BatchState.COMPLETED
+    assert [row.state for row in two.batches.attempts("flights", T1)] == [
+        AttemptState.COMPLETED,
+        AttemptState.FENCED,
+        AttemptState.COMPLETED,
+    ]
+
+
+def test_a_zombie_at_two_outputs_that_lost_one_keeps_what_it_recorded_of_the_other(two: Batches) -> None:
+    zombie = two.begin()
+    two.batches.record_output(zombie, "index", {"by": 1})
+    two.world.clock.advance(6_000)
+    newer = two.begin()
+    assert newer.outputs == ("files",)
+    for step in (
+        lambda: two.batches.record_output(zombie, "files", {}),
+        lambda: two.batches.record_output(zombie, "index", {}),
+        lambda: two.batches.complete_attempt(zombie),
+        lambda: two.batches.fail_attempt(zombie, "late"),
+        lambda: two.batches.renew_attempt(zombie),
+    ):
+        with pytest.raises(AttemptFencedError):
+            step()
+    assert two.finish(newer).state is BatchState.COMPLETED
+
+
+def test_what_a_fenced_attempt_left_is_to_be_run(two: Batches) -> None:
+    two.begin()
+    assert two.finish(two.begin("files")).state is BatchState.ALLOCATED
+    assert two.begin().outputs == ("index",)
+
+
+def test_a_lost_attempt_does_not_hide_the_failure_of_another(two: Batches) -> None:
+    two.begin("index")
+    files = two.begin("files")
+    two.world.clock.advance(6_000)
+    assert two.batches.fail_attempt(files, "boom").state is BatchState.FAILED
+
+
+def test_a_lost_attempt_alone_is_running_still(two: Batches) -> None:
+    index, files = two.begin("index"), two.begin("files")
+    two.world.clock.advance(6_000)
+    assert two.finish(files).state is BatchState.RUNNING
+    # It was only slow.
+    assert two.finish(index).state is BatchState.COMPLETED
+
+
+def test_a_batch_whose_last_attempt_died_after_its_record_completes(two: Batches) -> None:
+    two.finish(two.begin("index"))
+    died = two.begin("files")
+    two.batches.record_output(died, "files", {})
+    with pytest.raises(AlreadyCompletedError) as refused:
+        two.begin("files")
+    assert refused.value.batch.state is BatchState.COMPLETED
+    assert two.events(EventKind.BATCH_COMPLETED) == 1
+    # Had it not died, nothing would be different.
+    assert two.batches.complete_attempt(died).state is BatchState.COMPLETED
+    assert two.events(EventKind.BATCH_COMPLETED) == 1
+
+
+def test_one_output_by_force_has_no_record_until_it_is_done_again(two: Batches) -> None:
+    two.finish(two.begin())
+    again = two.begin("files", force=True)
+    assert again.outputs == ("files",)
+    batch = two.batches.get("flights", T1)
+    assert (batch.state, batch.completed_at_ms) == (BatchState.RUNNING, None)
+    assert two.outputs() == {"index": (1, AttemptState.COMPLETED)}
+    two.batches.fail_attempt(again, "boom")
+    assert two.state() is BatchState.FAILED
+    assert two.begin().outputs == ("files",)
+
+
+def test_by_force_everything_is_taken(two: Batches) -> None:
+    two.finish(two.begin())
+    assert two.begin(force=True).outputs == TWO
+    assert two.begin("index", force=True).outputs == ("index",)
+
+
+def test_an_output_added_later_leaves_a_completed_batch_completed(two: Batches) -> None:
+    two.finish(two.begin())
+    two.register(*TWO, "topic")
+    with pytest.raises(AlreadyCompletedError):
+        two.begin()
+    # It can be written for it, by name, and its failure does not undo the others.
+    added = two.begin("topic")
+    assert two.state() is BatchState.COMPLETED
+    assert two.batches.fail_attempt(added, "boom").state is BatchState.COMPLETED
+    assert two.outputs()["topic"] == (2, AttemptState.FAILED)
+    # Nor does another output by force.
+    assert two.finish(two.begin("files", force=True)).state is BatchState.COMPLETED
+    assert two.finish(two.begin("topic")).steps == (*TWO, "topic")
+    assert two.finish(two.begin(at=T2)).steps == (*TWO, "topic")
+
+
+def test_an_output_added_before_completion_is_required(two: Batches) -> None:
+    attempt = two.begin()
+    two.register(*TWO, "topic")
+    assert two.finish(attempt).state is BatchState.ALLOCATED
+    assert two.begin().outputs == ("topic",)
+
+
+def test_an_output_removed_meanwhile_is_not_required(two: Batches) -> None:
+    two.batches.fail_attempt(two.begin("files"), "boom")
+    two.register("index")
+    assert two.finish(two.begin()).state is BatchState.COMPLETED
+    two.batches.fail_attempt(two.begin("index", at=T2), "boom")
+    two.register("files")
+    assert two.finish(two.begin(at=T2)).state is BatchState.COMPLETED
+
+
+def test_when_only_a_removed_output_is_missing_the_batch_completes(two: Batches) -> None:
+    two.finish(two.begin("index"))
+    two.batches.fail_attempt(two.begin("files"), "boom")
+    two.register("index")
+    with pytest.raises(AlreadyCompletedError) as refused:
+        two.begin()
+    assert refused.value.batch.state is BatchState.COMPLETED
+
+
+def test_an_unknown_output_is_named(two: Batches) -> None:
+    with pytest.raises(BatchStateError, match="no output 'topic', but index, files"):
+        two.begin("topic")
+    with pytest.raises(BatchStateError, match="no name"):
+        two.batches.begin_attempt("flights", T1, **RUN, outputs=[])
+
+
+def test_slots_count_batches(build: Callable[..., Any]) -> None:
+    two = Batches(build(outputs=TWO, max_concurrent_batches=2))
+    for at in (T1, T2):
+        two.begin("index", at=at)
+        two.begin("files", at=at)
+    with pytest.raises(SlotBusyError) as refused:
+        two.begin(at=T3)
+    assert refused.value.busy == (T1, T2)
+
+
+def test_an_ordered_stream_waits_for_every_output(build: Callable[..., Any]) -> None:
+    two = Batches(build(outputs=TWO, ordered=True, max_concurrent_batches=4))
+    two.finish(two.begin("index"))
+    with pytest.raises(NotItsTurnError):
+        two.begin("index", at=T2)
+    two.begin("files")
+    assert [(b.batch_time_ms, b.state, b.alive) for b in two.batches.earlier_unfinished("flights", T3)] == [
+        (T1, BatchState.RUNNING, True),
+        (T2, BatchState.ALLOCATED, False),
+    ]
+
+
+def test_earlier_batches_come_with_their_errors_and_unclaimed_times(build: Callable[..., Any]) -> None:
+    two = Batches(build(outputs=TWO))
+    two.batches.fail_attempt(two.begin(at=T2), "boom")
+    two.finish(two.begin(at=T1))
+    later = two.world.add({0: (10, 20)}).batch_time_ms
+    earlier = two.batches.earlier_unfinished("flights", later + 1000)
+    assert [(b.batch_time_ms, b.state, b.error) for b in earlier] == [
+        (T2, BatchState.FAILED, "boom"),
+        (T3, BatchState.ALLOCATED, None),
+        (later, None, None),
+    ]
+    assert two.batches.earlier_unfinished("flights", later + 1000, limit=1) == earlier[:1]
+    assert two.batches.earlier_unfinished("flights", T2) == []
+
+
+def test_a_completed_batch_of_an_ordered_stream_is_run_again_out_of_order(build: Callable[..., Any]) -> None:
+    two = Batches(build(outputs=TWO, ordered=True))
+    for at in (T1, T2):
+        two.finish(two.begin(at=at))
+    two.batches.fail_attempt(two.begin("files", at=T1, force=True), "boom")
+    # T1 is unfinished again: T2 may be repeated, T3 has to wait.
+    two.finish(two.begin(at=T2, force=True))
+    with pytest.raises(NotItsTurnError):
+        two.begin(at=T3)
+
+
+def test_outputs_wait_for_the_state(build: Callable[..., Any]) -> None:
+    assert LEDGER_STATE_STEP == STATE_STEP
+    stateful = Batches(build(outputs=("state", "index"), ordered=True))
+    with pytest.raises(NotItsTurnError, match="has not been updated"):
+        stateful.begin("index")
+    update = stateful.begin("state")
+    with pytest.raises(NotItsTurnError):
+        stateful.begin("index")
+    stateful.finish(update)
+    assert stateful.finish(stateful.begin("index")).state is BatchState.COMPLETED
+    # In one attempt they are in order by themselves.
+    assert stateful.begin(at=T2).outputs == ("state", "index")
+
+
+def test_outputs_wait_for_a_state_that_is_updated_again(build: Callable[..., Any]) -> None:
+    stateful = Batches(build(outputs=("state", "index"), ordered=True))
+    stateful.finish(stateful.begin())
+    again = stateful.begin("state", force=True)
+    with pytest.raises(NotItsTurnError):
+        stateful.begin("index", force=True)
+    assert stateful.finish(again).state is BatchState.COMPLETED
+    assert stateful.begin("index", force=True).outputs == ("index",)
+
+
+def test_an_abandoned_batch_fences_all_its_attempts(two: Batches) -> None:
+    attempts = [two.begin("index"), two.begin("files")]
+    two.batches.abandon("flights", T1, "poison")
+    for attempt in attempts:
+        with pytest.raises(AttemptFencedError):
+            two.batches.renew_attempt(attempt)
