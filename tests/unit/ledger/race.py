@@ -13,8 +13,9 @@ from typing import Any
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.ledger import Ledger
-from headrace.ledger.errors import AttemptFencedError, LeaseHeldError, LedgerError
+from headrace.ledger.errors import AllocationConflictError, AttemptFencedError, LeaseHeldError, LedgerError
 from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.states import BatchState
 
 
 def _block(ledger: Ledger, lease: ReceiverLease, tp: TopicPartition, number: int, segment: str) -> BlockInfo:
@@ -95,6 +96,48 @@ def attempt(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list
         else:
             ended.append([time_ms, mine.number, 1])
     return ended
+
+
+def write_output(ledger: Ledger, me: str, stream: str, times: list[int], outputs: dict[str, str]) -> list[list[str]]:
+    """Write one output of each batch, another for each process; the states that the batches had after it."""
+    states = []
+    for time_ms in times:
+        begun = {"holder": me, "way": "connect", "lease_ms": 60_000, "outputs": [outputs[me]]}
+        mine = ledger.batches.begin_attempt(stream, time_ms, **begun)
+        ledger.batches.record_output(mine, outputs[me], {"by": me})
+        states.append(ledger.batches.complete_attempt(mine).state.value)
+    return states
+
+
+def assign(ledger: Ledger, me: str, stream: str, rounds: int, shared: int) -> list[int]:
+    """Ask for the batch times of runs: the first ``shared`` runs are the other's too."""
+    names = [f"run-{number}" if number < shared else f"{me}-{number}" for number in range(rounds)]
+    return [ledger.runs.assign(stream, name, coalesces=False) for name in names]
+
+
+def absorb(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list[int]]:
+    """Allocate each time with all unclaimed ones before it; the times that each batch took."""
+    taken = []
+    for time_ms in times:
+        ledger.batches.seal(stream, time_ms)
+        while True:
+            earlier = ledger.batches.unclaimed_before(stream, time_ms)
+            count = len(ledger.batches.blocks_of(stream, time_ms, absorb=earlier))
+            try:
+                row = ledger.batches.allocate(
+                    stream,
+                    time_ms,
+                    manifest_uri=me,
+                    manifest_sha256="0",
+                    blocks_expected=count,
+                    absorb=earlier,
+                )
+            except AllocationConflictError:
+                continue
+            break
+        if row.manifest_uri == me and row.state is BatchState.ALLOCATED:
+            taken.append([*row.absorbed, time_ms])
+    return taken
 
 
 def migrate(ledger: None, me: str, url: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from sqlalchemy import event
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind, Ledger
+from headrace.ledger.rows import BatchInputRow
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
@@ -63,16 +65,36 @@ def walk(world: Any) -> None:
     for number, segment in enumerate("aab"):
         world.add({0: (number * 10, number * 10 + 10), 1: (number, number + 1)}, handle=BlockHandle(segment, number, 1))
     ledger.positions.advance(world.receiver, world.partitions[2], 0, 5, gap="lost")
-    world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=T1)
+    world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=T1, drained={world.partitions[0]: NOW_MS})
+    ledger.positions.unpassed("flights", T1)
+    ledger.runs.assign("flights", "manual", coalesces=False)
+    ledger.runs.assign("flights", "asset", coalesces=True)
+    ledger.runs.find("flights", "manual")
     ledger.receivers.unsealed("flights", T1)
     ledger.jobs.renew(world.job)
     ledger.jobs.current("flights")
     world.clock.advance(2500)
     ledger.blocks.unclaimed("flights")
     ledger.batches.next_unclaimed("flights")
-    world.allocate(T1)
-    world.allocate(T2)
+    ledger.batches.unclaimed_before("flights", T2)
+    ledger.batches.earlier_unfinished("flights", T2)
+    world.allocate(T1, absorb=[])
+    world.allocate(T2, absorb=[NOW_MS])
+    world.allocate(NOW_MS - 1000)
+    built = BatchInputRow("flights", NOW_MS - 1000, "kafka", world.partitions[2], 0, 0, 0, 0)
+    other = replace(built, partition=replace(built.partition, topic_id="id-0"), until_offset=9)
+    world.allocate(NOW_MS - 1000, inputs=[built, other], replace_empty=True)
     world.complete(T1)
+    ledger.batches.origins("flights", [T1, T2])
+    copy = {"target": "v2", "definition": '{"outputs": [{"id": "index"}]}', "outputs": ["index"]}
+    for _ in range(2):
+        replay = ledger.batches.begin_replay("flights", T1, holder="task", way="connect", lease_ms=1000, **copy)
+    ledger.batches.record_output(replay, "index", {})
+    ledger.batches.complete_attempt(replay, code_version="v")
+    ledger.batches.replays("flights", "v2", T1, T2)
+    ledger.batches.unreplayed("flights", "v2", T1, T2)
+    ledger.batches.attempts("flights", T1)
+    ledger.cleanup.needed_from("flights")
     ledger.batches.renew_attempt(
         ledger.batches.begin_attempt("flights", T2, holder="task", way="connect", lease_ms=1000)
     )

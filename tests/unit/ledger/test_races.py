@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import update
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger import AttemptState, Ledger
+from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError, PositionConflictError
 from headrace.ledger.rows import ReceiverLease
 from headrace.ledger.tables import positions, receivers, streams
@@ -57,9 +57,13 @@ def live(ledger_url: str) -> Iterator[Ledger]:
         yield ledger
 
 
-def receiver(ledger: Ledger, interval_ms: int = 1000) -> tuple[ReceiverLease, TopicPartition]:
+def receiver(
+    ledger: Ledger, interval_ms: int = 1000, outputs: tuple[str, ...] = ("index",)
+) -> tuple[ReceiverLease, TopicPartition]:
     definition = '{"outputs": [{"id": "index"}], "limits": {"max_concurrent_batches": 1000}}'
-    ledger.streams.register("flights", definition, batch_interval_ms=interval_ms, block_interval_ms=200)
+    ledger.streams.register(
+        "flights", definition, batch_interval_ms=interval_ms, block_interval_ms=200, outputs=outputs
+    )
     job = ledger.jobs.acquire("flights", holder="driver", lease_ms=60_000)
     tp = TopicPartition(
         "departures", "id-1", 0, ledger.topics.observe(job, "kafka", "departures", "id-1", 1).incarnation
@@ -140,6 +144,50 @@ def test_of_two_attempts_the_newer_completes_the_batch(live: Ledger) -> None:
         assert attempts[0].state is (AttemptState.COMPLETED if (time_ms, 1) in completed else AttemptState.FENCED)
         (output,) = live.batches.outputs("flights", time_ms)
         assert (output.attempt, output.counts) == (2, {"by": attempts[1].holder})
+
+
+def test_of_two_outputs_that_end_at_once_the_last_completes_the_batch(live: Ledger) -> None:
+    receiver(live, interval_ms=10, outputs=("index", "files"))
+    last = live.now_ms() // 10 * 10
+    times = [last - 10 * number for number in range(ROUNDS)]
+    for time_ms in times:
+        live.batches.allocate("flights", time_ms, manifest_uri="m", manifest_sha256="0")
+    outputs = {"runner-0": "index", "runner-1": "files"}
+    ended = race(live.url, *[("write_output", "flights", times, outputs)] * 2)
+    for time_ms, states in zip(times, zip(*ended, strict=True), strict=True):
+        # One of them, and only one, heard that the batch had completed.
+        assert sorted(states) in (["completed", "running"], ["allocated", "completed"])
+        assert live.batches.get("flights", time_ms).state is BatchState.COMPLETED
+        assert {row.output_id: row.counts["by"] for row in live.batches.outputs("flights", time_ms)} == {
+            output: runner for runner, output in outputs.items()
+        }
+        kinds = [event.kind for event in live.events.of_batch("flights", time_ms)]
+        assert kinds.count(EventKind.BATCH_COMPLETED) == 1
+
+
+def test_of_two_runs_that_ask_at_once_each_gets_its_time(live: Ledger) -> None:
+    lease, tp = receiver(live, interval_ms=5)
+    race(live.url, ("add_many", lease, tp, 3 * ROUNDS))
+    times = [row.batch_time_ms for row in live.blocks.unclaimed("flights")]
+    rounds = len(times) // 2
+    first, second = race(live.url, *[("assign", "flights", rounds, 2)] * 2)
+    assert first[:2] == second[:2]
+    own = [*first, *second[2:]]
+    assert sorted(own) == times[: len(own)]
+
+
+def test_of_two_that_coalesce_each_time_is_taken_once(live: Ledger) -> None:
+    lease, tp = receiver(live, interval_ms=5)
+    race(live.url, ("add_many", lease, tp, 3 * ROUNDS))
+    times = [row.batch_time_ms for row in live.blocks.unclaimed("flights")]
+    first, second = race(live.url, *[("absorb", "flights", times[2::3])] * 2)
+    taken = [time_ms for batch in first + second for time_ms in batch]
+    assert sorted(taken) == [time_ms for time_ms in times if time_ms <= times[2::3][-1]]
+    assert (
+        sum(row.blocks for row in live.batches.list("flights", 1000))
+        + sum(row.blocks for row in live.blocks.unclaimed("flights"))
+        == 3 * ROUNDS
+    )
 
 
 def test_two_that_open_an_empty_database_migrate_it_once(fresh_url: str) -> None:

@@ -1,0 +1,167 @@
+"""A batch written again to another place, while its own life goes on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.blocks import BlockHandle
+from headrace.ledger import AttemptState, BatchState, EventKind
+from headrace.ledger.errors import AttemptFencedError, BatchNotFoundError, BatchStateError, LedgerError
+from headrace.ledger.rows import Attempt
+
+NOW_MS = 1_700_000_000_000
+T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000
+RUN = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+COPY = json.dumps({"outputs": [{"id": "index"}], "transform": "fixed"})
+
+
+@pytest.fixture
+def world(build: Callable[..., Any]) -> Any:
+    """T1 and T2 completed, T3 allocated, and one slot."""
+    world = build(outputs=("index", "files"))
+    world.add({0: (0, 10)}, handle=BlockHandle("a", 0, 100))
+    world.clock.advance(3500)
+    for time_ms in (T1, T2, T3):
+        world.allocate(time_ms)
+    for time_ms in (T1, T2):
+        world.complete(time_ms)
+    return world
+
+
+def replay(world: Any, at: int = T1, target: str = "v2", **options: Any) -> Attempt:
+    begun = {"definition": COPY, "outputs": ["index"], **RUN} | options
+    return world.ledger.batches.begin_replay("flights", at, target=target, **begun)
+
+
+def finish(world: Any, attempt: Attempt, version: str = "fixed") -> Any:
+    for output in attempt.outputs:
+        world.ledger.batches.record_output(attempt, output, {"indexed": 10})
+    return world.ledger.batches.complete_attempt(attempt, code_version=version)
+
+
+def test_a_replay_changes_nothing_of_the_batch(world: Any) -> None:
+    batches = world.ledger.batches
+    before, outputs = batches.get("flights", T1), batches.outputs("flights", T1)
+    attempt = replay(world, attributes={"run_id": "r"})
+    assert pickle.loads(pickle.dumps(attempt)) == attempt  # noqa: S301
+    assert (attempt.number, attempt.target, attempt.definition, attempt.source) == (2, "v2", COPY, "log")
+    batches.renew_attempt(attempt)
+    assert finish(world, attempt) == before
+    assert batches.get("flights", T1) == before
+    assert batches.outputs("flights", T1) == outputs
+    (copied,) = batches.outputs("flights", T1, target="v2")
+    assert (copied.counts, copied.code_version) == ({"indexed": 10}, "fixed")
+    row = batches.attempts("flights", T1)[-1]
+    assert (row.target, row.definition, row.attributes) == ("v2", COPY, {"run_id": "r"})
+    assert row.claim() == attempt
+    # The next attempt at the batch itself has a number of its own.
+    assert batches.begin_attempt("flights", T1, **RUN, force=True).number == 3
+    kinds = [event.kind for event in world.ledger.events.of_batch("flights", T1)]
+    assert kinds.count(EventKind.REPLAY_COMPLETED) == 1
+    assert kinds.count(EventKind.BATCH_COMPLETED) == 1
+
+
+def test_replays_hold_no_slots_and_fence_only_their_own(world: Any) -> None:
+    batches = world.ledger.batches
+    first, other = replay(world), replay(world, target="v3")
+    live = batches.begin_attempt("flights", T3, **RUN)
+    again = batches.begin_attempt("flights", T3, **RUN)
+    assert again.number == live.number + 1
+    newer = replay(world, holder="second try")
+    with pytest.raises(AttemptFencedError):
+        batches.record_output(first, "index", {})
+    finish(world, newer)
+    finish(world, other)
+    for output in again.outputs:
+        batches.record_output(again, output, {})
+    assert batches.complete_attempt(again).state is BatchState.COMPLETED
+
+
+def test_a_replay_of_several_outputs_completes_with_the_last(world: Any) -> None:
+    definition = json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})
+    batches = world.ledger.batches
+
+    def state() -> BatchState:
+        (row,) = batches.replays("flights", "v2", T1, T1 + 1)
+        return row.state
+
+    index = replay(world, definition=definition)
+    files = replay(world, definition=definition, outputs=["files"])
+    finish(world, index)
+    assert state() is BatchState.RUNNING
+    batches.fail_attempt(files, "boom")
+    assert state() is BatchState.FAILED
+    assert batches.unreplayed("flights", "v2", T1, T3) == [T1, T2]
+    finish(world, replay(world, definition=definition, outputs=["files"]), "newer")
+    (row,) = batches.replays("flights", "v2", 0, T3 * 2)
+    assert (row.state, row.code_version, row.outputs, row.error) == (
+        BatchState.COMPLETED,
+        "newer",
+        ("index", "files"),
+        None,
+    )
+    with pytest.raises(BatchStateError, match="no output console"):
+        replay(world, definition=definition, outputs=["console"])
+
+
+def test_what_is_not_replayed_yet(world: Any) -> None:
+    batches = world.ledger.batches
+    assert batches.unreplayed("flights", "v2", T1, T3 + 1) == [T1, T2]
+    finish(world, replay(world))
+    assert batches.unreplayed("flights", "v2", T1, T3 + 1) == [T2]
+    assert batches.unreplayed("flights", "v3", T1, T2) == [T1]
+    world.complete(T3)
+    assert batches.unreplayed("flights", "v2", T1, T3 + 1) == [T2, T3]
+    # Replayed again, it is not done before it is done again.
+    replay(world)
+    assert batches.unreplayed("flights", "v2", T1, T2) == [T1]
+
+
+def test_a_definition_is_kept_once(world: Any) -> None:
+    for at in (T1, T2, T3):
+        finish(world, replay(world, at))
+    changed = json.dumps({"outputs": [{"id": "index"}], "transform": "fixed again"})
+    finish(world, replay(world, definition=changed))
+    with world.ledger.streams._database.read() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM replay_definitions").scalar() == 2
+    assert [row.definition for row in world.ledger.batches.attempts("flights", T1)] == [None, COPY, changed]
+
+
+def test_what_cannot_be_replayed(world: Any) -> None:
+    world.ledger.batches.abandon("flights", T3, "poison")
+    with pytest.raises(BatchStateError, match="abandoned"):
+        replay(world, T3)
+    with pytest.raises(BatchNotFoundError):
+        replay(world, T3 + 1000)
+    with pytest.raises(LedgerError, match="has a name"):
+        replay(world, target="")
+
+
+def test_an_absorbed_batch_is_replayed_with_its_absorber(build: Callable[..., Any]) -> None:
+    world = build()
+    world.add({0: (0, 10)})
+    world.clock.advance(2500)
+    world.allocate(T2, absorb=[T1], blocks_expected=1)
+    with pytest.raises(BatchStateError, match=f"Replay batch {T2}"):
+        replay(world, T1)
+
+
+def test_the_log_stays_while_a_replay_reads_it(world: Any) -> None:
+    world.ledger.receivers.release(world.receiver)
+    cleanup = world.ledger.cleanup
+    attempt = replay(world)
+    assert cleanup.removable_segments("flights", T3 * 2) == []
+    assert cleanup.claim_removal("flights", ["a"], T3 * 2) == []
+    finish(world, attempt)
+    dies = replay(world)
+    assert cleanup.claim_removal("flights", ["a"], T3 * 2) == []
+    world.clock.advance(6_000)
+    assert [row.path for row in cleanup.claim_removal("flights", ["a"], T3 * 2)] == ["a"]
+    assert world.ledger.batches.attempts("flights", T1)[-1].state is AttemptState.RUNNING
+    assert dies.source == "log"
+    assert replay(world).source == "kafka"
