@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.batch_account import show_batch
 from headrace.cli.batch_time import milliseconds
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import duration_text, print_json, print_table, time_text
 
 if TYPE_CHECKING:
-    from headrace.ledger import Ledger
     from headrace.ledger.rows import EventRow
 
 BatchTime = Annotated[
@@ -29,10 +29,10 @@ def batches(
     limit: Annotated[int, typer.Option(help="How many, the newest first.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List a stream's batches and the batch times that nobody ran, or show one batch with its offset ranges."""
+    """List a stream's batches and the batch times that nobody ran, or tell all of one batch."""
     with opened(ledger) as found:
         if batch_time is not None:
-            _show(found, name, milliseconds(batch_time, "BATCH_TIME"), as_json=as_json)
+            show_batch(found, name, milliseconds(batch_time, "BATCH_TIME"), as_json=as_json)
             return
         found.streams.get(name)
         rows = found.batches.list(name, limit)
@@ -117,39 +117,6 @@ def events(
                 return
             time.sleep(1)
             rows = found.events.list(name, last, kinds)
-
-
-def _show(ledger: Ledger, name: str, batch_time_ms: int, *, as_json: bool) -> None:
-    batch = ledger.batches.get(name, batch_time_ms)
-    inputs = ledger.batches.inputs(name, batch_time_ms)
-    outputs = ledger.batches.outputs(name, batch_time_ms)
-    attempts = ledger.batches.attempts(name, batch_time_ms)
-    if as_json:
-        print_json({"batch": batch, "inputs": inputs, "outputs": outputs, "attempts": attempts})
-        return
-    typer.echo(
-        f"Batch {time_text(batch_time_ms)} of {name}: {batch.state.value}, {batch.records:,} records in "
-        f"{batch.blocks:,} blocks; manifest {batch.manifest_uri}"
-    )
-    if batch.error:
-        typer.echo(f"Error: {batch.error}")
-    print_table(
-        ("input", "topic", "partition", "from", "until", "records"),
-        [
-            (i.input_id, i.partition.topic, i.partition.partition, i.from_offset, i.until_offset, i.records)
-            for i in inputs
-        ],
-    )
-    print_table(
-        ("output", "counts"), [(o.output_id, ", ".join(f"{k} {v}" for k, v in o.counts.items())) for o in outputs]
-    )
-    print_table(
-        ("attempt", "way", "state", "took", "holder", "error"),
-        [
-            (a.number, a.way, a.state.value, duration_text(a.started_at_ms, a.ended_at_ms), a.holder, a.error)
-            for a in attempts
-        ],
-    )
 
 
 def _print_event(row: EventRow, *, as_json: bool) -> None:

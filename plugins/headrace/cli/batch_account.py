@@ -1,0 +1,87 @@
+"""One batch, told: what is in it, where its records are, what was tried, and what each output made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from headrace.cli.output import duration_text, print_json, print_table, time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import AttemptRow, BatchOrigin, BatchRow
+
+
+def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool) -> None:
+    """Print the batch. Raises BatchNotFoundError."""
+    batch = ledger.batches.get(stream, batch_time_ms)
+    origin = ledger.batches.origins(stream, [batch_time_ms]).get(batch_time_ms)
+    inputs = ledger.batches.inputs(stream, batch_time_ms)
+    outputs = ledger.batches.outputs(stream, batch_time_ms)
+    attempts = ledger.batches.attempts(stream, batch_time_ms)
+    if as_json:
+        # The outputs are the batch's own; those of replays are with their attempts.
+        parts: dict[str, Any] = {"batch": batch, "origin": origin, "inputs": inputs, "outputs": outputs}
+        print_json({**parts, "attempts": attempts})
+        return
+    for line in account(batch, origin):
+        typer.echo(line)
+    print_table(
+        ("input", "topic", "partition", "from", "until", "records"),
+        [
+            (i.input_id, i.partition.topic, i.partition.partition, i.from_offset, i.until_offset, i.records)
+            for i in inputs
+        ],
+    )
+    print_table(
+        ("output", "state", "attempt", "counts", "code", "error"),
+        [(o.output_id, o.state.value, o.attempt, _counts(o.counts), o.code_version, o.error) for o in outputs],
+    )
+    print_table(
+        ("attempt", "at", "replay", "outputs", "read from", "way", "state", "took", "holder", "error"),
+        [_attempt(attempt) for attempt in attempts],
+    )
+
+
+def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:
+    """The batch in sentences."""
+    yield (
+        f"Batch {time_text(batch.batch_time_ms)} of {batch.stream}: {batch.state.value}. "
+        f"It holds {batch.records:,} records in {batch.blocks:,} blocks."
+    )
+    if batch.built:
+        yield "It was built from Kafka by timestamps; its records are at most so many, since no block counted them."
+    if batch.late_records:
+        yield f"{batch.late_records:,} of them came too late for the batch of their timestamps."
+    if batch.absorbed:
+        times = ", ".join(time_text(time) for time in batch.absorbed)
+        yield f"It took over the blocks of {len(batch.absorbed)} earlier batch time(s) that nobody ran: {times}."
+    if batch.absorbed_by_ms is not None:
+        yield f"Batch {time_text(batch.absorbed_by_ms)} took its blocks over."
+    if origin is not None:
+        where = "the log" if origin.source == "log" else "Kafka, by its offset ranges: the log has let them go"
+        yield f"Run again, it is read from {where}. Its manifest is {batch.manifest_uri}."
+    if batch.error:
+        yield f"Error: {batch.error}"
+
+
+def _attempt(attempt: AttemptRow) -> tuple[object, ...]:
+    return (
+        attempt.number,
+        time_text(attempt.started_at_ms),
+        attempt.target or None,
+        ", ".join(attempt.outputs),
+        attempt.source,
+        attempt.way,
+        attempt.state.value,
+        duration_text(attempt.started_at_ms, attempt.ended_at_ms),
+        attempt.holder,
+        attempt.error,
+    )
+
+
+def _counts(counts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in counts.items())

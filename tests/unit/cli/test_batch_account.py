@@ -1,0 +1,96 @@
+"""`headrace batches STREAM TIME`: one batch, told from a real ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.batching.allocation import allocate
+from headrace.cli.main import app
+from headrace.hooks.ledger import register
+from headrace.ledger import Ledger
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.wal.storage import open_storage
+
+INTERVAL_MS = 10_000
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Stream:
+    return Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=[ConsoleOutput(), ConsoleOutput(id="second")],
+        batch_interval="10 s",
+        storage=tmp_path / "storage",
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+
+
+@pytest.fixture
+def batch_time_ms(stream: Stream) -> int:
+    """A batch whose one output succeeded, whose other failed, and which was replayed."""
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        time_ms = ledger.now_ms() // INTERVAL_MS * INTERVAL_MS
+        allocate(stream, ledger, open_storage(stream.storage.url), time_ms)
+        claim: dict[str, Any] = {"way": "connect", "lease_ms": 60_000}
+        first = ledger.batches.begin_attempt("shop", time_ms, holder="one", outputs=["console"], **claim)
+        ledger.batches.record_output(first, "console", {"printed": 7})
+        ledger.batches.complete_attempt(first, code_version="shop:show 3f9c2a10")
+        second = ledger.batches.begin_attempt("shop", time_ms, holder="two", outputs=["second"], **claim)
+        ledger.batches.fail_attempt(second, "the paper is out")
+        replay = ledger.batches.begin_replay(
+            "shop", time_ms, target="v2", definition=stream.to_json(), outputs=["console"], holder="three", **claim
+        )
+        ledger.batches.record_output(replay, "console", {"printed": 8})
+        ledger.batches.complete_attempt(replay)
+    return time_ms
+
+
+def shown(stream: Stream, batch_time_ms: int, *options: str) -> str:
+    result = CliRunner().invoke(app, ["batches", "shop", str(batch_time_ms), "--ledger", stream.ledger, *options])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_people_read_what_became_of_each_output_and_attempt(stream: Stream, batch_time_ms: int) -> None:
+    text = shown(stream, batch_time_ms)
+    assert "failed. It holds 0 records in 0 blocks." in text
+    assert "it is read from the log" in text
+    lines = text.splitlines()
+    (console,) = [line for line in lines if line.strip().startswith("console")]
+    assert "completed" in console
+    assert "printed 7" in console
+    assert "shop:show 3f9c2a10" in console
+    (failed,) = [line for line in lines if line.strip().startswith("second")]
+    assert "the paper is out" in failed
+    (replayed,) = [line for line in lines if " v2 " in line]
+    assert "three" in replayed
+
+
+def test_scripts_read_the_same(stream: Stream, batch_time_ms: int) -> None:
+    told = json.loads(shown(stream, batch_time_ms, "--json"))
+    assert told["origin"]["source"] == "log"
+    assert [(output["output_id"], output["state"]) for output in told["outputs"]] == [
+        ("console", "completed"),
+        ("second", "failed"),
+    ]
+    assert [attempt["target"] for attempt in told["attempts"]] == ["", "", "v2"]
+
+
+def test_what_a_batch_took_over_is_told_on_both_sides(stream: Stream) -> None:
+    coalescing = stream.model_copy(update={"name": "shop", "coalesce": True})
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, coalescing)
+        last_ms = ledger.now_ms() // INTERVAL_MS * INTERVAL_MS
+        first_ms = last_ms - INTERVAL_MS
+        ledger.batches.allocate(
+            "shop", last_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=0, absorb=[first_ms]
+        )
+    assert "It took over the blocks of 1 earlier batch time(s) that nobody ran" in shown(stream, last_ms)
+    assert "took its blocks over." in shown(stream, first_ms)
