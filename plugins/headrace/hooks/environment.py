@@ -11,7 +11,8 @@ import hashlib
 import hmac
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,27 @@ def child_environment(stream: Stream, base: Mapping[str, str] | None = None) -> 
     # Lines reach the log as they are printed.
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
+
+
+@contextmanager
+def connections_in_environment(stream: Stream) -> Iterator[None]:
+    """The connections of the stream's inputs in this process's own environment, where the core looks for them, for the
+    length of a ``with`` block: what asks Kafka in a task has to find them there.
+
+    Raises AirflowNotFoundException for a connection that is not defined.
+    """
+    names = {variable_name(source.connection): source.connection for source in stream.inputs if source.connection}
+    found = {name: connection_json(conn_id) for name, conn_id in names.items()}
+    before = {name: os.environ.get(name) for name in found}
+    os.environ.update(found)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def connection_json(conn_id: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.hooks.environment import connections_in_environment
 from headrace.hooks.run_request import run_request
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.claims import claim
@@ -77,8 +78,15 @@ def allocate_for_run(
 def _build(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
     from headrace.batching.building import build_from_kafka
 
-    batch = build_from_kafka(stream, ledger, storage, at_ms).batch
-    log.info("Batch %d: its offset ranges were found by timestamps in Kafka, %d at most.", at_ms, batch.records)
+    if at_ms > ledger.streams.get(stream.name).zero_time_ms:
+        log.info("Batch %d is of the stream's own time, so it is not built from Kafka.", at_ms)
+        return
+    with connections_in_environment(stream):
+        built = build_from_kafka(stream, ledger, storage, at_ms)
+    log.info(
+        "Batch %d is %s from Kafka by timestamps: %d records at most, in %d partitions.",
+        at_ms, "built" if built.fresh else "there already,", built.batch.records, len(built.inputs),
+    )  # fmt: skip
 
 
 def summary(allocation: Allocation) -> dict[str, Any]:

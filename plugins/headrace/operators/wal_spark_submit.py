@@ -115,6 +115,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         # has the ledger see that.
         steps = retries.still_tried(left.steps) or self._steps
         self._await_other_runs(run, batch, steps)
+        if needs_spark(self.stream, batch, left.steps):
+            self.await_application(run.ledger)
         begin = self._beginning(
             run, batch, steps, force=left.repeats and bool(left.steps), attributes=left.attributes(run.request)
         )
@@ -193,8 +195,6 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 attributes=attributes,
             )
 
-        if needs_spark(self.stream, batch, self.stream.steps if steps is None else steps):
-            self.await_application(run.ledger)
         return begin
 
     def _in_its_turn(self, run: _Run, batch: BatchRow, begin: Callable[[], Attempt]) -> Attempt:
@@ -231,6 +231,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         from headrace.ledger.errors import AlreadyCompletedError
         from headrace.operators.steps_to_run import AHEAD
 
+        if needs_spark(self.stream, batch, self.stream.steps):
+            self.await_application(run.ledger)
         begin = self._beginning(run, batch, None, force=False, attributes={**run.request.attributes, AHEAD: True})
         try:
             attempt = self._in_its_turn(run, batch, begin)

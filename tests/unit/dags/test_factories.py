@@ -4,11 +4,22 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
+from airflow.sdk import AssetOrTimeSchedule
+from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
 
-from headrace.dags import batch_dag, receiver_dag, stream_dags
-from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, Limits, Stream
+from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
+from headrace.stream import (
+    BatchTrigger,
+    ConsoleOutput,
+    ElasticsearchOutput,
+    KafkaInput,
+    Limits,
+    State,
+    Stream,
+    StreamDefinitionError,
+)
 from headrace.timetables.micro_batch import MicroBatchTimetable
 
 STEPS = ["await_blocks", "allocate_blocks", "generate_batch", "checkpoint", "cleanup"]
@@ -30,12 +41,63 @@ def stream(tmp_path) -> Stream:
     )
 
 
+def served(dag):
+    """The DAG as Airflow's server and scheduler know it."""
+    return DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
+
+
 class TestBatchDag:
     def test_the_five_steps_follow_each_other(self, stream):
         dag = batch_dag(stream)
         assert [task.task_id for task in dag.topological_sort()] == STEPS
         for before, after in pairwise(STEPS):
             assert dag.get_task(before).downstream_task_ids == {after}
+
+    def test_each_output_is_an_instance_of_one_task(self, stream):
+        generate = batch_dag(stream).get_task("generate_batch")
+        assert generate.expand_input.value == {"step": ["elasticsearch", "console"]}
+        assert generate.partial_kwargs["map_index_template"] == "{{ task.step }}"
+        unmapped = generate.unmap({"step": "console"})
+        assert (unmapped.step, unmapped.stream) == ("console", stream)
+
+    def test_state_is_updated_before_the_outputs(self, stream):
+        stateful = stream.model_copy(update={"state": State(update="m:f", fields="k STRING", keys="k")})
+        dag = batch_dag(stateful)
+        assert dag.get_task("update_state").step == "state"
+        assert dag.get_task("update_state").upstream_task_ids == {"allocate_blocks"}
+        assert dag.get_task("generate_batch").upstream_task_ids == {"update_state"}
+
+    def test_the_task_has_the_retries_of_its_most_patient_output(self, stream):
+        def retries(*of, **options):
+            outputs = [ConsoleOutput(id=f"o{n}", retries=own) for n, own in enumerate(of)]
+            task = batch_dag(stream.model_copy(update={"outputs": tuple(outputs)}), **options).get_task(
+                "generate_batch"
+            )
+            return task.retries, task.unmap({"step": "o0"}).output_retries
+
+        assert retries(1, 7) == (7, 4)
+        assert retries(1, None) == (4, 4)
+        assert retries(1, 2) == (2, 4)
+        assert retries(None, default_args={"retries": 0}) == (0, 0)
+
+    def test_one_task_does_it_all_if_wished(self, stream):
+        dag = batch_dag(stream, single_task=True)
+        assert dag.task_ids == ["micro_batch"]
+        assert dag.get_task("micro_batch").step is None
+
+    def test_a_stream_that_coalesces_runs_the_latest_interval_alone(self, stream):
+        def catch_up(**fields):
+            return batch_dag(stream.model_copy(update=fields)).timetable.catch_up
+
+        assert catch_up() is True
+        assert catch_up(coalesce=True) is False
+
+    def test_a_trigger_takes_the_clocks_place(self, stream):
+        triggered = stream.model_copy(update={"trigger": BatchTrigger(min_records=100, max_delay="5 s")})
+        dag = batch_dag(triggered)
+        assert isinstance(dag.timetable, AssetOrTimeSchedule)
+        assert dag.max_active_runs == 1
+        assert "100 records" in dag.description
 
     def test_a_failed_batch_fails_the_run_though_checkpoint_and_cleanup_run(self, stream):
         from airflow.models.dagrun import DagRun
@@ -86,8 +148,19 @@ class TestBatchDag:
         assert task.max_retry_delay <= timedelta(minutes=5)
         assert batch_dag(stream, max_active_runs=1).max_active_runs == 1
 
-    def test_reprocess_is_asked_for_by_a_param(self, stream):
-        assert batch_dag(stream).params["reprocess"] is False
+    def test_what_a_run_may_ask_for_has_a_form(self, stream):
+        params = served(batch_dag(stream)).params
+        assert params.dump() == {"reprocess": False, "outputs": None, "from_kafka": False}
+        assert params.deep_merge({"outputs": ["console"], "reprocess": True}).validate()["outputs"] == ["console"]
+        with pytest.raises(ParamValidationError):
+            params.deep_merge({"outputs": ["elsewhere"]}).validate()
+
+    def test_only_declared_parameters_are_taken(self, stream):
+        params = served(batch_dag(stream.model_copy(update={"parameters": {"limit": 3}}))).params
+        assert params.dump()["parameters"] == {"limit": 3}
+        assert params.deep_merge({"parameters": {"limit": 5}}).validate()["parameters"] == {"limit": 5}
+        with pytest.raises(ParamValidationError):
+            params.deep_merge({"parameters": {"other": 5}}).validate()
 
     def test_the_page_tells_what_the_stream_does(self, stream):
         doc = batch_dag(stream).doc_md
@@ -115,6 +188,29 @@ class TestReceiverDag:
         assert dag.dag_id == "mine"
         assert dag.get_task("receive").retries == 1
         assert "team" in dag.tags
+
+
+class TestReplayDag:
+    def test_it_runs_each_output_elsewhere_and_nothing_by_itself(self, stream):
+        dag = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "flights-v2"}}, transform="mended:run")
+        assert dag.dag_id == "flights_replay_v2"
+        assert (
+            dag.timetable.next_dagrun_info(
+                last_automated_data_interval=None, restriction=TimeRestriction(dag.start_date, None, catchup=False)
+            )
+            is None
+        )
+        task = dag.get_task("replay_batch").unmap({"step": "elasticsearch"})
+        (output,) = task.replay.outputs
+        assert (output.index, output.transform, task.target, task.stream) == ("flights-v2", "mended:run", "v2", stream)
+        assert "flights-v2" in dag.doc_md
+        DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
+
+    def test_a_replay_onto_itself_is_refused(self, stream):
+        with pytest.raises(StreamDefinitionError, match="as the stream does"):
+            replay_dag(stream, "v2", outputs={"elasticsearch": {}})
+        with pytest.raises(StreamDefinitionError, match="no name"):
+            replay_dag(stream, "a/b", outputs={"elasticsearch": {"index": "flights-v2"}})
 
 
 def test_a_stream_becomes_two_dags(stream):

@@ -195,3 +195,9 @@ def toy_batch(monkeypatch):
         monkeypatch.setenv("TOY_BATCH", how)
 
     return behave
+
+
+@pytest.fixture
+def connectable(source, ledger):
+    """The receiver job's application takes batches."""
+    ledger.jobs.update(source.job, state="running", attributes={"connect_url": "sc://localhost:15002"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.batching.allocation import allocate
 from headrace.operators import allocate_blocks
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
@@ -64,6 +65,32 @@ class TestAllocateBlocks:
         told = capsys.readouterr().out
         assert "hold 5 records" in told
         assert "backfill" in told
+
+    def test_a_time_from_before_the_stream_is_built_when_the_run_asks(self, stream, ledger, make_task, monkeypatch):
+        built = []
+
+        def build(stream, ledger, storage, at_ms):
+            built.append(at_ms)
+            return allocate(stream, ledger, storage, at_ms)
+
+        monkeypatch.setattr("headrace.batching.building.build_from_kafka", build)
+        early, late = 1_700_000_000_000, ledger.now_ms() // 200 * 200
+        monkeypatch.setattr(allocate_blocks, "claim", lambda *_: [])
+        for at_ms in (early, late):
+            for conf in ({}, {"from_kafka": True}):
+                task = make_task(from_ms(at_ms - stream.batch_interval_ms), conf)
+                AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        assert built == [early]
+
+    def test_a_run_without_logical_date_has_one_batch_in_all_its_tasks(self, stream, source, ledger, make_task, until):
+        at_ms = source.store(4)
+        until(lambda: ledger.now_ms() >= at_ms)
+        task = make_task(None, run_id="asset_triggered__1")
+        told = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        assert (told["batch_time_ms"], told["records"]) == (at_ms, 4)
+        complete(ledger, at_ms)
+        CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+        assert ledger.batches.get("flights", at_ms).checkpoint_uri
 
 
 class TestCheckpoint:

@@ -17,12 +17,6 @@ def make(stream, **options) -> WalSparkSubmitOperator:
 
 
 @pytest.fixture
-def connectable(source, ledger):
-    """The receiver job's application takes batches."""
-    ledger.jobs.update(source.job, state="running", attributes={"connect_url": "sc://localhost:15002"})
-
-
-@pytest.fixture
 def submitted(monkeypatch, toy_batch):
     """What would go to spark-submit; it runs the toy."""
     import subprocess

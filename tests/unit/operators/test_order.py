@@ -1,0 +1,114 @@
+# ruff: noqa: PLR0917 - fixtures are asked for by argument
+"""Ordered streams: a run does what comes before it, and nobody waits for a run that waits for it."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+
+from headrace.batching.allocation import allocate
+from headrace.operators.allocate_blocks import AllocateBlocksOperator
+from headrace.operators.checkpoint import CheckpointOperator
+from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
+from headrace.timetables.micro_batch import from_ms
+from headrace.wal.storage import open_storage
+
+
+@pytest.fixture
+def stream(stream):
+    return stream.model_copy(update={"ordered": True})
+
+
+@pytest.fixture
+def after(allocated, source, until, monkeypatch):
+    """Batch times that somebody else ought to run, then one with its task."""
+    monkeypatch.setattr("headrace.operators.allocate_blocks.claim", lambda *_: [])
+
+    def make(earlier: int = 1):
+        times = []
+        for _ in range(earlier):
+            times.append(source.store(2))
+            until(lambda: source.ledger.now_ms() >= times[-1])
+        return times, *allocated()
+
+    return make
+
+
+def run(stream, task) -> None:
+    WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch").execute(task.context)
+
+
+def states(ledger, *times) -> list[str]:
+    return [ledger.batches.get("flights", at_ms).state.value for at_ms in times]
+
+
+def order(ledger, *times) -> list[int]:
+    return sorted(times, key=lambda at_ms: ledger.batches.get("flights", at_ms).completed_at_ms)
+
+
+def test_what_nobody_runs_is_allocated_and_run_first_in_order(stream, after, toy_batch, connectable, ledger, capsys):
+    earlier, at_ms, task = after(3)
+    run(stream, task)
+    assert states(ledger, *earlier, at_ms) == ["completed"] * 4
+    assert order(ledger, at_ms, *earlier) == [*earlier, at_ms]
+    assert f"Batch {earlier[0]} comes before {at_ms}, and nobody runs it (not allocated)" in capsys.readouterr().out
+
+
+def test_their_own_runs_find_them_completed_and_tell_of_them(stream, after, toy_batch, connectable, ledger, make_task):
+    (first,), _, task = after()
+    run(stream, task)
+    own = make_task(from_ms(first - stream.batch_interval_ms), run_id="own")
+    AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
+    run(stream, own)
+    run(stream, own.again(run_type="backfill"))
+    assert ledger.batches.get("flights", first).attempt == 1
+    CheckpointOperator(task_id="checkpoint", stream=stream).execute(own.context)
+    assert [event["batch_time_ms"] for event in own.events] == [first]
+    run(stream, own.again(clear_number=1))
+    assert ledger.batches.get("flights", first).attempt == 2
+
+
+def test_one_that_lives_is_waited_for(stream, after, toy_batch, connectable, ledger):
+    (first,), at_ms, task = after()
+    allocate(stream, ledger, open_storage(stream.storage.url), first)
+    attempt = ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    operator = WalSparkSubmitOperator(task_id="generate", stream=stream)
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.execute(task.context)
+    ledger.batches.fail_attempt(attempt, "over")
+    operator.slot_may_be_free(task.context, **waiting.value.kwargs)
+    assert states(ledger, first, at_ms) == ["completed", "completed"]
+
+
+def test_if_it_fails_this_fails_with_its_error_and_the_retry_does_the_same(
+    stream, after, toy_batch, connectable, ledger
+):
+    (first,), at_ms, task = after()
+    toy_batch("fail")
+    for try_number in (1, 2):
+        with pytest.raises(EarlierBatchFailedError, match=f"Batch {first} comes first") as failed:
+            run(stream, task.again(try_number=try_number))
+    assert "the transform said no" in str(failed.value) or "exit code 1" in str(failed.value)
+    assert states(ledger, first, at_ms) == ["failed", "allocated"]
+    toy_batch("ok")
+    run(stream, task.again(try_number=3))
+    assert states(ledger, first, at_ms) == ["completed", "completed"]
+
+
+def test_one_that_another_takes_over_is_waited_for(stream, after, toy_batch, connectable, ledger, monkeypatch):
+    (first,), at_ms, task = after()
+
+    def overtaken(operator, *_args, **_kwargs):
+        newer = ledger.batches.begin_attempt("flights", first, holder="newer", way="connect", lease_ms=60_000)
+        operator.newer = newer
+        raise RuntimeError("the process gave way")
+
+    operator = WalSparkSubmitOperator(task_id="generate", stream=stream)
+    with monkeypatch.context() as patched:
+        patched.setattr(WalSparkSubmitOperator, "_run_process", overtaken)
+        with pytest.raises(TaskDeferred) as waiting:
+            operator.execute(task.context)
+    ledger.batches.record_output(operator.newer, "elasticsearch", {})
+    ledger.batches.complete_attempt(operator.newer)
+    operator.slot_may_be_free(task.context, **waiting.value.kwargs)
+    assert states(ledger, first, at_ms) == ["completed", "completed"]

@@ -1,0 +1,76 @@
+"""Batches run again into other places."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException
+
+from headrace.operators.replay_batch import ReplayBatchOperator
+from headrace.operators.spark_attempt import BatchFailedError
+from headrace.stream.replays import replayed
+from headrace.timetables.micro_batch import from_ms
+
+
+def run(stream, task, **options) -> None:
+    replay = replayed(stream, {"elasticsearch": {"index": "flights-v2"}}, transform="mended:transform")
+    ReplayBatchOperator(
+        task_id="replay", stream=stream, replay=replay, target="v2", step="elasticsearch", **options
+    ).execute(task.context)
+
+
+def replays(ledger) -> list[tuple[int, str]]:
+    return [(row.batch_time_ms, row.state.value) for row in ledger.batches.replays("flights", "v2", 0, 1 << 60)]
+
+
+def test_a_batch_goes_elsewhere_and_stays_as_it_is(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    before = ledger.batches.get("flights", at_ms)
+    run(stream, task)
+    assert replays(ledger) == [(at_ms, "completed")]
+    assert ledger.batches.get("flights", at_ms).state is before.state
+    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    assert attempt.target == "v2"
+    assert "flights-v2" in attempt.definition
+
+
+def test_a_retry_does_not_repeat_it_and_a_cleared_run_does(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    run(stream, task)
+    run(stream, task.again(try_number=2))
+    assert len(ledger.batches.attempts("flights", at_ms)) == 1
+    run(stream, task.again(clear_number=1))
+    assert len(ledger.batches.attempts("flights", at_ms)) == 2
+
+
+def test_a_failure_is_the_replays_alone(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    toy_batch("fail")
+    with pytest.raises(BatchFailedError):
+        run(stream, task)
+    assert replays(ledger) == [(at_ms, "failed")]
+    assert ledger.batches.get("flights", at_ms).state.value == "allocated"
+
+
+def test_a_batch_without_records_is_replayed_without_spark(stream, allocated, connectable, ledger):
+    plain = replayed(stream, {"elasticsearch": {"index": "flights-v2"}})
+    at_ms, task = allocated(records=0)
+    operator = ReplayBatchOperator(task_id="r", stream=stream, replay=plain, target="v2", step="elasticsearch")
+    operator.execute(task.context)
+    assert replays(ledger) == [(at_ms, "completed")]
+
+
+def test_what_has_no_batch_of_its_own_is_skipped(stream, allocated, connectable, ledger, make_task):
+    with pytest.raises(AirflowSkipException, match="not allocated"):
+        run(stream, make_task(from_ms(1_700_000_000_000)))
+    at_ms, task = allocated()
+    ledger.batches.abandon("flights", at_ms, reason="lost")
+    with pytest.raises(AirflowSkipException, match="abandoned"):
+        run(stream, task)
+    with pytest.raises(AirflowSkipException, match="does not ask"):
+        replay = replayed(
+            stream.model_copy(update={"outputs": (*stream.outputs, stream.outputs[0].model_copy(update={"id": "b"}))}),
+            {"elasticsearch": {"index": "c"}, "b": {"index": "d"}},
+        )
+        ReplayBatchOperator(task_id="r", stream=stream, replay=replay, target="v2", step="elasticsearch").execute(
+            task.again(conf={"outputs": ["b"]}).context
+        )

@@ -1,0 +1,140 @@
+# ruff: noqa: PLR0917 - fixtures are asked for by argument
+"""Tasks that run one step of a batch each, side by side or one after another."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+
+from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.stream import ConsoleOutput, State
+
+ONE, TWO = "elasticsearch", "printed"
+
+
+@pytest.fixture
+def stream(stream):
+    return stream.model_copy(update={"outputs": (*stream.outputs, ConsoleOutput(id=TWO)), "parameters": {"limit": 3}})
+
+
+def run(stream, step, task, **options) -> None:
+    WalSparkSubmitOperator(task_id="generate", stream=stream, step=step, **options).execute(task.context)
+
+
+def state(ledger, at_ms) -> str:
+    return ledger.batches.get("flights", at_ms).state.value
+
+
+def done(ledger, at_ms) -> list[tuple[str, int]]:
+    rows = ledger.batches.outputs("flights", at_ms)
+    return sorted((row.output_id, row.attempt) for row in rows if row.state.value == "completed")
+
+
+def test_a_batch_completes_with_its_last_step(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    run(stream, ONE, task)
+    assert state(ledger, at_ms) != "completed"
+    run(stream, TWO, task)
+    assert state(ledger, at_ms) == "completed"
+    assert done(ledger, at_ms) == [(ONE, 1), (TWO, 2)]
+
+
+def test_what_failed_is_tried_again_alone(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    run(stream, ONE, task)
+    toy_batch(f"fail:{TWO}")
+    with pytest.raises(BatchFailedError):
+        run(stream, TWO, task)
+    assert state(ledger, at_ms) == "failed"
+    toy_batch("ok")
+    run(stream, TWO, task.again(try_number=2))
+    assert state(ledger, at_ms) == "completed"
+    assert done(ledger, at_ms) == [(ONE, 1), (TWO, 3)]
+
+
+def test_an_output_gives_up_when_its_own_retries_are_used_up(stream, allocated, toy_batch, connectable):
+    outputs = (stream.outputs[0].model_copy(update={"retries": 1}), stream.outputs[1])
+    hasty = stream.model_copy(update={"outputs": outputs})
+    _, task = allocated()
+    toy_batch("fail")
+    with pytest.raises(BatchFailedError):
+        run(hasty, ONE, task)
+    with pytest.raises(AirflowFailException, match="retries"):
+        run(hasty, ONE, task.again(try_number=2))
+    with pytest.raises(BatchFailedError):
+        run(hasty, TWO, task.again(try_number=2))
+
+
+def test_all_tasks_of_a_cleared_run_do_their_part_again_once(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    for step in (ONE, TWO):
+        run(stream, step, task)
+    for _ in range(2):
+        for step in (ONE, TWO):
+            run(stream, step, task.again(clear_number=1))
+    assert done(ledger, at_ms) == [(ONE, 3), (TWO, 4)]
+    assert state(ledger, at_ms) == "completed"
+
+
+def test_a_backfill_runs_a_completed_batch_again(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    for how in ({}, {"run_id": "backfill", "run_type": "backfill"}):
+        for step in (ONE, TWO):
+            run(stream, step, task.again(**how))
+    assert done(ledger, at_ms) == [(ONE, 3), (TWO, 4)]
+
+
+def test_outputs_that_were_not_asked_for_say_so_and_do_nothing(
+    stream, allocated, toy_batch, connectable, ledger, capsys
+):
+    at_ms, task = allocated()
+    asking = task.again(conf={"outputs": [TWO]})
+    for step in (ONE, TWO):
+        run(stream, step, asking)
+    assert done(ledger, at_ms) == [(TWO, 1)]
+    assert f"This run does not ask for {ONE}" in capsys.readouterr().out
+
+
+def test_parameters_reach_the_process_as_one_argument(stream, allocated, toy_batch, connectable, capsys):
+    _, task = allocated()
+    run(stream, ONE, task.again(conf={"parameters": {"limit": "1; rm -rf $(pwd)"}}))
+    assert 'parameters {"limit": "1; rm -rf $(pwd)"}' in capsys.readouterr().out
+    run(stream, TWO, task)
+    assert "parameters None" in capsys.readouterr().out
+
+
+def test_the_live_attempt_of_another_run_is_waited_for(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    run(stream, ONE, task)
+    begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}
+    other = ledger.batches.begin_attempt("flights", at_ms, **begun, outputs=[TWO], attributes={"run_id": "other"})
+    operator = WalSparkSubmitOperator(task_id="generate", stream=stream, step=TWO)
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.execute(task.context)
+    ledger.batches.record_output(other, TWO, {})
+    ledger.batches.complete_attempt(other)
+    operator.slot_may_be_free(task.context, **waiting.value.kwargs)
+    assert len(ledger.batches.attempts("flights", at_ms)) == 2
+    assert state(ledger, at_ms) == "completed"
+
+
+def test_an_attempt_that_died_after_its_last_record_has_completed_the_batch(stream, allocated, toy_batch, ledger):
+    at_ms, task = allocated()
+    begun = {"holder": "dead", "way": "connect", "lease_ms": 1}
+    dead = ledger.batches.begin_attempt("flights", at_ms, **begun)
+    for step in dead.outputs:
+        ledger.batches.record_output(dead, step, {})
+    assert state(ledger, at_ms) == "running"
+    run(stream, dead.outputs[0], task)
+    assert state(ledger, at_ms) == "completed"
+
+
+def test_a_state_is_updated_before_the_outputs_of_it(stream, allocated, toy_batch, connectable, ledger):
+    stateful = stream.model_copy(update={"state": State(update="m:f", fields="k STRING", keys="k")})
+    at_ms, task = allocated()
+    with pytest.raises(TaskDeferred):
+        run(stateful, ONE, task)
+    run(stateful, "state", task)
+    run(stateful, ONE, task)
+    assert [step for step, _ in done(ledger, at_ms)] == [ONE, "state"]
