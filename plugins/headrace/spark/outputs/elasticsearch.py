@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.stream import KafkaInput
 
 REPORTS_FOLDER = "reports"
 
@@ -73,6 +74,7 @@ def write_undecodable(
         batch_time_ms=batch.batch_time_ms,
         report=report,
         manifest=batch.manifest_uri,
+        read_again=_read_again(batch),
     )
     for name in ("id_columns", "id_batch_time", "version_from"):
         options.pop(name, None)
@@ -80,6 +82,10 @@ def write_undecodable(
     undecodable.sparkSession.dataSource.register(ElasticsearchDataSource)
     rows.write.format(FORMAT).options(**options).mode("append").save()
     return IndexingReport.load(report)
+
+
+def _read_again(batch: WrittenBatch) -> tuple[KafkaInput, ...]:
+    return batch.stream.inputs if batch.from_kafka else ()
 
 
 @contextmanager
