@@ -94,7 +94,7 @@ class BatchAttempts(Role):
                 begun = {"holder": holder, "way": way, "lease_ms": lease_ms, "attributes": attributes}
                 return _begin(connection, locked, batch, taken, **begun)
             # Its last output's record may have come from an attempt that died before it could complete the batch.
-            batch = settle(connection, locked, batch)
+            batch = settle(connection, locked, batch, by_records=True)
         raise AlreadyCompletedError(batch, asked)
 
     def renew_attempt(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:

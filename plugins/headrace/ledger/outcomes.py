@@ -21,15 +21,15 @@ def outcome(
 ) -> tuple[BatchState, str | None]:
     """The state, and the newest error where it is failed.
 
-    Completed once every required output's newest attempt has recorded it, whatever other attempts are at. Else running
-    while an attempt lives; then failed if one of them failed, running if one was lost, and allocated if what is left
-    was not begun.
+    Running while an attempt at a required output lives, so that one attempt is the last and hears how it ended. Then
+    completed if every required output's newest attempt has recorded it; failed if one of them failed, running if one
+    was lost, and allocated if what is left was not begun.
     """
     missing = [output_id for output_id in required if not is_recorded(newest.get(output_id))]
-    if not missing and (required or not running):
-        return BatchState.COMPLETED, None
-    if any(attempt.alive(now_ms) for attempt in running):
+    if any(row.alive(now_ms) and (not row.outputs or set(row.outputs) & set(required)) for row in running):
         return BatchState.RUNNING, None
+    if not missing:
+        return BatchState.COMPLETED, None
     left = [newest[output_id] for output_id in missing if output_id in newest]
     failed = [row for row in left if row.state is AttemptState.FAILED]
     if failed:
@@ -42,15 +42,20 @@ def is_recorded(row: BatchOutputRow | None) -> bool:
     return row is not None and row.state is AttemptState.COMPLETED
 
 
-def settle(connection: Connection, locked: LockedStream, batch: BatchRow, **changes: Any) -> BatchRow:
+def settle(
+    connection: Connection, locked: LockedStream, batch: BatchRow, *, by_records: bool = False, **changes: Any
+) -> BatchRow:
     """Write the state that follows from the batch's outputs, and ``changes``; an event when it has completed.
 
     A batch that has not completed yet requires the stream's steps as they are registered, one that had completed
-    requires those of them by which it did.
+    requires those of them by which it did. ``by_records``: an attempt that has recorded all its outputs counts as
+    ended.
     """
     stream, batch_time_ms = batch.stream, batch.batch_time_ms
     newest = newest_outputs(connection, stream, batch_time_ms)
     running = [row for row in running_attempts(connection, stream, batch_time_ms) if not row.target]
+    if by_records:
+        running = [row for row in running if not all(is_recorded(newest.get(output)) for output in row.outputs)]
     steps = locked.row.outputs
     required = steps if batch.steps is None else [step for step in steps if step in batch.steps]
     state, error = outcome(required, newest, running, locked.now_ms)

@@ -90,6 +90,14 @@ def test_one_after_the_other_leaves_the_batch_to_the_next(two: Batches) -> None:
     assert two.state() is BatchState.COMPLETED
 
 
+def test_of_two_that_have_recorded_the_one_that_ends_last_hears_of_the_completion(two: Batches) -> None:
+    index, files = two.begin("index"), two.begin("files")
+    for attempt in (index, files):
+        two.batches.record_output(attempt, attempt.outputs[0], {})
+    assert two.batches.complete_attempt(index).state is BatchState.RUNNING
+    assert two.batches.complete_attempt(files).state is BatchState.COMPLETED
+
+
 def test_a_failed_output_is_run_again_alone(two: Batches) -> None:
     index, files = two.begin("index"), two.begin("files")
     assert two.batches.fail_attempt(files, "disk full").state is BatchState.RUNNING
