@@ -36,9 +36,9 @@ def until() -> Callable[..., object]:
 
 
 class Installation:
-    """A real Airflow with the stream `flights`."""
+    """A real Airflow with one DAG file, whose streams' ledger is the connection `flights_ledger`."""
 
-    def __init__(self, folder: Path, database_url: str, ledger_url: str) -> None:
+    def __init__(self, folder: Path, database_url: str, ledger_url: str, *, dag_file: str) -> None:
         self.folder = folder
         parts = make_url(ledger_url)
         self.ledger_connection = {
@@ -52,7 +52,7 @@ class Installation:
         self.fail_if = folder / "fail"
         dags = folder / "dags"
         dags.mkdir()
-        shutil.copy(HERE / "flights_dags.py", dags)
+        shutil.copy(HERE / dag_file, dags)
         self.airflow = Airflow(
             folder / "airflow",
             database_url=database_url,
@@ -76,15 +76,17 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def installation(postgres_server: PostgresServer) -> Iterator[Installation]:
+def installation(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[Installation]:
+    """With the test module's DAG_FILE; its DAGS are known to Airflow, and paused."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-airflow-"))
     # Airflow refuses backfills on SQLite while anything else runs.
     databases = [f"{name}_{uuid.uuid4().hex[:8]}" for name in ("airflow", "ledger")]
-    made = Installation(folder, *(postgres_server.create_database(name) for name in databases))
+    urls = (postgres_server.create_database(name) for name in databases)
+    made = Installation(folder, *urls, dag_file=request.module.DAG_FILE)
     try:
         with made.airflow:
-            made.api.wait_for_dag("flights_receiver")
-            made.api.wait_for_dag("flights_batches")
+            for dag_id in request.module.DAGS:
+                made.api.wait_for_dag(dag_id)
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)

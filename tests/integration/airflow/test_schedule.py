@@ -12,7 +12,8 @@ import pytest
 # One test waits up to 120 and twice 200 s for Airflow, and the first also for its start.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-RECEIVER, BATCHES = "flights_receiver", "flights_batches"
+DAG_FILE = "flights_dags.py"
+DAGS = RECEIVER, BATCHES = "flights_receiver", "flights_batches"
 INTERVAL = timedelta(seconds=10)
 
 

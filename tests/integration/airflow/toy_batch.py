@@ -1,14 +1,17 @@
-"""A batch without Spark: completes the attempt that it is given; fails as long as the file FAIL_IF says so."""
+"""A batch without Spark: completes the attempt that it is given.
+
+As long as the file FAIL_IF is there it fails: at the outputs that the file names, or at all if it is empty.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
 
 from headrace.ledger import Ledger
-from headrace.ledger.rows import Attempt
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--ledger", required=True)
@@ -16,20 +19,17 @@ parser.add_argument("--stream", required=True)
 parser.add_argument("--batch-time", type=int, required=True)
 parser.add_argument("--attempt", type=int, required=True)
 parser.add_argument("--way", required=True)
+parser.add_argument("--parameters", type=json.loads)
 arguments = parser.parse_args()
+fail_if = Path(os.environ["FAIL_IF"])
 
 with Ledger.open(arguments.ledger) as ledger:
-    (row,) = [
-        row
-        for row in ledger.batches.attempts(arguments.stream, arguments.batch_time)
-        if row.number == arguments.attempt
-    ]
-    attempt = Attempt(
-        row.stream, row.batch_time_ms, row.number, row.holder, row.way, row.outputs, row.lease_ms, row.lease_until_ms
-    )
-    if Path(os.environ["FAIL_IF"]).exists():
-        sys.exit("the transform said no")
+    rows = ledger.batches.attempts(arguments.stream, arguments.batch_time)
+    attempt = next(row for row in rows if row.number == arguments.attempt).claim()
     print(f"toy batch, attempt {attempt.number}", flush=True)
+    failing = (fail_if.read_text().split() or attempt.outputs) if fail_if.exists() else ()
     for output in attempt.outputs:
-        ledger.batches.record_output(attempt, output, {"indexed": 1})
+        if output in failing:
+            sys.exit("the transform said no")
+        ledger.batches.record_output(attempt, output, {"indexed": 1, "parameters": arguments.parameters})
     ledger.batches.complete_attempt(attempt)

@@ -1,0 +1,137 @@
+"""Assets under a real Airflow: DAGs that run after batches, and batches that are started by what was received.
+
+The tests are steps of one story, in order: starting an Airflow costs half a minute.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime, timedelta
+
+import pytest
+
+# The first test also waits for Airflow's start.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DAG_FILE = "clicks_dags.py"
+DAGS = ("clicks_receiver", "clicks_batches", "reports", "orders_receiver", "orders_batches")
+INTERVAL_MS = 5000
+
+
+def reported(installation) -> list[dict]:
+    """The events that the runs of `reports` found, each with its run's id."""
+    file = installation.folder / "reports.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [{**batch, "run_id": line["run_id"]} for line in lines for batch in line["batches"]]
+
+
+def reported_times(installation) -> Counter[int]:
+    return Counter(event["batch_time_ms"] for event in reported(installation))
+
+
+def completed(installation, stream: str) -> dict:
+    with installation.ledger() as ledger:
+        return {batch.batch_time_ms: batch for batch in ledger.batches.list(stream, 1000, ["completed"])}
+
+
+def stop_receiving(installation, until, stream: str) -> None:
+    installation.api.pause(f"{stream}_receiver")
+    with installation.ledger() as ledger:
+        ledger.streams.set_desired_state(stream, "stopped")
+        ledger.jobs.request_stop(stream, "the test")
+        until(lambda: not ledger.jobs.current(stream).alive(ledger.now_ms()), what="the receiver job's end")
+
+
+def test_a_dag_runs_after_each_completed_batch_and_reads_its_numbers(installation, until):
+    for dag_id in ("reports", "clicks_batches", "clicks_receiver"):
+        installation.api.unpause(dag_id)
+    until(lambda: len([event for event in reported(installation) if event["records"]]) >= 3, what="reports")
+    batches = completed(installation, "clicks")
+    events = reported(installation)
+    assert set(Counter(event["batch_time_ms"] for event in events).values()) == {1}
+    for event in events:
+        batch = batches[event["batch_time_ms"]]
+        assert (event["records"], event["blocks"], event["attempts"]) == (batch.records, batch.blocks, 1)
+        assert event["interval_end_ms"] - event["interval_start_ms"] == INTERVAL_MS
+        if batch.records:
+            assert event["outputs"]["search"] == event["outputs"]["lake"] == {"indexed": 1, "parameters": {"factor": 1}}
+
+
+def test_a_failed_batch_tells_nobody_and_its_cleared_run_does(installation, until):
+    installation.fail_if.write_text("lake")
+    try:
+        run = until(
+            lambda: next((run for run in installation.api.runs("clicks_batches") if run["state"] == "failed"), None),
+            what="a failed run",
+        )
+    finally:
+        installation.fail_if.unlink()
+    at_ms = batch_time(run)
+    # One of a later batch shows that there was time for it.
+    until(lambda: max(reported_times(installation)) > at_ms, what="a later batch's report")
+    assert at_ms not in reported_times(installation)
+    installation.api.clear("clicks_batches", run["dag_run_id"])
+    installation.api.wait_for_run("clicks_batches", run["dag_run_id"])
+    until(lambda: reported_times(installation)[at_ms] == 1, what="the report")
+    (event,) = [event for event in reported(installation) if event["batch_time_ms"] == at_ms]
+    assert event["attempts"] == 2
+
+
+def test_a_batch_is_told_again_when_it_was_run_again_and_only_then(installation, until):
+    stop_receiving(installation, until, "clicks")
+    at_ms = max(at_ms for at_ms, batch in completed(installation, "clicks").items() if batch.records)
+    before = reported_times(installation)[at_ms]
+    assert before == 1
+    for seconds, conf in ((1, {}), (2, {"reprocess": True})):
+        date = datetime.fromtimestamp((at_ms - INTERVAL_MS) / 1000).astimezone() + timedelta(seconds=seconds)
+        run_id = installation.api.trigger("clicks_batches", conf=conf, logical_date=date)
+        installation.api.wait_for_run("clicks_batches", run_id)
+    until(lambda: reported_times(installation)[at_ms] == before + 1, what="the second report")
+    installation.api.pause("clicks_batches")
+    again = [event["attempts"] for event in reported(installation) if event["batch_time_ms"] == at_ms]
+    assert again == [1, 2]
+
+
+def test_batches_are_started_by_what_was_received_each_with_records_of_its_own(installation, until):
+    installation.api.unpause("orders_receiver")
+    installation.api.unpause("orders_batches")
+    # Airflow begins to watch when it parses the DAG file again, within half a minute.
+    until(lambda: len(completed(installation, "orders")) >= 3, what="batches")
+    # A new triggerer begins the watch from its beginning, and must not start anything twice.
+    installation.airflow.components["triggerer"].kill()
+    installation.airflow.components["triggerer"].start()
+    so_far = len(completed(installation, "orders"))
+    until(lambda: len(completed(installation, "orders")) >= so_far + 2, what="batches after the new triggerer's start")
+    stop_receiving(installation, until, "orders")
+    # What is left is less than a batch needs: its oldest record has to wait for its time.
+    with installation.ledger() as ledger:
+        until(lambda: not ledger.blocks.unclaimed("orders"), what="the last batch")
+    until(lambda: not unfinished(installation), what="the runs' ends")
+
+    runs = installation.api.runs("orders_batches")
+    assert {(run["run_type"], run["logical_date"], run["state"]) for run in runs} == {
+        ("asset_triggered", None, "success")
+    }
+    with installation.ledger() as ledger:
+        claimed = [ledger.runs.find("orders", run["dag_run_id"]) for run in runs]
+        taken = [ledger.batches.get("orders", at_ms) for at_ms in sorted(claimed)]
+        # None doubled, none empty; more than one batch time each but for a slow machine's last.
+        assert len(set(claimed)) == len(claimed)
+        assert all(batch.records for batch in taken)
+        assert any(batch.absorbed for batch in taken)
+        reached = 0
+        for batch in taken:
+            (ranges,) = ledger.batches.inputs("orders", batch.batch_time_ms)
+            assert ranges.from_offset == reached
+            reached = ranges.until_offset
+        (position,) = ledger.positions.list("orders")
+        assert reached == position.next_offset
+
+
+def unfinished(installation) -> list:
+    return [run for run in installation.api.runs("orders_batches") if run["state"] in ("queued", "running")]
+
+
+def batch_time(run) -> int:
+    return int(datetime.fromisoformat(run["data_interval_end"]).timestamp() * 1000)

@@ -1,0 +1,278 @@
+"""Batches in time under a real Airflow: down-time, backfills by API, CLI and UI, runs for one batch time, replays.
+
+The tests are steps of one story, in order: starting an Airflow costs half a minute. One task does a batch here; the
+story of the schedule (test_schedule.py) has the DAG of five.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from headrace.local.airflow import airflow_command
+from headrace.local.airflow_api import AirflowApiError
+
+# The first test waits for Airflow's start, and for ten batch times to pass.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DAG_FILE = "clicks_dags.py"
+DAGS = RECEIVER, BATCHES, REPLAY = "clicks_receiver", "clicks_batches", "clicks_replay_v2"
+INTERVAL_MS = 5000
+
+
+def date_of(at_ms: int) -> datetime:
+    """The logical date of a batch's run: the start of its interval."""
+    return datetime.fromtimestamp((at_ms - INTERVAL_MS) / 1000, UTC)
+
+
+def batch_time(run) -> int:
+    return int(datetime.fromisoformat(run["data_interval_end"]).timestamp() * 1000)
+
+
+def batch_of(installation, at_ms: int):
+    with installation.ledger() as ledger:
+        return ledger.batches.find("clicks", at_ms)
+
+
+def attempts(installation, times) -> list[int]:
+    return [batch_of(installation, at_ms).attempt for at_ms in times]
+
+
+@pytest.fixture(scope="module")
+def story() -> dict:
+    """What a later test wants to know of an earlier one."""
+    return {}
+
+
+@pytest.fixture
+def times(story) -> list[int]:
+    """Four batch times with records, all of them completed."""
+    return story["down"][2:6]
+
+
+@pytest.fixture
+def run_backfill(installation, until):
+    """Wait until a backfill has run, and close it; its runs as they were started."""
+
+    def finish(dag_id: str, backfill_id: int, times) -> list[dict]:
+        dates = {date_of(at_ms).isoformat() for at_ms in times}
+
+        def ended():
+            runs = [run for run in installation.api.runs(dag_id, limit=500) if _date(run) in dates]
+            return runs if all(run["state"] in ("success", "failed") for run in runs) else None
+
+        runs = until(ended, what="the backfill's runs")
+        # The scheduler looks every 30 s whether a backfill is over, and a DAG has one at a time.
+        try:
+            installation.api.request("PUT", f"/backfills/{backfill_id}/cancel")
+        except AirflowApiError as error:
+            assert error.status == http.client.CONFLICT, error
+        return sorted((run for run in runs if run["run_type"] == "backfill"), key=lambda run: run["start_date"])
+
+    return finish
+
+
+def _date(run) -> str | None:
+    return run["logical_date"] and datetime.fromisoformat(run["logical_date"]).isoformat()
+
+
+def test_what_was_missed_while_the_scheduler_was_down_is_caught_up_each_batch_time_by_itself(
+    installation, until, story
+):
+    installation.api.unpause(BATCHES)
+    installation.api.unpause(RECEIVER)
+    until(lambda: _completed_with_records(installation), what="a first batch")
+    scheduler = installation.airflow.components["scheduler"]
+    scheduler.kill()
+    with installation.ledger() as ledger:
+        first_ms = ledger.streams.get("clicks").batch_time_after(ledger.now_ms()) + INTERVAL_MS
+        story["down"] = down = [first_ms + n * INTERVAL_MS for n in range(10)]
+        until(lambda: ledger.now_ms() > down[-1], what="ten batch times")
+        assert [time.batch_time_ms for time in ledger.blocks.unclaimed("clicks") if time.batch_time_ms in down] == down
+        scheduler.start()
+        _stop_receiving(installation, ledger, until)
+        until(lambda: not ledger.blocks.unclaimed("clicks"), what="the last batch")
+        until(lambda: all(_is_complete(installation, at_ms) for at_ms in down), what="the missed batches")
+
+        reached = 0
+        for batch in ledger.batches.list("clicks", 1000, oldest_first=True):
+            for taken in ledger.batches.inputs("clicks", batch.batch_time_ms):
+                assert taken.from_offset == reached
+                reached = taken.until_offset
+            for block in ledger.blocks.of_batch("clicks", batch.batch_time_ms):
+                assert batch.batch_time_ms - INTERVAL_MS <= block.info.cut_time_ms < batch.batch_time_ms
+        (position,) = ledger.positions.list("clicks")
+        assert reached == position.next_offset
+    runs = [batch_time(run) for run in installation.api.runs(BATCHES, limit=500)]
+    assert [runs.count(at_ms) for at_ms in down] == [1] * 10
+    assert attempts(installation, down) == [1] * 10
+
+
+def test_a_backfill_leaves_alone_what_has_a_run(installation, run_backfill, times):
+    body = {"dag_id": BATCHES, "from_date": date_of(times[0]).isoformat(), "to_date": date_of(times[-1]).isoformat()}
+    asked = installation.api.request("POST", "/backfills/dry_run", body)
+    assert asked["total_entries"] == 0
+    backfill = installation.api.backfill(BATCHES, date_of(times[0]), date_of(times[-1]))
+    assert run_backfill(BATCHES, backfill, times) == []
+    assert attempts(installation, times) == [1] * 4
+
+
+def test_a_backfill_runs_completed_batches_again_with_the_same_records(installation, run_backfill, times):
+    before = [batch_of(installation, at_ms) for at_ms in times]
+    backfill = installation.api.backfill(
+        BATCHES, date_of(times[0]), date_of(times[-1]), reprocess_behavior="completed", max_active_runs=2
+    )
+    runs = run_backfill(BATCHES, backfill, times)
+    assert [batch_time(run) for run in runs] == times
+    assert {run["state"] for run in runs} == {"success"}
+    assert _most_at_once(runs) <= 2
+    after = [batch_of(installation, at_ms) for at_ms in times]
+    assert [batch.attempt for batch in after] == [2] * 4
+    for was, batch in zip(before, after, strict=True):
+        assert batch.state.value == "completed"
+        assert (batch.records, batch.manifest_sha256) == (was.records, was.manifest_sha256)
+        assert batch.records > 0
+
+
+def test_the_command_line_backfills_backwards(installation, run_backfill, times):
+    command = [
+        *airflow_command(), "backfill", "create", "--dag-id", BATCHES,
+        "--from-date", date_of(times[0]).isoformat(), "--to-date", date_of(times[-1]).isoformat(),
+        "--reprocess-behavior", "completed", "--max-active-runs", "1", "--run-backwards",
+    ]  # fmt: skip
+    environment = installation.airflow.environment()
+    done = subprocess.run(
+        command, env=environment, cwd=installation.folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    newest = installation.api.request("GET", "/backfills", params={"dag_id": BATCHES, "order_by": "-id"})
+    runs = run_backfill(BATCHES, newest["backfills"][0]["id"], times)
+    assert [batch_time(run) for run in runs] == times[::-1]
+    assert _most_at_once(runs) == 1
+    assert attempts(installation, times) == [3] * 4
+
+
+def test_the_user_interface_runs_what_failed_again(installation, run_backfill, times):
+    failing = times[1]
+    # The lake's part of one batch fails, so that its run does.
+    installation.fail_if.write_text("lake")
+    try:
+        again = {"reprocess_behavior": "completed", "max_active_runs": 1}
+        backfill = installation.api.backfill(BATCHES, date_of(failing), date_of(failing), **again)
+        (run,) = run_backfill(BATCHES, backfill, [failing])
+    finally:
+        installation.fail_if.unlink()
+    assert run["state"] == "failed"
+    assert batch_of(installation, failing).state.value == "failed"
+    with installation.ledger() as ledger:
+        written = {row.output_id: row.state.value for row in ledger.batches.outputs("clicks", failing)}
+        assert written == {"search": "completed", "lake": "failed"}
+    # As the form sends it: with the session's cookie, all fields, and the params as it shows them.
+    body = {
+        "dag_id": BATCHES,
+        "from_date": date_of(times[0]).isoformat().replace("+00:00", ".000Z"),
+        "to_date": date_of(times[-1]).isoformat().replace("+00:00", ".000Z"),
+        "max_active_runs": 1,
+        "reprocess_behavior": "failed",
+        "run_backwards": False,
+        "run_on_latest_version": True,
+        "dag_run_conf": {"reprocess": False, "outputs": None, "parameters": {"factor": 1}, "from_kafka": False},
+    }
+    answer = _as_the_browser(installation, "POST", "/api/v2/backfills", body)
+    runs = run_backfill(BATCHES, answer["id"], times)
+    assert [run["state"] for run in runs if batch_time(run) == failing] == ["success"]
+    assert attempts(installation, times) == [3, 5, 3, 3]
+    with installation.ledger() as ledger:
+        # What had been written was not written again.
+        written = {row.output_id: row.attempt for row in ledger.batches.outputs("clicks", failing)}
+        assert written == {"search": 4, "lake": 5}
+
+
+def test_a_run_for_one_batch_time_does_what_its_conf_says(installation, times):
+    at_ms = times[2]
+    asked = (
+        {},
+        {"reprocess": True, "outputs": ["search"], "parameters": {"factor": 7}},
+    )
+    for seconds, conf in enumerate(asked, start=1):
+        date = date_of(at_ms) + timedelta(seconds=seconds)
+        installation.api.wait_for_run(BATCHES, installation.api.trigger(BATCHES, conf=conf, logical_date=date))
+    with installation.ledger() as ledger:
+        rows = {row.output_id: row for row in ledger.batches.outputs("clicks", at_ms)}
+        assert ledger.batches.get("clicks", at_ms).state.value == "completed"
+    assert {output: row.attempt for output, row in rows.items()} == {"search": 4, "lake": 3}
+    assert rows["search"].counts["parameters"] == {"factor": 7}
+    assert rows["lake"].counts["parameters"] == {"factor": 1}
+
+
+@pytest.mark.parametrize("conf", [{"outputs": ["nowhere"]}, {"reprocess": "perhaps"}, {"parameters": {"other": 1}}])
+def test_a_conf_that_the_stream_does_not_know_is_refused_at_once(installation, times, conf):
+    with pytest.raises(AirflowApiError) as refused:
+        installation.api.trigger(BATCHES, conf=conf, logical_date=date_of(times[3]) + timedelta(seconds=1))
+    assert refused.value.status == http.client.BAD_REQUEST
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_history_is_replayed_beside_the_stream(installation, run_backfill, times, backwards):
+    before = [batch_of(installation, at_ms) for at_ms in times]
+    if not backwards:
+        installation.api.unpause(REPLAY)
+        # It begins nothing by itself.
+        assert installation.api.wait_for_dag(REPLAY)["next_dagrun_logical_date"] is None
+        assert installation.api.runs(REPLAY) == []
+    backfill = installation.api.backfill(
+        REPLAY, date_of(times[0]), date_of(times[-1]), run_backwards=backwards, reprocess_behavior="completed",
+        max_active_runs=1,
+    )  # fmt: skip
+    runs = run_backfill(REPLAY, backfill, times)
+    assert [batch_time(run) for run in runs] == (times[::-1] if backwards else times)
+    assert {run["state"] for run in runs} == {"success"}
+    with installation.ledger() as ledger:
+        rows = ledger.batches.replays("clicks", "v2", 0, 2**60)
+        assert [(row.batch_time_ms, row.state.value) for row in rows] == [(at_ms, "completed") for at_ms in times]
+        assert ledger.batches.unreplayed("clicks", "v2", times[0], times[-1] + 1) == []
+    assert [batch_of(installation, at_ms).completed_at_ms for at_ms in times] == [row.completed_at_ms for row in before]
+
+
+def _completed_with_records(installation) -> bool:
+    with installation.ledger() as ledger:
+        return any(batch.records for batch in ledger.batches.list("clicks", states=["completed"]))
+
+
+def _is_complete(installation, at_ms: int) -> bool:
+    batch = batch_of(installation, at_ms)
+    return batch is not None and batch.state.value == "completed"
+
+
+def _stop_receiving(installation, ledger, until) -> None:
+    installation.api.pause(RECEIVER)
+    ledger.streams.set_desired_state("clicks", "stopped")
+    ledger.jobs.request_stop("clicks", "the test")
+    until(lambda: not ledger.jobs.current("clicks").alive(ledger.now_ms()), what="the receiver job's end")
+
+
+def _most_at_once(runs) -> int:
+    """How many of the runs ran at the same time, at most; they are sorted by their start."""
+    assert all(first["start_date"] <= second["start_date"] for first, second in pairwise(runs))
+    return max(sum(other["start_date"] <= run["start_date"] < other["end_date"] for other in runs) for run in runs)
+
+
+def _as_the_browser(installation, method: str, path: str, body: dict):
+    """A request as Airflow's pages send it: the login is in a cookie."""
+    login = {"username": "admin", "password": installation.airflow.password()}
+    token = installation.api.request("POST", "//auth/token", login)["access_token"]
+    connection = http.client.HTTPConnection("127.0.0.1", installation.airflow.port, timeout=60)
+    headers = {"Content-Type": "application/json", "Cookie": f"_token={token}"}
+    try:
+        connection.request(method, path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        assert answer.status == http.client.OK, text
+        return json.loads(text)
+    finally:
+        connection.close()
