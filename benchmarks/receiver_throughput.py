@@ -1,10 +1,13 @@
 """How fast one receiver takes a backlog from Kafka into the synced log and the ledger, and in how much memory.
 
-    python benchmarks/receiver_throughput.py --records 1000000 [--json] [--minimum 300000]
+    python benchmarks/receiver_throughput.py --records 1000000 [--json] [--minimum 300000] [--batch-by timestamp]
 
 Starts an embedded Kafka (or uses --bootstrap), fills 4 partitions with JSON records of 190 bytes, then runs one
-receiver in a process of its own until nothing is left. The clock runs from the receiver's first block to its last,
-the start of the process (imports, registration) apart. The broker shares the machine's cores with the receiver.
+receiver in a process of its own until nothing is left. The records' timestamps are spread over the last --spread
+seconds, as those of a down-time are; by timestamp each batch interval of 10 s has blocks of its own.
+
+The clock runs from the receiver's first block to its last, the start of the process (imports, registration) apart. The
+broker shares the machine's cores with the receiver.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import uuid
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -36,6 +39,7 @@ from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 PARTITIONS = 4
 RECORD_BYTES = 190
 MIB = 1024 * 1024
+BatchBy = Literal["arrival", "timestamp"]
 
 
 @contextlib.contextmanager
@@ -64,7 +68,7 @@ def record(number: int) -> bytes:
     return start + b"x" * (RECORD_BYTES - len(start) - 2) + b'"}'
 
 
-def fill(bootstrap: str, topic: str, records: int) -> None:
+def fill(bootstrap: str, topic: str, records: int, spread_seconds: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     if topic not in admin.list_topics(timeout=10).topics:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
@@ -77,10 +81,12 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
             "compression.type": "lz4",
         }
     )
+    begun_ms = int(time.time() * 1000) - spread_seconds * 1000
     for number in range(records):
+        timestamp_ms = begun_ms + spread_seconds * 1000 * number // records
         while True:
             try:
-                producer.produce(topic, record(number), partition=number % PARTITIONS)
+                producer.produce(topic, record(number), partition=number % PARTITIONS, timestamp=timestamp_ms)
                 break
             except BufferError:
                 producer.poll(0.05)
@@ -98,22 +104,28 @@ def receive(task: ReceiverTask, pipe: Connection) -> None:
     pipe.send((report, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime))
 
 
-def measure(bootstrap: str, topic: str, records: int, folder: Path, prefetch_mib: int) -> dict[str, Any]:
-    stream = Stream(
+def define(bootstrap: str, topic: str, folder: Path, prefetch_mib: int, batch_by: BatchBy) -> Stream:
+    return Stream(
         name="bench",
         inputs=(KafkaInput(bootstrap_servers=bootstrap, topics=(topic,)),),
         outputs=(ConsoleOutput(id="console"),),
         batch_interval="10 s",
+        batch_by=batch_by,
         storage=str(folder / "storage"),
         ledger=f"sqlite:///{folder}/ledger.db",
         limits=Limits(prefetch_bytes=prefetch_mib * MIB),
     )
+
+
+def measure(bootstrap: str, topic: str, records: int, folder: Path, stream: Stream) -> dict[str, Any]:
     ledger = Ledger.open(stream.ledger)
     ledger.streams.register(
         stream.name,
         stream.model_dump_json(),
         batch_interval_ms=stream.batch_interval_ms,
         block_interval_ms=stream.block_interval_ms,
+        batch_by=stream.batch_by,
+        allowed_lateness_ms=stream.allowed_lateness_ms,
     )
     job = ledger.jobs.acquire(stream.name, holder="benchmark", lease_ms=600_000, versions={})
     described = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10)
@@ -163,6 +175,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--bootstrap", help="an existing Kafka instead of an embedded one")
     parser.add_argument("--prefetch-mib", type=int, default=128)
+    parser.add_argument("--batch-by", choices=get_args(BatchBy), default="arrival")
+    parser.add_argument("--spread", type=int, default=600, help="seconds that the records' timestamps lie in")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--minimum", type=int, default=0, help="exit with 1 below so many records a second")
     parser.add_argument("--json", action="store_true")
@@ -171,11 +185,12 @@ def main() -> None:
     try:
         with broker(options.bootstrap, folder) as bootstrap:
             topic = f"bench-{uuid.uuid4().hex[:8]}"
-            fill(bootstrap, topic, options.records)
+            fill(bootstrap, topic, options.records, options.spread)
             for run in range(options.runs):
                 target = folder / f"run-{run}"
                 target.mkdir()
-                result = measure(bootstrap, topic, options.records, target, options.prefetch_mib)
+                stream = define(bootstrap, topic, target, options.prefetch_mib, options.batch_by)
+                result = measure(bootstrap, topic, options.records, target, stream)
                 print(
                     json.dumps(result)
                     if options.json
