@@ -42,11 +42,14 @@ class StepTiming:
 
 def timing(batch: BatchRow, tasks: Iterable[Mapping[str, Any]]) -> BatchTiming | None:
     """The timing of a batch by its run's task instances (as the REST API has them); None before its last has ended."""
-    spans = {}
+    spans: dict[str, tuple[float, float]] = {}
     for task in tasks:
         started, ended = _time(task.get("start_date")), _time(task.get("end_date"))
-        if started is not None and ended is not None:
-            spans[task["task_id"]] = (started, ended)
+        if started is None or ended is None:
+            return None
+        # A task that is mapped over the outputs takes from its first instance's start to its last one's end.
+        first, last = spans.get(task["task_id"], (started, ended))
+        spans[task["task_id"]] = (min(first, started), max(last, ended))
     if not all(step in spans for step in STEPS):
         return None
     at = batch.batch_time_ms / 1000

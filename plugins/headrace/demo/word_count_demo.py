@@ -146,9 +146,10 @@ def _new_prints(stack: DemoStack, read: set[str]) -> Iterator[tuple[int, str]]:
         for task in api.task_instances(dag_id, run_id):
             if task["task_id"] == "generate_batch" and task["state"] == "success":
                 read.add(run_id)
-                yield from printed_batches(
-                    api.task_log(dag_id, run_id, "generate_batch", try_number=task["try_number"])
+                log = api.task_log(
+                    dag_id, run_id, "generate_batch", try_number=task["try_number"], map_index=task["map_index"]
                 )
+                yield from printed_batches(log)
 
 
 def _verses() -> Iterator[FlightRecord]:

@@ -39,6 +39,14 @@ def test_a_batch_whose_cleanup_has_not_ended_has_no_timing(make_batch: Any) -> N
     assert timing(make_batch(), [*tasks(10.0)[:-1], task("cleanup", 15.0, None)]) is None
 
 
+def test_outputs_that_are_written_side_by_side_count_once(make_batch: Any) -> None:
+    side_by_side = [*tasks(10.0), task("generate_batch", 13.2, 14.0)]
+    found = timing(make_batch(), side_by_side)
+    assert found is not None
+    assert found.steps["generate_batch"] == 1.0
+    assert timing(make_batch(), [*tasks(10.0), task("generate_batch", 13.2, None)]) is None
+
+
 def test_by_step(make_batch: Any) -> None:
     one, two = timing(make_batch(), tasks(10.0)), timing(make_batch(batch_time_ms=20_000), tasks(22.0))
     assert one is not None
