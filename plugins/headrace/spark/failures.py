@@ -14,7 +14,8 @@ def first_cause(error: BaseException) -> str:
     last = ""
     inside = False
     for line in text.splitlines():
-        if line.strip().startswith("Traceback (most recent call last)"):
+        # Spark begins the line with words of its own where a data source could not be made.
+        if line.rstrip().endswith("Traceback (most recent call last):"):
             inside = True
         elif inside and line and not line[0].isspace():
             last, inside = line, False

@@ -17,6 +17,15 @@ def test_the_python_error_below_sparks_stack_is_the_cause() -> None:
     assert first_cause(RuntimeError(SPARK)) == "ValueError: the reason"
 
 
+def test_the_python_error_is_found_where_a_data_source_could_not_be_made() -> None:
+    text = (
+        "[PYTHON_DATA_SOURCE_ERROR] Failed to initialize Python data source writer: Traceback (most recent call last):"
+    )
+    assert first_cause(RuntimeError(f'{text}\n  File "x.py", line 1\nTopicMissingError: gone\n SQLSTATE: 38000')) == (
+        "TopicMissingError: gone"
+    )
+
+
 def test_a_java_error_is_told_by_its_innermost_cause() -> None:
     text = "An error occurred while calling o1.save.\n: org.Outer: outer\n\tat x\n"
     assert first_cause(RuntimeError(text)) == "org.Outer: outer"

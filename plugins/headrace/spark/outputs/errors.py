@@ -49,5 +49,9 @@ class TransactionTimedOutError(KafkaOutputError):
     """The batch took longer than its transaction may last, and Kafka has aborted it."""
 
 
+class RowsCutOffError(OutputError):
+    """Spark's rows ended before their end was told: the job failed elsewhere, was cancelled, or its JVM died."""
+
+
 class FunctionFailedError(OutputError):
     """A foreach_batch output's function raised, or returned what are no counts."""

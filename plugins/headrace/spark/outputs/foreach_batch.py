@@ -1,0 +1,124 @@
+"""The foreach_batch output: the user's own function writes the batch."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from headrace.spark.failures import first_cause
+from headrace.spark.outputs.errors import FunctionFailedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.stream import ForeachBatchOutput, Stream
+
+_UNDECODABLE = "undecodable"
+# Of a deep recursion the innermost frames tell most.
+_FRAMES = 12
+
+
+class ForeachBatchWriter:
+    """Calls ``function(frame, batch)`` in the batch's own process, with its DataFrame and its `BatchContext`.
+
+    A function with a parameter ``undecodable`` gets by it a mapping from input ids to DataFrames of the records that do
+    not decode, with their bytes and ``undecodable_reason``; inputs without such records are not in it. For any other
+    function they are counted and left out.
+    """
+
+    def __init__(self, output: ForeachBatchOutput) -> None:
+        self._output = output
+
+    @property
+    def needs_empty_batches(self) -> bool:
+        """Rows that are made of nothing are rows, and what the function does with none is its own."""
+        return True
+
+    def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
+        """Call the function; the counts are what it returns, a mapping that JSON can hold, or none.
+
+        It is not called without a frame: there is no session then.
+
+        Raises:
+            FunctionFailedError: it raised, or its result is no mapping of counts. The text has the frames of its own
+                code, the cause is what it raised.
+            StreamDefinitionError, TransformError: it cannot be found, or does not take its arguments.
+        """
+        if frame is None:
+            return {}
+        function = load_foreach(batch.stream, self._output)
+        more = {_UNDECODABLE: dict(batch.undecodable)} if _UNDECODABLE in inspect.signature(function).parameters else {}
+        try:
+            returned = function(frame, batch.context, **more)
+        except Exception as error:
+            raise self._failed(error) from error
+        return self._counts(returned)
+
+    def _failed(self, error: Exception) -> FunctionFailedError:
+        frames = "".join(traceback.format_list(_own_frames(error.__traceback__)))
+        return FunctionFailedError(
+            f"The function {self._output.function} of output {self._output.id!r} failed: {first_cause(error)}\n{frames}"
+        )
+
+    def _counts(self, returned: object) -> Counts:
+        if returned is None:
+            return {}
+        if not isinstance(returned, Mapping):
+            raise FunctionFailedError(
+                f"The function {self._output.function} returned {type(returned).__name__}, no mapping of counts.",
+                remedy="Return nothing, or a mapping such as {'rows': 7}.",
+            )
+        for name, value in returned.items():
+            if not isinstance(name, str) or not _is_json(value):
+                raise FunctionFailedError(
+                    f"The function {self._output.function} returned {name!r}: {type(value).__name__}, which the "
+                    "ledger cannot keep.",
+                    remedy="Counts have text for names and what JSON can hold for values: int(value), say.",
+                )
+        return dict(returned)
+
+
+def load_foreach(stream: Stream, output: ForeachBatchOutput) -> Callable[..., Any]:
+    """Import the output's function as transforms are, and see that it takes a DataFrame and a batch.
+
+    Raises StreamDefinitionError or TransformError.
+    """
+    from headrace.spark.transforms import TransformError, load_function
+
+    function = load_function(stream, output.function, f"function of output {output.id!r}")
+    signature = inspect.signature(function)
+    more = {_UNDECODABLE: None} if _UNDECODABLE in signature.parameters else {}
+    try:
+        signature.bind(None, None, **more)
+    except TypeError:
+        raise TransformError(
+            f"The function {output.function} of output {output.id!r} takes ({', '.join(signature.parameters)}).",
+            remedy="Let it take the batch's DataFrame and its context: def write(frame, batch).",
+        ) from None
+    return function
+
+
+def _own_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """The user's frames: without this file's, and without those of Spark below the last call into it."""
+    frames = [frame for frame in traceback.extract_tb(trace) if frame.filename != __file__]
+    while frames and _is_sparks(frames[-1].filename):
+        frames.pop()
+    return frames[-_FRAMES:]
+
+
+def _is_sparks(filename: str) -> bool:
+    return not {"pyspark", "py4j", "grpc"}.isdisjoint(Path(filename).parts)
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,68 @@
+"""The Kafka output: a batch is one transaction, committed once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from headrace.spark.outputs.counts_report import counted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.spark.outputs.writer import Counts, WrittenBatch
+    from headrace.stream import KafkaOutput
+
+
+class KafkaWriter:
+    """Sends ``value``, and if they are there ``key``, ``headers`` and ``partition``, of every row to a topic.
+
+    A consumer that reads committed records sees all of a batch or nothing. A batch is sent to a topic once: when it is
+    run again, after a crash or on purpose, its messages are counted as ``repeated`` and not sent, also when its
+    transform has changed since. To send it again, replay it to another topic.
+
+    One task sends it all, after all tasks have computed it and in the order of their rows, so a transaction is open no
+    longer than sending takes.
+    """
+
+    def __init__(self, output: KafkaOutput) -> None:
+        self._output = output
+
+    @property
+    def needs_empty_batches(self) -> bool:
+        """Rows that are made of nothing are messages."""
+        return True
+
+    def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
+        """Send the rows; counts ``messages``, ``repeated`` and ``bytes`` (of keys and values, before compression).
+
+        Raises OutputRowsError; in Spark KafkaOutputError, AttemptReplacedError, or a connection's errors.
+        """
+        if frame is None:
+            return {"messages": 0, "repeated": 0, "bytes": 0}
+        from headrace.spark.outputs.kafka_messages import in_one_partition, prepare_messages
+        from headrace.spark.outputs.kafka_sink import FORMAT, KafkaDataSource
+
+        rows = in_one_partition(prepare_messages(frame, self._output.id))
+        frame.sparkSession.dataSource.register(KafkaDataSource)
+        options = self._options(batch)
+
+        def save(report: str) -> None:
+            rows.write.format(FORMAT).options(**options, report=report).mode("append").save()
+
+        return counted(save, batch, self._output.id)
+
+    def _options(self, batch: WrittenBatch) -> dict[str, str]:
+        output = self._output
+        replay = f"-{batch.target}" if batch.target else ""
+        options = {
+            "connection": output.connection,
+            "bootstrap_servers": output.bootstrap_servers,
+            "topic": output.topic,
+            "transaction": f"headrace-{batch.stream.name}-{output.id}{replay}-{batch.batch_time_ms}",
+            "attempt": str(batch.attempt),
+            "transaction_timeout_seconds": str(output.transaction_timeout_seconds),
+            "sent_folder": f"{batch.stream.folder_url}/sent/{quote(output.id, safe='')}/{output.topic}",
+            "sent_name": f"{batch.batch_time_ms}.json",
+        }
+        return {name: value for name, value in options.items() if value is not None}

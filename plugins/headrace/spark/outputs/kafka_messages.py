@@ -1,0 +1,113 @@
+"""From any DataFrame to a Kafka output's messages: value, and key, headers and partition where they are there.
+
+The columns are built by expressions of Spark's own, written as SQL text, which means the same in classic sessions and
+over Spark Connect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from headrace.indexing.columns import COORDINATES, HEADERS, KEY, PARTITION, RECORD_COLUMNS, VALUE
+from headrace.spark.outputs.errors import OutputRowsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+END = "_end"
+"""True in the row after the last message, which has nothing else."""
+
+_ORDER = "_order"
+_LAST = 2**63 - 1
+_MESSAGE_COLUMNS = frozenset({KEY, VALUE, HEADERS, PARTITION})
+
+
+def prepare_messages(df: DataFrame, output: str) -> DataFrame:
+    """The rows of ``df`` as messages of the output with this id: binary ``value`` and ``key``, ``headers`` as in the
+    log, and an INT ``partition``, each but ``value`` only if it is there.
+
+    Values and keys may be bytes, text, or a struct, map or array, which is written as JSON; a null value is a
+    tombstone. In rows with topic, partition and offset, which are records of the log, these and the record's other
+    columns say where it comes from and are not written. Any other column is refused: OutputRowsError.
+    """
+    types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
+    is_record = all(name in types for name in COORDINATES)
+    _check_columns(types, output, is_record=is_record)
+    expressions = [_bytes_expression(name, types[name], output) for name in (VALUE, KEY) if name in types]
+    if HEADERS in types:
+        _check_headers(types[HEADERS], output)
+        expressions.append(f"CAST({HEADERS} AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS {HEADERS}")
+    if PARTITION in types and not is_record:
+        if not isinstance(types[PARTITION], IntegerType | LongType | ShortType):
+            raise OutputRowsError(
+                f"The column 'partition' for output {output!r} is {types[PARTITION].simpleString()}, not a number.",
+                remedy="Cast it to INT, or drop it and have Kafka's partitioner choose by the key.",
+            )
+        expressions.append(f"CAST({PARTITION} AS INT) AS {PARTITION}")
+    return df.selectExpr(*expressions)
+
+
+def in_one_partition(messages: DataFrame) -> DataFrame:
+    """The messages in one partition, in the order that they had, and after them a row whose ``_end`` is true.
+
+    A Python worker cannot tell the end of its rows from the end of a JVM that failed, was cancelled or killed: both end
+    the stream. So it is the JVM that says where the rows end, by a row that its sort puts last. The sort also
+    has the transform computed by all cores and to its end before the first message is sent.
+    """
+    types = {field.name: field.dataType.simpleString() for field in messages.schema.fields}
+    rows = messages.selectExpr("*", f"monotonically_increasing_id() AS {_ORDER}")
+    nothing = [f"CAST(NULL AS {kind}) AS {name}" for name, kind in types.items()]
+    end = messages.sparkSession.range(1).selectExpr(*nothing, f"{_LAST}L AS {_ORDER}")
+    ordered = rows.unionAll(end).repartition(1).sortWithinPartitions(_ORDER)
+    return ordered.selectExpr(*types, f"{_ORDER} = {_LAST}L AS {END}")
+
+
+def _check_columns(types: dict[str, DataType], output: str, *, is_record: bool) -> None:
+    if VALUE not in types:
+        raise OutputRowsError(
+            f"The rows for output {output!r} have no column 'value'; they have {', '.join(map(repr, types))}.",
+            remedy="Let the transform select the message, such as to_json(struct(*)) AS value.",
+        )
+    surplus = sorted(set(types) - (RECORD_COLUMNS if is_record else _MESSAGE_COLUMNS))
+    if surplus:
+        raise OutputRowsError(
+            f"The rows for output {output!r} have {', '.join(map(repr, surplus))}, which no message holds.",
+            remedy="Let the transform select value, and if you like key, headers and partition, and nothing else.",
+        )
+
+
+def _bytes_expression(name: str, kind: DataType, output: str) -> str:
+    if isinstance(kind, BinaryType):
+        return name
+    if isinstance(kind, StringType):
+        return f"CAST({name} AS BINARY) AS {name}"
+    if isinstance(kind, StructType | MapType | ArrayType):
+        return f"CAST(to_json({name}) AS BINARY) AS {name}"
+    raise OutputRowsError(
+        f"The column {name!r} for output {output!r} is {kind.simpleString()}.",
+        remedy="Cast it to STRING, or make it a struct that is written as JSON.",
+    )
+
+
+def _check_headers(kind: DataType, output: str) -> None:
+    element = kind.elementType if isinstance(kind, ArrayType) else None
+    if isinstance(element, StructType) and element.names == ["key", "value"]:
+        key, value = (field.dataType for field in element.fields)
+        if isinstance(key, StringType) and isinstance(value, BinaryType | StringType):
+            return
+    raise OutputRowsError(
+        f"The column 'headers' for output {output!r} is {kind.simpleString()}.",
+        remedy="Make it ARRAY<STRUCT<key: STRING, value: BINARY>>, as the log has it, or drop it.",
+    )

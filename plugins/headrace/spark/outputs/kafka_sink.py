@@ -1,0 +1,86 @@
+"""The "headrace_kafka" data source: sends a DataFrame's rows as the transaction of one batch.
+
+One transaction has one producer, so the rows are to be in one partition, as `in_one_partition` makes them. The output's
+connection is looked up where Spark plans the write; its secrets travel inside the pickled writer, and are in no option
+and no plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from headrace.spark.outputs.counts_report import leave_counts
+from headrace.spark.outputs.errors import KafkaOutputError, OutputOptionsError
+from headrace.spark.outputs.kafka_client import client_config, topic_id
+from headrace.spark.outputs.kafka_sent import Sent, SentRecords
+from headrace.spark.outputs.kafka_transaction import BatchTransaction
+
+FORMAT = "headrace_kafka"
+
+
+class KafkaDataSource(DataSource):
+    """It can only be written to. Options: those of ``headrace.spark.outputs.kafka.KafkaWriter``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def writer(self, schema: StructType, overwrite: bool) -> KafkaSink:  # noqa: ARG002 - neither matters
+        """Sees that the topic is there. Raises KafkaOutputError, OutputOptionsError, or a connection's errors."""
+        options = self.options
+        try:
+            transaction = BatchTransaction(
+                config=client_config(options.get("connection"), options.get("bootstrap_servers")),
+                topic=options["topic"],
+                name=options["transaction"],
+                attempt=int(options["attempt"]),
+                timeout_seconds=float(options["transaction_timeout_seconds"]),
+                records=SentRecords(options["sent_folder"], options["sent_name"]),
+            )
+            report = options["report"]
+        except (KeyError, ValueError) as error:
+            raise OutputOptionsError(f"The {FORMAT} data source lacks or misreads an option: {error!r}.") from None
+        topic_id(transaction.config, transaction.topic)
+        return KafkaSink(transaction, report)
+
+
+@dataclass
+class TaskMessages(WriterCommitMessage):
+    """The one task's commit message."""
+
+    sent: Sent
+    before: bool
+
+
+class KafkaSink(DataSourceArrowWriter):
+    """Pickled to the task, and to the process that commits."""
+
+    def __init__(self, transaction: BatchTransaction, report: str) -> None:
+        self._transaction = transaction
+        self._report = report
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the batch; it is committed in Kafka when this returns."""
+        return TaskMessages(*self._transaction.send(iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Leave the counts for the caller."""
+        told = [message for message in messages if isinstance(message, TaskMessages)]
+        if len(told) > 1:
+            raise KafkaOutputError(f"The batch was in {len(told)} partitions instead of one.")
+        messages_sent = {"messages": 0, "repeated": 0, "bytes": 0}
+        for each in told:
+            messages_sent["repeated" if each.before else "messages"] = each.sent.messages
+            messages_sent["bytes"] = 0 if each.before else each.sent.bytes
+        leave_counts(self._report, messages_sent)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing to undo: the task has aborted its transaction, or the next attempt will."""
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self._transaction.topic!r})"

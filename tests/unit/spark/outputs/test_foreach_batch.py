@@ -1,0 +1,119 @@
+"""The contract of a foreach_batch function, without Spark: its arguments, its counts and its failures."""
+
+from __future__ import annotations
+
+import io
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace.spark.outputs.errors import FunctionFailedError
+from headrace.spark.outputs.foreach_batch import ForeachBatchWriter
+from headrace.spark.outputs.writer import Counts, WrittenBatch
+from headrace.spark.transforms import BatchContext, TransformError
+from headrace.stream import ForeachBatchOutput, KafkaInput, Stream, StreamDefinitionError
+
+T = 1_700_000_010_000
+FRAME = cast("Any", object())
+
+Write = Callable[..., Counts]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Iterator[Write]:
+    """Call the function ``save`` of a module with this text; by ``name`` another one's."""
+    modules = []
+
+    def write(text: str, *, frame: Any = FRAME, undecodable: Any = None, name: str = "save") -> Counts:
+        module = f"foreach_{uuid.uuid4().hex}"
+        modules.append(module)
+        folder = tmp_path / module
+        folder.mkdir()
+        (folder / f"{module}.py").write_text(text)
+        output = ForeachBatchOutput(function=f"{module}:{name}")
+        stream = Stream(
+            name="clicks",
+            inputs=KafkaInput(bootstrap_servers="localhost:1", topics="clicks"),
+            outputs=output,
+            batch_interval="10 s",
+            storage=str(tmp_path / "storage"),
+            ledger=f"sqlite:///{tmp_path}/ledger.db",
+            spark={"py_files": [str(folder)]},
+        )
+        batch = WrittenBatch(
+            stream=stream,
+            context=BatchContext.of("clicks", T, 10_000, 2),
+            batch_time_ms=T,
+            attempt=2,
+            manifest_uri="",
+            from_kafka=False,
+            target="",
+            undecodable=undecodable or {},
+            out=io.StringIO(),
+            tell=lambda _: None,
+        )
+        return ForeachBatchWriter(output).write(frame, batch)
+
+    path = list(sys.path)
+    yield write
+    sys.path[:] = path
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+def test_it_gets_the_frame_and_the_batch_and_its_counts_are_kept(write: Write) -> None:
+    counts = write(
+        "def save(frame, batch):\n"
+        "    return {'frame': type(frame).__name__, 'attempt': batch.attempt, 'time': batch.batch_time.isoformat()}\n"
+    )
+    at = datetime.fromtimestamp(T / 1000, UTC).isoformat()
+    assert counts == {"frame": "object", "attempt": 2, "time": at}
+    assert write("def save(rows, *more): pass") == {}
+
+
+def test_undecodable_records_go_to_a_function_that_asks_for_them(write: Write) -> None:
+    text = "def save(frame, batch, undecodable): return {'inputs': sorted(undecodable)}"
+    assert write(text, undecodable={"records": FRAME}) == {"inputs": ["records"]}
+    assert write(text) == {"inputs": []}
+    assert write("def save(frame, batch): return {'n': 1}", undecodable={"records": FRAME}) == {"n": 1}
+
+
+def test_without_a_frame_it_is_not_called(write: Write) -> None:
+    assert write("def save(frame, batch): raise RuntimeError", frame=None) == {}
+
+
+def test_its_failure_is_told_with_its_own_frames_alone(write: Write) -> None:
+    with pytest.raises(FunctionFailedError) as raised:
+        write("def save(frame, batch):\n    deeper(batch)\n\ndef deeper(batch):\n    raise KeyError('lost')\n")
+    text = str(raised.value)
+    assert text.splitlines()[0].endswith("of output 'foreach_batch' failed: KeyError: 'lost'")
+    assert "line 2, in save" in text
+    assert "line 5, in deeper\n    raise KeyError('lost')" in text
+    assert "headrace/spark" not in text
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ("7", "returned int, no mapping"),
+        ("{'rows': object()}", "returned 'rows': object"),
+        ("{1: 2}", "returned 1: int"),
+        ("{'rate': float('nan')}", "returned 'rate': float"),
+    ],
+)
+def test_counts_that_the_ledger_cannot_keep_are_told(write: Write, returned: str, says: str) -> None:
+    with pytest.raises(FunctionFailedError, match=says):
+        write(f"def save(frame, batch): return {returned}")
+
+
+def test_a_function_that_is_not_there_or_takes_too_little_is_told(write: Write) -> None:
+    with pytest.raises(StreamDefinitionError, match="has no 'missing'"):
+        write("", name="missing")
+    with pytest.raises(TransformError, match=r"takes \(frame\)\. Let it take the batch's DataFrame and its context"):
+        write("def save(frame): pass")
