@@ -230,3 +230,20 @@ def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
     assert write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 2), T1)  # type: ignore[arg-type]
     with pytest.raises(StorageError):
         write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 3), T1)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> None:
+    steps = {"batch_interval_ms": 10_000, "block_interval_ms": 200, "outputs": ("console", "files")}
+    receiving.ledger.streams.register("shop", receiving.stream.to_json(), **steps)
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    batches = receiving.ledger.batches
+    attempt = batches.begin_attempt("shop", T1, holder="test", way="connect", lease_ms=60_000)
+    batches.record_output(attempt, "console", {"printed": 1})
+    batches.fail_attempt(attempt, "disk full")
+    checkpoint = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert checkpoint is not None
+    (batch,) = checkpoint.state["batches"]
+    assert (batch["outputs"], batch["late_records"], batch["built"]) == ({"console": {"printed": 1}}, 0, False)
+    (position,) = checkpoint.state["positions"]
+    assert position["watermark_ms"] == 0

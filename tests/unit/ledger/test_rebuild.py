@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import BatchState, EventKind
-from headrace.ledger.errors import LedgerConflictError, LedgerError
+from headrace.ledger.errors import AlreadyCompletedError, LedgerConflictError, LedgerError
 from headrace.ledger.rebuild import FoundBatch, FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.rows import BatchInputRow
 
@@ -99,3 +100,51 @@ def test_contradictions_change_nothing(ledger: Any) -> None:
     with pytest.raises(LedgerError, match="segments that were not"):
         ledger.rebuild.restore("flights", found(segments=[]))
     assert ledger.positions.list("flights") == []
+
+
+def test_what_is_by_timestamp_and_by_output_comes_back(ledger: Any, clock: Any) -> None:
+    clock.advance(3500)
+    ledger.streams.register(
+        "flights",
+        "{}",
+        batch_interval_ms=1000,
+        block_interval_ms=200,
+        outputs=("index", "files"),
+        max_concurrent_batches=2,
+        batch_by="timestamp",
+    )
+    timed = [replace(each, info=replace(each.info, event_time_ms=T0 + 5)) for each in found().blocks]
+    batches = [
+        FoundBatch(
+            T0,
+            "m/0",
+            "0",
+            inputs=(BatchInputRow("flights", T0, "kafka", OLD, 0, 500, 500, 0),),
+            checkpoint_uri="c",
+            code_version="v1",
+            outputs={"index": {"indexed": 480}, "files": {}},
+            built=True,
+        ),
+        FoundBatch(T1, "m/1", "1", outputs={"index": {"indexed": 10}}),
+        FoundBatch(T2, "m/2", "2", late_records=7, checkpoint_uri="c"),
+    ]
+    ledger.rebuild.restore("flights", found(blocks=timed, batches=batches, watermarks={("kafka", OLD): T0 - 5}))
+    done, half, late = ledger.batches.list("flights", oldest_first=True)
+    assert (done.built, done.blocks, done.code_version, done.steps) == (True, 0, "v1", ("index", "files"))
+    assert (half.late_records, late.late_records) == (0, 7)
+    assert {row.output_id: row.counts for row in ledger.batches.outputs("flights", T0)} == {
+        "index": {"indexed": 480},
+        "files": {},
+    }
+    run = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+    assert ledger.batches.begin_attempt("flights", T0, **run, force=True).source == "kafka"
+    assert ledger.batches.begin_attempt("flights", T1, **run).outputs == ("files",)
+    for outputs in (None, ["index"]):
+        with pytest.raises(AlreadyCompletedError):
+            ledger.batches.begin_attempt("flights", T2, **run, outputs=outputs)
+    (block_of_t1,) = ledger.blocks.of_batch("flights", T1)
+    assert block_of_t1.info.event_time_ms == T0 + 5
+    assert {row.partition: row.watermark_ms for row in ledger.positions.list("flights")} == {OLD: T0 - 5, TP: T0 + 5}
+    # What nobody claimed is counted when it is.
+    batch = ledger.batches.allocate("flights", T3, manifest_uri="m", manifest_sha256="3", blocks_expected=1)
+    assert batch.late_records == 10

@@ -1,0 +1,143 @@
+"""A batch that takes over the batch times before it that nobody ran; and what a window keeps in the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.batching.allocation import Allocation, allocate
+from headrace.batching.checkpointing import write_checkpoint
+from headrace.batching.cleanup import clean_up
+from headrace.batching.manifest import Manifest
+from headrace.ledger import BatchState
+from headrace.ledger.errors import AllocationConflictError
+
+from .conftest import START_MS, Receiving
+
+T1, T2, T3, T4 = (START_MS + 10_000 * number for number in range(1, 5))
+
+
+@pytest.fixture
+def coalescing(receiving: Receiving) -> Receiving:
+    """Ten records in each of T1, T2 and T3, which have ended."""
+    receiving.stream = receiving.stream.model_copy(update={"coalesce": True})
+    for _ in range(3):
+        receiving.store(10)
+        receiving.clock.advance(10_000)
+    return receiving
+
+
+def take(receiving: Receiving, batch_time_ms: int) -> Allocation:
+    return allocate(receiving.stream, receiving.ledger, receiving.storage, batch_time_ms)
+
+
+def manifest_of(allocation: Allocation) -> Manifest:
+    return Manifest.load(allocation.batch.manifest_uri, sha256=allocation.batch.manifest_sha256)
+
+
+def test_the_first_batch_after_a_down_time_takes_all_before_it(coalescing: Receiving) -> None:
+    taken = take(coalescing, T3)
+    assert (taken.batch.absorbed, taken.batch.records) == ((T1, T2), 30)
+    assert [(row.from_offset, row.until_offset) for row in taken.inputs] == [(0, 30)]
+    assert manifest_of(taken).records == 30
+    assert coalescing.ledger.blocks.unclaimed("shop") == []
+    # A run for one of these finds that, and takes nothing.
+    absorbed = take(coalescing, T1)
+    assert (absorbed.fresh, absorbed.batch.state, absorbed.batch.absorbed_by_ms) == (False, BatchState.ABSORBED, T3)
+    assert absorbed.inputs == ()
+
+
+def test_claimed_times_stay_as_they_are(coalescing: Receiving) -> None:
+    assert take(coalescing, T1).batch.records == 10
+    assert take(coalescing, T3).batch.absorbed == (T2,)
+    coalescing.clock.advance(10_000)
+    assert take(coalescing, T4).batch.absorbed == ()
+
+
+def test_a_stream_that_does_not_coalesce_takes_each_by_itself(coalescing: Receiving) -> None:
+    coalescing.stream = coalescing.stream.model_copy(update={"coalesce": False})
+    assert take(coalescing, T3).batch.records == 10
+
+
+def test_a_time_that_is_claimed_meanwhile_is_left_out(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, stream = coalescing.ledger.batches, coalescing.stream
+    blocks_of = batches.blocks_of
+    claimed = []
+
+    def claim_one_meanwhile(*key: Any, **absorb: Any) -> Any:
+        if not claimed:
+            claimed.append(T1)
+            batches.allocate("shop", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
+        return blocks_of(*key, **absorb)
+
+    monkeypatch.setattr(batches, "blocks_of", claim_one_meanwhile)
+    taken = allocate(stream, coalescing.ledger, coalescing.storage, T3)
+    assert (taken.batch.absorbed, manifest_of(taken).records) == ((T2,), 20)
+
+
+def test_quarrels_end(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AllocationConflictError("claimed")
+
+    monkeypatch.setattr(coalescing.ledger.batches, "allocate", refuse)
+    with pytest.raises(AllocationConflictError):
+        take(coalescing, T3)
+
+
+def test_an_allocator_that_wrote_over_the_manifest_of_another_puts_it_back(
+    coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = coalescing.ledger.batches
+    allocate_in_ledger, calls = batches.allocate, []
+
+    def overtaken(*key: Any, **arguments: Any) -> Any:
+        if not calls:
+            # This one has read T1 as unclaimed and written its manifest; now T1 is claimed, and the other's is written.
+            calls.append(1)
+            allocate_in_ledger("shop", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
+            stale = coalescing.storage.below("shop").read(f"manifests/{T3}.json")
+            allocate(coalescing.stream, coalescing.ledger, coalescing.storage, T3)
+            coalescing.storage.below("shop").write_atomically(f"manifests/{T3}.json", stale)
+        return allocate_in_ledger(*key, **arguments)
+
+    monkeypatch.setattr(batches, "allocate", overtaken)
+    taken = take(coalescing, T3)
+    assert (taken.batch.absorbed, manifest_of(taken).records) == ((T2,), 20)
+
+
+def test_what_a_window_reaches_back_to_stays_while_batches_are_caught_up(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiving.store(10)
+    receiving.clock.advance(10_000)
+    receiving.new_segment()
+    receiving.store(10)
+    receiving.new_segment()
+    # Two hours later: T1 is caught up, T2 and the empty times after it are not.
+    receiving.clock.advance(7_200_000)
+    take(receiving, T1)
+    receiving.complete(T1)
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    stream = receiving.stream
+    windowed = type("Windowed", (), {"__getattr__": lambda _, name: getattr(stream, name)})()
+    windowed.window_ms, windowed.remember_ms = 20_000, 30_000
+
+    def removed() -> int:
+        return clean_up(windowed, receiving.ledger, receiving.storage).segments
+
+    assert removed() == 0
+    take(receiving, T2)
+    assert removed() == 0
+    receiving.complete(T2)
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T2)
+    # The next one, T3, is an empty time; its window begins at T1.
+    assert removed() == 0
+    for time_ms in (T3, T4):
+        take(receiving, time_ms)
+        receiving.complete(time_ms)
+        write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, time_ms)
+    # The next one's window begins at T3: T1 is out of it by an interval and more.
+    assert removed() == 1
+    # Without windows nothing holds the log for batches that take none of it.
+    assert clean_up(stream, receiving.ledger, receiving.storage).segments == 1
