@@ -348,7 +348,7 @@ class ReceiverSupervisor:
             stats=stats,
             state=self._state,
             error=self._kafka.client_error,
-            **({} if drained is None else {"drained": drained}),
+            drained=drained,
         )
         self._ledger_clock.observe(asked_at, orders.now_ms)
         if self._drainage is not None and drained:

@@ -2,6 +2,7 @@
 
 Whatever is produced, cut, refused by the disk, crashed at any point, restarted, moved between receivers or tried again
 by a zombie: every offset is in exactly one of the ledger's blocks, and its record is read back from the log.
+By timestamp, each is moreover in the interval of its partition's running maximum.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.receiving.block_store import BlockStore
 from headrace.receiving.errors import StoreFailedError
+from headrace.receiving.event_times import EventTimes
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.record_batches import RecordChunk
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
@@ -35,6 +37,7 @@ from headrace.wal.writer import WriteAheadLogWriter
 
 PARTITIONS = 3
 RECEIVERS = 2
+INTERVAL_MS = 1_000
 
 
 class CrashError(BaseException):
@@ -77,11 +80,13 @@ class Process:
     kafka: KafkaReceiver
     store: BlockStore
     crash: SimpleNamespace
+    times: EventTimes | None
     buffer: list[RecordChunk] = field(default_factory=list)
 
 
 class LogLedgerAndPositions(RuleBasedStateMachine):
     template: Path
+    batch_by = "arrival"
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +97,11 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         self.clock = ManualClock(1_000_000)
         self.ledger = Ledger.open(f"sqlite:///{self.folder}/ledger.db", migrate=False, clock=self.clock)
         self.ledger.streams.register(
-            "air", '{"outputs": [{"id": "o"}]}', batch_interval_ms=1_000, block_interval_ms=200
+            "air",
+            '{"outputs": [{"id": "o"}]}',
+            batch_interval_ms=INTERVAL_MS,
+            block_interval_ms=200,
+            batch_by=self.batch_by,
         )
         self.job = self.ledger.jobs.acquire("air", holder="model", lease_ms=10**9)
         self.kafka = FakeKafka()
@@ -117,6 +126,8 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
                     self.read(index)
                     self.store(index, None)
             self.everything_is_there()
+            if self.batch_by == "timestamp":
+                self.records_are_in_the_interval_of_the_running_maximum()
         finally:
             self.ledger.close()
             shutil.rmtree(self.folder)
@@ -131,20 +142,24 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         for index in range(RECEIVERS):
             self.restart(index)
 
-    @rule(partition=st.integers(0, PARTITIONS - 1), kinds=st.lists(st.sampled_from("dddc"), min_size=1, max_size=6))
-    def produce(self, partition: int, kinds: list[str]) -> None:
-        for kind in kinds:
+    @rule(
+        partition=st.integers(0, PARTITIONS - 1),
+        kinds=st.lists(st.sampled_from("dddc"), min_size=1, max_size=6),
+        age_ms=st.integers(0, 4_000),
+        step_ms=st.integers(-300, 600),
+    )
+    def produce(self, partition: int, kinds: list[str], age_ms: int, step_ms: int) -> None:
+        for number, kind in enumerate(kinds):
             self.produced += 1
-            value = b"%d" % self.produced
-            self.kafka.produce("a", partition, FakeEntry(value, kind="data" if kind == "d" else "control"))
+            timestamp_ms = self.clock.now_ms() - max(0, age_ms - number * step_ms)
+            entry = FakeEntry(b"%d" % self.produced, timestamp_ms=timestamp_ms)
+            self.kafka.produce("a", partition, entry if kind == "d" else FakeEntry(None, kind="control"))
 
     @rule(index=st.integers(0, RECEIVERS - 1))
     def read(self, index: int) -> None:
         process = self.alive[index]
         if process is not None:
-            for event in process.kafka.fetch(0):
-                assert isinstance(event, RecordChunk)
-                process.buffer.append(event)
+            self._fetch(process)
 
     @rule(
         index=st.integers(0, RECEIVERS - 1),
@@ -181,6 +196,8 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         orders = self.ledger.receivers.heartbeat(process.lease, sealed_through_ms=0)
         for partition in orders.revoked:
             process.kafka.unassign(partition)
+            if process.times is not None:
+                process.times.forget(partition)
         if orders.revoked:
             if not self._store(index, process, None):
                 return
@@ -188,15 +205,15 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         for partition, assigned in orders.assigned.items():
             if partition not in process.kafka.partitions:
                 process.kafka.assign(partition, assigned.next_offset)
+                if process.times is not None:
+                    process.times.begin(partition, assigned.watermark_ms)
 
     @rule(data=st.data())
     def zombie_writes(self, data: st.DataObject) -> None:
         if not self.zombies:
             return
         zombie = data.draw(st.sampled_from(self.zombies))
-        for event in zombie.kafka.fetch(0):
-            assert isinstance(event, RecordChunk)
-            zombie.buffer.append(event)
+        self._fetch(zombie)
         self.faults.failures = 0
         if zombie.buffer:
             with pytest.raises(LeaseLostError):
@@ -242,6 +259,19 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             ]
             assert found[partition] == expected
 
+    def records_are_in_the_interval_of_the_running_maximum(self) -> None:
+        starts: dict[tuple[TopicPartition, int], int] = {}
+        for partition in self.partitions:
+            maximum = 0
+            for offset, entry in enumerate(self._entries(partition)):
+                maximum = max(maximum, entry.timestamp_ms or 0)
+                starts[partition, offset] = maximum // INTERVAL_MS * INTERVAL_MS
+        for block in self._blocks():
+            _, batch = read_block(self.storage.below("log"), block.info.handle)
+            rows = zip(batch.column("partition").to_pylist(), batch.column("offset").to_pylist(), strict=True)
+            assert {starts[self.partitions[number], offset] for number, offset in rows} == {block.info.event_time_ms}
+            assert block.batch_time_ms > (block.info.event_time_ms or 0)
+
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _blocks(self) -> list[Any]:
@@ -276,7 +306,13 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             clock=self.clock,
             next_offsets=next_offsets,
         )
-        return Process(lease, kafka, store, crash)
+        times = EventTimes(INTERVAL_MS, self.clock.now_ms) if self.batch_by == "timestamp" else None
+        return Process(lease, kafka, store, crash, times)
+
+    def _fetch(self, process: Process) -> None:
+        for event in process.kafka.fetch(0):
+            assert isinstance(event, RecordChunk)
+            process.buffer += [event] if process.times is None else process.times.split(event)
 
     def _store(self, index: int, process: Process, crash: str | None) -> bool:
         """Whether the process lives on."""
@@ -330,8 +366,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> None:
     LogLedgerAndPositions.template = path
 
 
+class ByTimestamp(LogLedgerAndPositions):
+    batch_by = "timestamp"
+
+
 TestModel = LogLedgerAndPositions.TestCase
-TestModel.settings = settings(
+TestModelByTimestamp = ByTimestamp.TestCase
+TestModel.settings = TestModelByTimestamp.settings = settings(
     max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "15")),
     stateful_step_count=30,
     deadline=None,

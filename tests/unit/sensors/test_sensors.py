@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from headrace.blocks import ReceiverId, TopicPartition
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.hooks import ledger as ledger_hook
 from headrace.hooks.ledger import register
@@ -169,6 +169,114 @@ class TestBlocksReady:
         Job(ledger, 2).run(sealed=T - 1)
         allocate(stream, ledger, open_storage(stream.storage.url), T)
         assert self.ask(ledger).reason == "the batch is allocated already"
+
+
+class ByTimestamp:
+    """A stream by timestamp with two partitions, each of a receiver of its own; the batch time is T."""
+
+    def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
+        self.ledger, self.clock = ledger, clock
+        self.partitions = [TopicPartition("flights", TOPIC_ID, number) for number in range(2)]
+        self.offsets = [0, 0]
+
+    def run(self) -> ByTimestamp:
+        self.job = Job(self.ledger, 2).run()
+        self.ledger.topics.observe(self.job.lease, "records", "flights", TOPIC_ID, 2)
+        self.ledger.positions.ensure_all(self.job.lease, "records", dict.fromkeys(self.partitions, 0))
+        self.ledger.positions.assign(self.job.lease, "records", {tp: n for n, tp in enumerate(self.partitions)})
+        return self
+
+    def store(self, number: int, event_time_ms: int) -> None:
+        lease, at = self.job.leases[number], self.offsets[number]
+        block = BlockInfo(
+            lease.receiver_id, lease.epoch, at, T, BlockHandle(f"{number}.wal", at, 1),
+            (OffsetRange(self.partitions[number], at, at + 1, 1),), 1, 1, event_time_ms,
+        )  # fmt: skip
+        self.ledger.blocks.add(lease, block)
+        self.offsets[number] += 1
+
+    def drain(self, number: int) -> None:
+        """Everything that Kafka has of it at this moment is stored."""
+        claims = {self.partitions[number]: self.clock.now_ms()}
+        self.ledger.receivers.heartbeat(self.job.leases[number], sealed_through_ms=0, drained=claims)
+
+    def ask(self, batch_time_ms: int = T) -> tuple[bool, str]:
+        found = blocks_ready(self.ledger, "flights", batch_time_ms=batch_time_ms, grace_ms=1)
+        return found.ready, found.reason
+
+
+class TestBlocksReadyByTimestamp:
+    @pytest.fixture
+    def timed(self, stream, ledger, clock) -> ByTimestamp:
+        # The interval before T is the stream's first.
+        register(ledger, stream.model_copy(update={"batch_by": "timestamp", "allowed_lateness": timedelta(seconds=3)}))
+        return ByTimestamp(ledger, clock)
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock(T - 5_000)
+
+    def test_partitions_have_to_pass_or_to_be_drained_when_the_lateness_is_over(self, timed, clock):
+        timed.run()
+        assert timed.ask() == (False, "the batch's interval ends in 5000 ms")
+        timed.store(0, T - 10_000)
+        clock.advance(6_000)
+        timed.drain(0)
+        assert timed.ask() == (
+            False,
+            "waiting for flights-0 (drained, late records are waited for until 3.0 s after the interval), "
+            "flights-1 (nothing was read of it yet)",
+        )
+        timed.store(1, T)
+        assert "flights-1" not in timed.ask()[1]
+        clock.advance(2_000)
+        assert not timed.ask()[0]
+        timed.drain(0)
+        assert timed.ask() == (True, "every active partition has passed the batch time or is drained")
+
+    def test_it_waits_while_nothing_lives_for_as_long_as_it_takes(self, timed, clock):
+        assert not timed.ask()[0]
+        timed.run()
+        timed.store(0, T - 10_000)
+        clock.advance(3_600_000)
+        ready, reason = timed.ask()
+        assert not ready
+        assert reason == (
+            "waiting for flights-0 (no receiver is alive to read it), flights-1 (no receiver is alive to read it)"
+        )
+
+    def test_one_that_is_behind_says_by_how_much(self, timed, clock):
+        timed.run()
+        timed.store(0, T - 10_000)
+        clock.advance(15_000)
+        timed.ledger.receivers.heartbeat(timed.job.leases[0], sealed_through_ms=0)
+        assert "flights-0 (10.0 s behind)" in timed.ask()[1]
+
+    def test_a_failed_partition_holds_nothing_up(self, timed, clock):
+        timed.run()
+        timed.store(0, T - 10_000)
+        timed.ledger.positions.fail(timed.job.leases[1], timed.partitions[1], "damaged")
+        clock.advance(8_000)
+        timed.drain(0)
+        assert timed.ask()[0]
+
+    def test_before_anything_was_received_only_what_is_older_than_the_stream_is_ready(self, timed, clock):
+        clock.advance(5_000)
+        assert timed.ask() == (False, "waiting for the receiver job: it has not found any partition yet")
+        assert timed.ask(T - 10_000) == (True, "the stream is younger than this batch, and nothing was received")
+
+    def test_what_is_sealed_waits_for_nothing(self, timed, clock):
+        timed.run()
+        clock.advance(15_000)
+        timed.ledger.batches.seal("flights", T + 10_000)
+        assert timed.ask() == (True, "a later batch is allocated, so nothing can join this one any more")
+
+    def test_of_many_partitions_some_are_named(self, timed, clock):
+        timed.run()
+        more = {TopicPartition("flights", TOPIC_ID, number): 0 for number in range(2, 8)}
+        timed.ledger.positions.ensure_all(timed.job.lease, "records", more)
+        clock.advance(5_000)
+        assert timed.ask()[1].endswith("flights-4 (no receiver is alive to read it) and 3 more")
 
 
 class TestSensors:
