@@ -120,6 +120,16 @@ class Jobs(Role):
                 record(connection, stream, locked.now_ms, EventKind.JOB_STOP_REQUESTED, payload)
             return _job(connection, stream, job.epoch)
 
+    def note(self, stream: str, epoch: int, attributes: Mapping[str, Any]) -> None:
+        """Add to the attributes of a job what others know of it; its lease is its own, and stays as it is."""
+        with self._database.write_stream(stream) as (connection, _):
+            query = select(receiver_jobs.c.attributes).where(
+                receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch
+            )
+            found = connection.execute(query.with_for_update()).scalar_one_or_none()
+            if found is not None:
+                connection.execute(_this(stream, epoch).values(attributes={**found, **attributes}))
+
     def release(self, lease: JobLease, state: JobState | str = JobState.STOPPED, error: str | None = None) -> None:
         """End the job, and with it its receivers' epochs. Doing it twice is harmless.
 

@@ -32,6 +32,9 @@ _START_POLL_SECONDS = 0.5
 # A job that cannot start is tried again for as long as nobody looks, with a log file each time.
 _KEEP_LOGS = 30
 
+ATTACHED = "attached"
+"""The attribute of a receiver job that names the task that waits for its end."""
+
 
 class ReceiverJobError(HeadraceError):
     """The receiver job is over, and not because somebody asked for it."""
@@ -76,6 +79,7 @@ class KafkaReceiverOperator(BaseOperator):
         self.deferrable = deferrable
         self.spark_ui_url: str | None = None
         self._process: DetachedProcess | None = None
+        self._holder = ""
 
     def execute(self, context: Context) -> None:
         """Attach to the stream's live receiver job, or start one, and wait for its end."""
@@ -92,18 +96,34 @@ class KafkaReceiverOperator(BaseOperator):
                 )
             else:
                 job = self._start(ledger, context)
+            self._holder = holder(context)
+            ledger.jobs.note(self.stream.name, job.epoch, {ATTACHED: self._holder})
             self._show(job, context)
             return self._wait_for_end(ledger, context, job.epoch)
 
     def on_kill(self) -> None:
-        """Airflow ends this task while it runs on a worker: ask the job to stop, and end one that has not begun."""
+        """Airflow ends this task while it runs on a worker: ask the job to stop, and end one that has not begun.
+
+        A job that a later task has attached to is that one's: Airflow takes a task for dead, starts a second try, and
+        ends the first one when it turns out to live.
+        """
         try:
             with LedgerHook(self.stream.ledger).opened() as ledger:
+                job = ledger.jobs.current(self.stream.name)
+                attached = None if job is None or job.state.ended else job.attributes.get(ATTACHED)
+                if self._holder and attached not in (None, self._holder):
+                    self.log.info("The receiver job goes on: %s has attached to it.", attached)
+                    return
                 ledger.jobs.request_stop(self.stream.name, "its Airflow task was killed")
-        finally:
-            if self._process is not None and self._process.alive():
-                # Without a lease it reads no stop request; with one, a crash is safe (rule 8 of the design).
-                os.killpg(self._process.pid, signal.SIGTERM)
+        except Exception:
+            self._end_process()
+            raise
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is not None and self._process.alive():
+            # Without a lease it reads no stop request; with one, a crash is safe (rule 8 of the design).
+            os.killpg(self._process.pid, signal.SIGTERM)
 
     # --- starting
 

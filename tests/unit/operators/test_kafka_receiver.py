@@ -152,6 +152,18 @@ def test_killing_the_task_asks_the_job_to_stop(operator, toy, ledger, task, unti
     assert "killed" in ledger.jobs.current("flights").stop_reason
 
 
+def test_a_stale_try_leaves_the_job_to_the_one_that_attached_to_it(operator, toy, ledger, task, stream):
+    toy("run")
+    deferred(operator, task.context)
+    second = KafkaReceiverOperator(task_id="receive", stream=stream)
+    deferred(second, task.again(try_number=2).context)
+    operator.on_kill()
+    assert ledger.jobs.current("flights").stop_requested_at_ms is None
+    assert operator._process.alive()
+    second.on_kill()
+    assert ledger.jobs.current("flights").stop_requested_at_ms is not None
+
+
 def test_a_successor_is_followed(operator, toy, ledger, task, until):
     toy("vanish")
     waiting = deferred(operator, task.context)
