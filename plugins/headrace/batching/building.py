@@ -1,19 +1,18 @@
 """Building a batch of the time before its stream: offset ranges found by timestamps in Kafka.
 
 A partition's part of a batch time are the records whose running maximum of timestamps lies in the interval: from the
-first record with a timestamp at or after the interval's begin up to the first one at or after its end, which is what
-Kafka answers when it is asked by time. So neighbouring batches meet and never overlap, whatever the order of the
-timestamps. Offsets from a partition's starting position on were received by the stream, and belong to its own batches.
+first record with a timestamp at or after the interval's begin up to the first one at or after its end. So neighbouring
+batches meet and never overlap, whatever the order of the timestamps. Offsets from a partition's starting position on
+were received by the stream, and belong to its own batches.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
-
-from confluent_kafka.admin import AdminClient
 
 from headrace.batching.allocation import Allocation
 from headrace.batching.manifest import Manifest
@@ -22,10 +21,10 @@ from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
-from headrace.receiving.kafka_config import admin_config
 from headrace.receiving.kept_ranges import listed, readable_time, since
-from headrace.receiving.offset_questions import Kept, OffsetQuestions, Partition
+from headrace.receiving.offset_questions import Kept
 from headrace.receiving.offset_ranges import RecordedRange
+from headrace.receiving.offsets_by_time import OffsetsByTime
 from headrace.receiving.topic_watch import SeenTopic
 from headrace.stream import KafkaInput, Stream
 from headrace.wal.storage import LogStorage
@@ -41,20 +40,19 @@ class BatchBuildError(HeadraceError):
 
 
 class Offsets(Protocol):
-    """What is asked of Kafka, as `OffsetQuestions` does."""
+    """What is asked of one input's Kafka, as `OffsetsByTime` does."""
 
-    def look(self, source: KafkaInput) -> tuple[list[SeenTopic], list[str]]: ...
+    def close(self) -> None: ...
+
+    def look(self) -> tuple[list[SeenTopic], list[str]]: ...
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]: ...
 
-    def first_at(self, partitions: Collection[Partition], timestamp_ms: int) -> Mapping[Partition, int | None]: ...
+    def kept(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Kept | None]: ...
 
-    def kept(self, partitions: Collection[Partition]) -> Mapping[Partition, Kept | None]: ...
+    def first_at(self, untils: Mapping[TopicPartition, int], timestamp_ms: int) -> Mapping[TopicPartition, int]: ...
 
-
-def kafka_offsets(source: KafkaInput) -> Offsets:
-    """Asks the input's Kafka; its connection is looked up in this process's environment."""
-    return OffsetQuestions(AdminClient(admin_config(source)))
+    def timestamp_of_first(self, partition: TopicPartition, begin: int, until: int) -> int | None: ...
 
 
 def build_from_kafka(
@@ -63,7 +61,7 @@ def build_from_kafka(
     storage: LogStorage,
     batch_time_ms: int,
     *,
-    offsets_of: Callable[[KafkaInput], Offsets] = kafka_offsets,
+    offsets_of: Callable[[KafkaInput], Offsets] = OffsetsByTime,
 ) -> Allocation:
     """Build the batch of a time at or before the stream's zero time, or give back what was built.
 
@@ -85,10 +83,10 @@ def build_from_kafka(
         return _allocation(ledger, existing, fresh=False)
     _refuse(stream, ledger, batch_time_ms, existing)
     neighbours = _Neighbours(stream, ledger, batch_time_ms)
-    built = {
-        source.id: tuple(_InputBuilder(stream, ledger, source, offsets_of(source), batch_time_ms).ranges(neighbours))
-        for source in stream.inputs
-    }
+    built = {}
+    for source in stream.inputs:
+        with closing(offsets_of(source)) as offsets:
+            built[source.id] = tuple(_InputBuilder(stream, ledger, source, offsets, batch_time_ms).ranges(neighbours))
     if not any(built.values()):
         logger.warning(
             "Batch %d of stream %s is empty: Kafka has nothing of its interval from before where the stream began",
@@ -200,44 +198,52 @@ class _InputBuilder:
 
     def ranges(self, neighbours: _Neighbours) -> list[RecordedRange]:
         """The ranges that are not empty. Raises BatchBuildError."""
-        starting = self._starting()
-        keys = {(partition.topic, partition.partition): partition for partition, offset in starting.items() if offset}
+        # Of what the stream itself began with the first record of, there is nothing before.
+        starting = {partition: offset for partition, offset in sorted(self._starting().items()) if offset}
         begin_ms = self.batch_time_ms - self.stream.batch_interval_ms
-        begins = self.offsets.first_at(keys, begin_ms)
-        untils = self.offsets.first_at(keys, self.batch_time_ms)
+        begins = self.offsets.first_at(starting, begin_ms)
+        untils = self.offsets.first_at(starting, self.batch_time_ms)
         # Last: what Kafka still has then it had when it was asked by time.
-        kept = self.offsets.kept(keys)
-        ids = self.offsets.topic_ids({partition.topic for partition in keys.values()})
-        gone = [
-            problem
-            for key, partition in sorted(keys.items())
-            if (problem := _gone(partition, kept[key], ids[partition.topic], begin_ms)) is not None
-        ]
-        if gone:
-            raise self._part_is_gone(gone)
+        self._check_all_is_there(starting, begin_ms)
         found = []
-        for key, partition in sorted(keys.items()):
-            first, last = begins[key], untils[key]
-            if first is None or last is None:
-                raise self._part_is_gone([f"{_name(partition)}: there is no such partition any more"])
-            begin, until = min(first, starting[partition]), min(last, starting[partition])
-            begin, until = neighbours.fit(self.source.id, partition, begin, max(begin, until))
+        for partition, end in starting.items():
+            begin, until = neighbours.fit(self.source.id, partition, begins[partition], untils[partition])
             if begin < until:
                 found.append(RecordedRange(partition, begin, until, None))
-            elif first < last:
+            elif begin == end:
                 logger.info(
-                    "Batch %d takes nothing of %s: its offsets [%d, %d) were received by the stream, which began at %d",
+                    "Batch %d takes nothing of %s: what may be of its interval the stream received itself, which "
+                    "began there at offset %d",
                     self.batch_time_ms,
                     _name(partition),
-                    first,
-                    last,
-                    starting[partition],
+                    end,
                 )
         return found
 
+    def _check_all_is_there(self, starting: Mapping[TopicPartition, int], begin_ms: int) -> None:
+        """Refuse where records of the interval may be gone.
+
+        What came before the first kept record is gone. If that one is older than the interval, so was all before it,
+        and nothing is missing; one of the interval's very first millisecond may have had others of the same before it.
+        """
+        kept = self.offsets.kept(starting)
+        ids = self.offsets.topic_ids({partition.topic for partition in starting})
+        problems = []
+        for partition, end in starting.items():
+            has = kept[partition]
+            if has is None or ids[partition.topic] != partition.topic_id:
+                problems.append(_deleted(partition))
+            elif has.first > 0:
+                first_ms = self.offsets.timestamp_of_first(partition, has.first, end)
+                oldest_ms = has.first_timestamp_ms if first_ms is None else first_ms
+                if oldest_ms is None or oldest_ms >= begin_ms:
+                    problems.append(f"{_name(partition)}: {since(has)}")
+        if problems:
+            raise self._part_is_gone(problems)
+
     def _starting(self) -> dict[TopicPartition, int]:
         """Where the stream begins in each partition that there is."""
-        seen, missing = self.offsets.look(self.source)
+        seen, missing = self.offsets.look()
         if missing:
             raise self._part_is_gone([f"topic {topic} does not exist" for topic in missing])
         incarnations = {
@@ -262,7 +268,7 @@ class _InputBuilder:
                 remedy="Start its receiver job, which finds out; then build the batch.",
             )
         deleted = [
-            f"{_name(partition)}: the topic (id {partition.topic_id}) was deleted"
+            _deleted(partition)
             for partition, offset in sorted(positions.items())
             if offset and partition not in there and self.source.matches(partition.topic)
         ]
@@ -278,17 +284,8 @@ class _InputBuilder:
         )
 
 
-def _gone(partition: TopicPartition, kept: Kept | None, topic_id: str | None, begin_ms: int) -> str | None:
-    """What is wrong with the partition, None where all of the interval must still be there.
-
-    Records from before the first kept one are gone. If that one is older than the interval, so were they; a record of
-    the interval's very first millisecond may have had others of the same before it.
-    """
-    if kept is None or topic_id != partition.topic_id:
-        return f"{_name(partition)}: the topic (id {partition.topic_id}) was deleted"
-    if kept.first == 0 or (kept.first_timestamp_ms is not None and kept.first_timestamp_ms < begin_ms):
-        return None
-    return f"{_name(partition)}: {since(kept)}"
+def _deleted(partition: TopicPartition) -> str:
+    return f"{_name(partition)}: the topic (id {partition.topic_id}) was deleted"
 
 
 def _name(partition: TopicPartition) -> str:

@@ -89,21 +89,10 @@ class OffsetQuestions:
         return found
 
     def first_at(self, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int | None]:
-        """The first offset whose record has this timestamp or a later one, in each partition; where there is none,
-        the end of what is committed. None where there is no such partition. Raises RangesUnreadableError."""
-        # The end first: a record that comes in between is then found by its time, or lies beyond the end.
-        ends = self._ask(dict.fromkeys(partitions, _LATEST), IsolationLevel.READ_COMMITTED)
-        found = self._ask(
-            dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), IsolationLevel.READ_COMMITTED
-        )
-        result: dict[Partition, int | None] = {}
-        for each in partitions:
-            at, end = found[each], ends[each]
-            if at is None or end is None:
-                result[each] = None
-            else:
-                result[each] = int(at.offset if at.offset >= 0 else end.offset)
-        return result
+        """The first offset in each partition that has this timestamp or a later one, None where there is none. Markers
+        of transactions and records of aborted ones count. Raises RangesUnreadableError."""
+        found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
+        return {each: None if told is None or told.offset < 0 else int(told.offset) for each, told in found.items()}
 
     def is_compacted(self, topic: str) -> bool | None:
         """Whether the topic is compacted; None where it cannot be found out, for want of a privilege say."""
@@ -114,15 +103,13 @@ class OffsetQuestions:
         except (KafkaException, concurrent.futures.TimeoutError, KeyError):
             return None
 
-    def _ask(
-        self, specs: Mapping[Partition, Any], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
-    ) -> dict[Partition, Any]:
+    def _ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, Any]:
         if not specs:
             return {}
         try:
             futures = self._admin.list_offsets(
                 {KafkaPartition(topic, number): spec for (topic, number), spec in specs.items()},
-                isolation_level=isolation,
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=self._seconds,
             )
         except KafkaException as error:

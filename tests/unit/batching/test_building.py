@@ -18,7 +18,7 @@ from headrace.blocks import TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import BatchTimeError
-from headrace.receiving.offset_questions import Kept, Partition
+from headrace.receiving.offset_questions import Kept
 from headrace.receiving.offset_ranges import RecordedRange
 from headrace.receiving.topic_watch import SeenTopic
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
@@ -38,32 +38,37 @@ class FakeOffsets:
         self.topic_id = topic_id
         self.missing: list[str] = []
 
-    def look(self, source: KafkaInput) -> tuple[list[SeenTopic], list[str]]:
+    def close(self) -> None:
+        self.closed = True
+
+    def look(self) -> tuple[list[SeenTopic], list[str]]:
         seen = [] if self.missing else [SeenTopic("clicks", self.topic_id, len(self.times))]
         return seen, self.missing
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
         return dict.fromkeys(topics, self.topic_id)
 
-    def first_at(self, partitions: Collection[Partition], timestamp_ms: int) -> Mapping[Partition, int | None]:
-        return {key: self._first(key[1], timestamp_ms) for key in partitions}
+    def first_at(self, untils: Mapping[TopicPartition, int], timestamp_ms: int) -> Mapping[TopicPartition, int]:
+        return {
+            each: next((at for at, time in self._records(each, until) if time >= timestamp_ms), until)
+            for each, until in untils.items()
+        }
 
-    def kept(self, partitions: Collection[Partition]) -> Mapping[Partition, Kept | None]:
+    def kept(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Kept | None]:
         found = {}
-        for key in partitions:
-            low, times = self.low[key[1]], self.times[key[1]]
-            present = [time for time in times[low:] if time is not None]
-            found[key] = Kept(low, len(times), present[0] if present else None)
+        for each in partitions:
+            low, end = self.low[each.partition], len(self.times[each.partition])
+            found[each] = Kept(low, end, self.timestamp_of_first(each, low, end))
         return found
 
-    def _first(self, partition: int, timestamp_ms: int) -> int:
-        times = self.times[partition]
-        later = (
-            at
-            for at in range(self.low[partition], len(times))
-            if (time := times[at]) is not None and time >= timestamp_ms
-        )
-        return next(later, len(times))
+    def timestamp_of_first(self, partition: TopicPartition, begin: int, until: int) -> int | None:
+        return next((time for at, time in self._records(partition, until) if at >= begin), None)
+
+    def _records(self, partition: TopicPartition, until: int) -> Iterator[tuple[int, int]]:
+        times = self.times[partition.partition]
+        for at in range(self.low[partition.partition], until):
+            if (time := times[at]) is not None:
+                yield at, time
 
 
 class Building:
@@ -191,7 +196,7 @@ def test_what_the_stream_received_is_its_own(folder: Path, ledger: Ledger, caplo
     late = Building(folder, ledger, FakeOffsets({0: [ago(4), ago(0.5)]})).begin({0: 1})
     with caplog.at_level(logging.INFO):
         assert late.built(ZERO_MS) == {}
-    assert "takes nothing of clicks-0: its offsets [1, 2) were received by the stream, which began at 1" in caplog.text
+    assert "takes nothing of clicks-0: what may be of its interval the stream received itself" in caplog.text
     assert "is empty" in caplog.text
 
 
