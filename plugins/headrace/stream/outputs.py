@@ -175,7 +175,9 @@ class ParquetOutput(_Output):
 class KafkaOutput(_Output):
     """A Kafka topic: ``value``, and where they are there ``key`` and ``headers``, of every row.
 
-    A batch is one transaction, so that a consumer with ``isolation.level=read_committed`` sees all of it or nothing.
+    A batch is one transaction, so that a consumer with ``isolation.level=read_committed`` sees all of it or nothing. It
+    is sent to a topic once: run again, it counts as ``repeated``. ``transaction_timeout_seconds`` is how long sending a
+    batch may take, at most the brokers' ``transaction.max.timeout.ms`` (15 minutes unless set otherwise).
     """
 
     kind: Literal["kafka"] = "kafka"
@@ -200,7 +202,8 @@ class KafkaOutput(_Output):
 
 
 class ForeachBatchOutput(_Output):
-    """Anything else: ``function`` ("module:function") is called with the batch's DataFrame and its `BatchContext`.
+    """Anything else: ``function`` ("module:function") is called with the batch's DataFrame and its `BatchContext`, and
+    by its parameter ``undecodable``, if it has one, with the records that do not decode, a DataFrame by input id.
 
     It may be called more than once for a batch (a retry, a repeat, a crash between its end and its record), so what it
     writes has to be named by ``batch.batch_time``, or replaced, or otherwise the same when it is written again. It may
