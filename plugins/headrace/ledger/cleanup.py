@@ -62,20 +62,35 @@ class Cleanup(Role):
         and that no live attempt reads (a replay's, that is, of a completed one).
         """
         with self._database.read() as connection:
-            query = (
+            now_ms = self._database.now_ms(connection)
+            # Each by its index: what is within the remember window, most of the log, is not looked at.
+            begun = select(segments).where(segments.c.stream == stream, *_REMOVING).order_by(segments.c.segment_id)
+            rows = [segment_row(row) for row in connection.execute(begun.limit(limit))]
+            done = (
                 select(segments)
-                .where(segments.c.stream == stream, *_removable(before_ms, self._database.now_ms(connection)))
-                .order_by(segments.c.segment_id)
+                .where(
+                    segments.c.stream == stream,
+                    segments.c.removed_at_ms.is_(None),
+                    segments.c.removing_at_ms.is_(None),
+                    segments.c.last_batch_time_ms < before_ms,
+                    ~_needed(before_ms, now_ms),
+                )
+                .order_by(segments.c.last_batch_time_ms, segments.c.segment_id)
                 .limit(limit)
             )
-            return [segment_row(row) for row in connection.execute(query)]
+            rows += [segment_row(row) for row in connection.execute(done)]
+            return rows[:limit]
 
     def claim_removal(self, stream: str, paths: Iterable[str], before_ms: int) -> builtins.list[SegmentRow]:
         """Begin to remove those of the segments that are removable still; only their files may be deleted."""
         wanted = builtins.list(paths)
         with self._database.write_stream(stream) as (connection, locked):
             query = select(segments).where(
-                segments.c.stream == stream, segments.c.path.in_(wanted), *_removable(before_ms, locked.now_ms)
+                segments.c.stream == stream,
+                segments.c.path.in_(wanted),
+                segments.c.removed_at_ms.is_(None),
+                segments.c.closed_at_ms.is_not(None),
+                or_(segments.c.removing_at_ms.is_not(None), ~_needed(before_ms, locked.now_ms)),
             )
             claimed = [segment_row(row) for row in connection.execute(query.order_by(segments.c.segment_id))]
             connection.execute(
@@ -147,8 +162,11 @@ def _done(table: Any) -> ColumnElement[bool]:
     return or_(completed, table.c.state == BatchState.ABANDONED)
 
 
-def _removable(before_ms: int, now_ms: int) -> tuple[ColumnElement[bool], ...]:
-    """The conditions on ``segments``; the first block that is not done with ends the look at a segment."""
+_REMOVING = (segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None))
+
+
+def _needed(before_ms: int, now_ms: int) -> ColumnElement[bool]:
+    """Whether a segment holds a block that is not done with; the first one ends the look at it."""
     allocated, owner = batches.alias("allocated"), batches.alias("owner")
     # The batch that owns a block is that of its time, or the one that absorbed it.
     done = exists().where(
@@ -165,12 +183,7 @@ def _removable(before_ms: int, now_ms: int) -> tuple[ColumnElement[bool], ...]:
             batch_attempts.c.lease_until_ms > now_ms,
         ),
     )
-    needed = exists().where(blocks.c.segment_id == segments.c.segment_id, ~done)
-    return (
-        segments.c.removed_at_ms.is_(None),
-        segments.c.closed_at_ms.is_not(None),
-        or_(segments.c.removing_at_ms.is_not(None), ~needed),
-    )
+    return exists().where(blocks.c.segment_id == segments.c.segment_id, ~done)
 
 
 def _claimed(connection: Connection, stream: str, path: str) -> SegmentRow | None:

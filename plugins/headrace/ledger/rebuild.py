@@ -218,6 +218,10 @@ def _insert_receivers(connection: Connection, locked: LockedStream, found: Found
 
 def _insert_blocks(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
     stream, now_ms = locked.row.name, locked.now_ms
+    latest: dict[str, int] = defaultdict(int)
+    for block in found.blocks:
+        path = block.info.handle.segment
+        latest[path] = max(latest[path], block.batch_time_ms)
     _insert_all(
         connection,
         segments,
@@ -230,6 +234,7 @@ def _insert_blocks(connection: Connection, locked: LockedStream, found: FoundStr
                 "epoch": segment.epoch,
                 "opened_at_ms": now_ms,
                 "closed_at_ms": now_ms,
+                "last_batch_time_ms": latest[segment.path],
             }
             for segment in found.segments
         ),

@@ -235,7 +235,9 @@ class UnclaimedTime:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A file of the log. ``path`` is relative to the log's root."""
+    """A file of the log. ``path`` is relative to the log's root. ``last_batch_time_ms`` is the latest of its blocks as
+    of when it was closed, 0 without any.
+    """
 
     segment_id: int
     stream: str
@@ -247,6 +249,7 @@ class SegmentRow:
     bytes: int | None
     removing_at_ms: int | None
     removed_at_ms: int | None
+    last_batch_time_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

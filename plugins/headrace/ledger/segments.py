@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from headrace.blocks import ReceiverId
 from headrace.ledger.database import LockedStream, Role, new_id
 from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
-from headrace.ledger.receivers import require_receiver
+from headrace.ledger.receivers import closing, require_receiver
 from headrace.ledger.rows import ReceiverLease, SegmentRow
 from headrace.ledger.tables import receivers, segments
 
@@ -49,7 +49,7 @@ class Segments(Role):
                     segments.c.path == path,
                     segments.c.closed_at_ms.is_(None),
                 )
-                .values(closed_at_ms=locked.now_ms, bytes=size)
+                .values(**closing(locked.now_ms), bytes=size)
             )
 
     def get(self, stream: str, path: str) -> SegmentRow | None:
@@ -85,7 +85,7 @@ def segment_for(
         connection.execute(
             update(segments)
             .where(segments.c.segment_id == receiver.segment_id, segments.c.closed_at_ms.is_(None))
-            .values(closed_at_ms=locked.now_ms)
+            .values(**closing(locked.now_ms))
         )
     inserted = connection.execute(
         insert(segments).values(

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    and_,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
@@ -118,10 +119,27 @@ segments = Table(
     Column("bytes", BigInteger),
     Column("removing_at_ms", BigInteger),
     Column("removed_at_ms", BigInteger),
+    # Of its blocks when it was closed: what is newer than what may go need not be looked into.
+    Column("last_batch_time_ms", BigInteger),
     UniqueConstraint("stream", "path"),
     # A segment's row outlives its file, so that its name is never used again; the files that exist are few.
     Index("ix_segments_present", "stream", "removed_at_ms", "segment_id"),
     sqlite_autoincrement=True,
+)
+Index(
+    "ix_segments_closed",
+    segments.c.stream,
+    segments.c.last_batch_time_ms,
+    segments.c.segment_id,
+    sqlite_where=segments.c.removed_at_ms.is_(None),
+    postgresql_where=segments.c.removed_at_ms.is_(None),
+)
+Index(
+    "ix_segments_removing",
+    segments.c.stream,
+    segments.c.segment_id,
+    sqlite_where=and_(segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)),
+    postgresql_where=and_(segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)),
 )
 
 receivers = Table(

@@ -51,6 +51,7 @@ FIRST_SCHEMA = [
     "INSERT INTO receiver_jobs VALUES ('flights', 1, 'driver', 'running', 1, 60000, 9999999999999, 1, '{}', '{}', NULL,"
     " NULL, NULL, NULL)",
     "INSERT INTO segments VALUES (1, 'flights', 'a', 'kafka', 0, 1, 1, NULL, NULL, NULL, NULL)",
+    "INSERT INTO segments VALUES (2, 'flights', '0', 'kafka', 0, 1, 1, 2, NULL, NULL, NULL)",
     "INSERT INTO receivers VALUES ('flights', 'kafka', 0, 1, 1, 'running', 'here', 1, 60000, 9999999999999, 1, 0, 6,"
     " 1, '{}', NULL, 0, false)",
     "INSERT INTO topics VALUES ('flights', 'kafka', 'departures', 'id-1', 1, 1, 1, true, true, 1, 1)",
@@ -127,6 +128,8 @@ def test_everything_can_be_read(upgraded: Ledger) -> None:
     assert {(row.late_records, row.built) for row in rows} == {(0, False)}
     assert {origin.source for origin in upgraded.batches.origins("flights", [DONE, WAITS]).values()} == {"log"}
     assert [row.records for row in upgraded.blocks.of_batch("flights", DONE)[0].info.ranges] == [10]
+    assert [row.last_batch_time_ms for row in upgraded.segments.list("flights")] == [None, 0]
+    assert [row.path for row in upgraded.cleanup.removable_segments("flights", DONE)] == ["0"]
     (position,) = upgraded.positions.list("flights")
     assert (position.next_offset, position.watermark_ms, position.drained_ms) == (70, 0, 0)
     (first, _) = upgraded.batches.attempts("flights", TAKEN)

@@ -33,6 +33,7 @@ def upgrade() -> None:
     op.add_column("batch_attempts", sa.Column("source", sa.Text(), nullable=False, server_default="log"))
     op.add_column("batch_attempts", sa.Column("replay_revision", sa.Integer(), nullable=True))
     op.add_column("batch_attempts", sa.Column("code_version", sa.Text(), nullable=True))
+    _add_last_batch_times()
     op.drop_index("uq_batch_attempts_running", table_name="batch_attempts")
     # Only this table is made anew in SQLite, and none refers to it: the others could not be dropped for their copies.
     with op.batch_alter_table("batch_outputs") as table:
@@ -61,6 +62,28 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("stream", "run_id", name="pk_batch_runs"),
     )
     op.create_index("ix_batch_runs_batch", "batch_runs", ["stream", "batch_time_ms"])
+
+
+def _add_last_batch_times() -> None:
+    op.add_column("segments", sa.Column("last_batch_time_ms", sa.BigInteger(), nullable=True))
+    op.execute(
+        "UPDATE segments SET last_batch_time_ms = (SELECT coalesce(max(b.batch_time_ms), 0) FROM blocks b"
+        " WHERE b.segment_id = segments.segment_id) WHERE closed_at_ms IS NOT NULL AND removed_at_ms IS NULL"
+    )
+    op.create_index(
+        "ix_segments_closed",
+        "segments",
+        ["stream", "last_batch_time_ms", "segment_id"],
+        sqlite_where=sa.text("removed_at_ms IS NULL"),
+        postgresql_where=sa.text("removed_at_ms IS NULL"),
+    )
+    op.create_index(
+        "ix_segments_removing",
+        "segments",
+        ["stream", "segment_id"],
+        sqlite_where=sa.text("removed_at_ms IS NULL AND removing_at_ms IS NOT NULL"),
+        postgresql_where=sa.text("removed_at_ms IS NULL AND removing_at_ms IS NOT NULL"),
+    )
 
 
 def _insert_unrecorded_outputs() -> None:
@@ -152,7 +175,10 @@ def downgrade() -> None:
         change.alter_column("recorded_at_ms", existing_type=sa.BigInteger(), nullable=False)
         for column in ("target", "state", "error", "code_version"):
             change.drop_column(column)
+    for index in ("ix_segments_removing", "ix_segments_closed"):
+        op.drop_index(index, table_name="segments")
     for name, columns in (
+        ("segments", ("last_batch_time_ms",)),
         ("batch_attempts", ("target", "source", "replay_revision", "code_version")),
         ("batches", ("late_records", "built", "steps")),
         ("blocks", ("event_time_ms",)),
