@@ -83,7 +83,8 @@ class BatchTransaction:
         try:
             # Fences earlier attempts: what they had begun is aborted, what they were committing is committed.
             producer.init_transactions(_PATIENCE_SECONDS)
-            known = marker.find(topic)
+            # The record again: it may have come, and the marker gone, since it was looked for.
+            known = marker.find(topic) or self.records.find(topic)
             sent = known or sending.send(batches, marker, topic)
             if sent.messages:
                 self.records.write(sent)
