@@ -185,7 +185,7 @@ class Stream(Part):
 
     @property
     def folder_url(self) -> str:
-        """The stream's own folder in its storage: log/, manifests/, checkpoints/ and reports/ are below it."""
+        """The stream's own folder in its storage: log/, manifests/, checkpoints/, reports/ and state/ are below it."""
         return f"{self.storage.url.rstrip('/')}/{self.name}"
 
     @property
