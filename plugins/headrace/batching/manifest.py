@@ -112,15 +112,6 @@ class Manifest:
             )
         return [(block.handle, block.records, block.payload_bytes) for block in self.inputs.get(input_id, ())]
 
-    def find(self, partition: TopicPartition, offset: int) -> BlockHandle | None:
-        """The block that holds this offset, if the batch has it."""
-        for blocks in self.inputs.values():
-            for block in blocks:
-                for taken in block.ranges:
-                    if taken.partition == partition and taken.from_offset <= offset < taken.until_offset:
-                        return block.handle
-        return None
-
     def to_bytes(self) -> bytes:
         """The file's bytes, the same for the same allocation."""
         segments = sorted({block.handle.segment for blocks in self.inputs.values() for block in blocks})

@@ -26,7 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.receiving.kafka_ranges import STALL_SECONDS, KafkaRangeReader, RangeClients, check_ranges
-from headrace.receiving.offset_ranges import RangeRun, deal
+from headrace.receiving.offset_ranges import RangeRun, deal, in_order, joined
 from headrace.spark.source_options import SourceOptionError, SourceOptions, required
 from headrace.spark.wal_source import RECORD_SCHEMA, to_spark
 from headrace.stream.inputs import KafkaInput
@@ -81,8 +81,8 @@ class KafkaRangesReader(DataSourceReader):
         """The tasks. Raises RangesGoneError where Kafka no longer has all of it, before anything is read."""
         manifests = self._options.load()
         ranges = [each for manifest in manifests for each in manifest.ranges(self._options.input_id)]
+        check_ranges(self._clients, joined(in_order(ranges)))
         tasks = deal(ranges, self._options.partitions)
-        check_ranges(self._clients, [run for task in tasks for run in task])
         # Spark takes no plan without a partition.
         return [RangesPartition(task) for task in tasks] or [RangesPartition(())]
 

@@ -85,8 +85,8 @@ def records_left(rig: Any) -> int:
         while True:
             message = consumer.poll(20)
             assert message is not None, "Kafka does not answer"
-            if message.error() is not None:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            if (error := message.error()) is not None:
+                assert error.code() == KafkaError._PARTITION_EOF, error
                 return found
             found += 1
     finally:

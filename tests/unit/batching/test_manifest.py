@@ -94,16 +94,6 @@ def test_only_a_manifest_with_ranges_is_of_the_version_that_knows_them() -> None
     assert b'"version":2' in built.to_bytes().replace(b" ", b"")
 
 
-def test_find_gives_the_block_of_an_offset(tmp_path: Path) -> None:
-    found = manifest(
-        str(tmp_path), clicks=(block("a", 0, OffsetRange(P0, 0, 3, 3)), block("a", 100, OffsetRange(P0, 3, 9, 1)))
-    )
-    assert found.find(P0, 2) == BlockHandle("a", 0, 100)
-    assert found.find(P0, 3) == BlockHandle("a", 100, 100)
-    assert found.find(P0, 9) is None
-    assert found.find(P1, 2) is None
-
-
 def test_a_missing_manifest_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="allocate_blocks"):
         Manifest.load(f"{tmp_path}/{manifest_path(10)}")

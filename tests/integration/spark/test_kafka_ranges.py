@@ -1,0 +1,340 @@
+"""A batch's records in Spark, from the log and again from Kafka: the same rows, or an error that says what is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.batching.manifest import Manifest, ManifestBlock
+from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
+from headrace.indexing.originals import OriginalRecord
+from headrace.receiving.kafka_config import consumer_config
+from headrace.receiving.kafka_ranges import RangeClients
+from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.offset_ranges import RecordedRange
+from headrace.receiving.record_batches import RecordChunk
+from headrace.spark.documents import write_documents
+from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
+from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords
+from headrace.spark.wal_source import RECORD_SCHEMA
+from headrace.stream import ElasticsearchOutput, KafkaInput
+from headrace.stream.limits import Limits
+from headrace.wal.storage import open_storage
+from headrace.wal.writer import WriteAheadLogWriter
+
+PARTITIONS = 3
+BATCH_TIME_MS = 1_700_000_010_000
+
+
+class Received:
+    """A topic with records, and a batch of all of them in a log."""
+
+    def __init__(self, kafka: str, folder: Path) -> None:
+        self.topic = f"ranges-{uuid.uuid4().hex[:12]}"
+        self.admin = AdminClient({"bootstrap.servers": kafka})
+        self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)])[self.topic].result()
+        self.source = KafkaInput(bootstrap_servers=kafka, topics=self.topic)
+        self.folder = str(folder / "clicks")
+        self.topic_id = str(RangeClients.of(self.source).questions().topic_ids([self.topic])[self.topic])
+        self._produce(kafka)
+        self.manifest = self._receive()
+
+    def partition(self, number: int) -> TopicPartition:
+        return TopicPartition(self.topic, self.topic_id, number)
+
+    def write(self, manifest: Manifest) -> str:
+        manifest.write(open_storage(self.folder), replace=True)
+        return manifest.uri
+
+    def expire(self, partition: int, before: int) -> None:
+        where = KafkaPartition(self.topic, partition, before)
+        self.admin.delete_records([where])[KafkaPartition(self.topic, partition)].result()
+
+    def _produce(self, kafka: str) -> None:
+        producer = Producer({"bootstrap.servers": kafka})
+        for number in range(300):
+            producer.produce(
+                self.topic,
+                None if number % 7 == 0 else b'{"n": %d}' % number,
+                key=[None, b"", b"\x00\xff", b"key"][number % 4],
+                partition=number % PARTITIONS,
+                timestamp=1_700_000_000_000 + number,
+                headers=[("trace", b"\x00"), ("none", None)] if number % 5 == 0 else None,
+            )
+        assert producer.flush(30) == 0
+
+    def _receive(self) -> Manifest:
+        receiver = KafkaReceiver(consumer_config(self.source, group="received", limits=Limits()))
+        writer = WriteAheadLogWriter(open_storage(self.folder), "log", ReceiverId("clicks", "records", 0), 1)
+        blocks: list[ManifestBlock] = []
+        try:
+            for number in range(PARTITIONS):
+                receiver.assign(self.partition(number), 0)
+            while set(receiver.partitions.values()) != {100}:
+                for chunk in receiver.fetch(0.2, 50):
+                    if isinstance(chunk, RecordChunk) and chunk.batch is not None:
+                        last = writer.next_sequence - 1 if writer.next_sequence else None
+                        written = writer.write(chunk.batch, chunk.ranges, cut_time_ms=0, last_accepted_sequence=last)
+                        block = ManifestBlock(written.handle, chunk.records, written.payload_bytes, chunk.ranges)
+                        blocks.append(block)
+        finally:
+            receiver.close()
+        manifest = Manifest("clicks", BATCH_TIME_MS, 10_000, {"records": tuple(blocks)}, self.folder)
+        assert manifest.records == 300
+        self.write(manifest)
+        return manifest
+
+
+@pytest.fixture
+def received(kafka: str, tmp_path: Path) -> Received:
+    return Received(kafka, tmp_path)
+
+
+def from_kafka(spark: SparkSession, source: KafkaInput, *manifests: str, **options: Any) -> DataFrame:
+    spark.dataSource.register(KafkaRangesDataSource)
+    given = {"manifests": json.dumps(manifests), "input": "records", "stream": source.model_dump_json(), **options}
+    return spark.read.format("kafka_ranges").options(**given).load()
+
+
+def from_log(spark: SparkSession, *manifests: str) -> DataFrame:
+    return spark.read.format("wal").options(manifests=json.dumps(manifests), input="records").load()
+
+
+def rows(frame: DataFrame) -> list[Any]:
+    return sorted(frame.collect(), key=lambda row: (row.topic, row.partition, row.offset))
+
+
+def test_kafka_gives_the_rows_of_the_log(spark: SparkSession, received: Received) -> None:
+    again = from_kafka(spark, received.source, received.manifest.uri, numPartitions=3)
+    assert again.schema == RECORD_SCHEMA
+    assert rows(again) == rows(from_log(spark, received.manifest.uri))
+    assert len(rows(again)) == 300
+
+
+def test_several_batches_are_one_scan_and_one_of_them_twice_is_read_once_or_refused(
+    spark: SparkSession, received: Received
+) -> None:
+    blocks = received.manifest.inputs["records"]
+    assert len(blocks) > 1
+    uris = [
+        received.write(dataclasses.replace(received.manifest, batch_time_ms=10_000 * place, inputs={"records": (one,)}))
+        for place, one in enumerate(blocks, 1)
+    ]
+    assert rows(from_kafka(spark, received.source, *uris)) == rows(from_log(spark, received.manifest.uri))
+    with pytest.raises(PySparkException, match="overlap"):
+        from_kafka(spark, received.source, received.manifest.uri, uris[0]).count()
+
+
+def test_nothing_to_read_asks_no_kafka(spark: SparkSession, tmp_path: Path) -> None:
+    nowhere = KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks")
+    empty = Manifest("clicks", BATCH_TIME_MS, 10_000, {"records": ()}, f"{tmp_path}/clicks")
+    empty.write(open_storage(empty.folder_url))
+    assert from_kafka(spark, nowhere, empty.uri).collect() == []
+    assert from_kafka(spark, nowhere).collect() == []
+
+
+def test_a_built_batch_is_in_kafka_alone(spark: SparkSession, received: Received) -> None:
+    built = {"records": (RecordedRange(received.partition(0), 10, 30, None),)}
+    uri = received.write(dataclasses.replace(received.manifest, inputs={"records": ()}, built=built))
+    found = rows(from_kafka(spark, received.source, uri))
+    assert [(row.partition, row.offset) for row in found] == [(0, offset) for offset in range(10, 30)]
+    with pytest.raises(PySparkException, match="its records are in no log"):
+        from_log(spark, uri).count()
+
+
+def test_where_retention_took_ranges_nothing_is_written(
+    spark: SparkSession, received: Received, tmp_path: Path
+) -> None:
+    received.expire(0, 50)
+    received.expire(2, 100)
+    with pytest.raises(PySparkException, match="RangesGoneError") as told:
+        from_kafka(spark, received.source, received.manifest.uri).write.parquet(f"{tmp_path}/out")
+    assert f"{received.topic}-0 [0, 50)" in str(told.value)
+    assert f"{received.topic}-2 [0, 100)" in str(told.value)
+    assert not list(tmp_path.glob("out/**/*.parquet"))
+
+
+def test_another_number_of_records_fails_the_batch(spark: SparkSession, received: Received) -> None:
+    first, *others = received.manifest.inputs["records"]
+    taken = first.ranges[0]
+    wrong = OffsetRange(taken.partition, taken.from_offset, taken.until_offset, taken.records - 1)
+    blocks = (dataclasses.replace(first, ranges=(wrong, *first.ranges[1:])), *others)
+    uri = received.write(dataclasses.replace(received.manifest, inputs={"records": blocks}))
+    with pytest.raises(PySparkException, match="RecordsDifferError"):
+        from_kafka(spark, received.source, uri).count()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stream": ""}, "needs the option.s. stream"),
+        ({"stream": "{}"}, "is no input"),
+        ({"stream": '{"connection": "nobody", "topics": ["t"]}'}, "'nobody' is not known"),
+        ({"numPartitions": "none"}, "numPartitions"),
+        ({"stallSeconds": "soon"}, "stallSeconds"),
+    ],
+)
+def test_wrong_options_are_told(spark: SparkSession, options: dict[str, str], message: str) -> None:
+    source = KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks")
+    with pytest.raises(PySparkException, match=message):
+        from_kafka(spark, source, **options).count()
+
+
+def test_dead_letters_find_the_same_record_in_kafka_as_in_the_log(received: Received) -> None:
+    log = ManifestOriginalRecords(received.manifest.uri)
+    clients = KafkaOriginalRecords.clients_of([received.source])
+    with KafkaOriginalRecords(received.manifest.uri, clients) as again:
+        for partition, offset in [(0, 0), (0, 1), (0, 99), (2, 50), (0, 5), (1, 7)]:
+            record = again.fetch(received.topic, partition, offset, 1)
+            assert isinstance(record, OriginalRecord)
+            assert record == log.fetch(received.topic, partition, offset, 1)
+        assert again.fetch(received.topic, 0, 100, 1) is None
+        assert again.fetch(received.topic, 0, 0, 2) is None
+        assert again.fetch("another", 0, 0, 1) is None
+
+
+def test_a_dead_letter_of_a_replayed_batch_has_its_record(
+    spark: SparkSession, received: Received, elasticsearch: str, tmp_path: Path
+) -> None:
+    frame = from_kafka(spark, received.source, received.manifest.uri)
+    changed = frame.where("offset < 10 AND value IS NOT NULL").selectExpr(
+        "topic", "partition", "offset", "if(offset = 3, 'no number', cast(offset AS STRING)) AS n"
+    )
+    output = ElasticsearchOutput(hosts=(elasticsearch,), index=received.topic, refresh=True)
+    settings = {"mappings": {"properties": {"n": {"type": "long"}}}}
+    ask(elasticsearch, "PUT", received.topic, settings)
+    # Neither is the log there any more.
+    for segment in Path(f"{received.folder}/log").rglob("*.wal"):
+        segment.unlink()
+    report = write_documents(
+        changed,
+        output,
+        report=f"file://{tmp_path}/report.json",
+        stream="clicks",
+        batch_time_ms=BATCH_TIME_MS,
+        manifest=received.manifest.uri,
+        read_again=[received.source],
+    )
+    rejected = changed.where("offset = 3").count()
+    assert report.counts.dead_lettered == rejected > 0
+    ask(elasticsearch, "POST", f"{received.topic}-dead-letters/_refresh")
+    hits = ask(elasticsearch, "GET", f"{received.topic}-dead-letters/_search?size=100")["hits"]["hits"]
+    assert len(hits) == rejected
+    for hit in hits:
+        number = 3 * PARTITIONS + hit["_source"]["partition"]
+        assert hit["_source"]["value_text"] == f'{{"n": {number}}}'
+
+
+def ask(url: str, method: str, path: str, body: Any = None) -> Any:
+    request = urllib.request.Request(  # noqa: S310
+        f"{url}/{path}",
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+SERVER = """
+import sys
+from headrace.spark.receiver_application import start_application
+from headrace.stream import Stream
+
+application = start_application(Stream.model_validate_json(sys.argv[1]), token="connect-test")
+print(application.connect_url, flush=True)
+sys.stdin.read()
+application.spark.stop()
+"""
+
+CLIENT = """
+import json, sys
+from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
+from headrace.spark.sessions import connect_session
+from headrace.spark.wal_source import WalDataSource
+
+url, manifest, source = sys.argv[1:]
+spark = connect_session(url, "connect-test")
+spark.dataSource.register(WalDataSource)
+spark.dataSource.register(KafkaRangesDataSource)
+options = {"manifests": json.dumps([manifest]), "input": "records"}
+log = spark.read.format("wal").options(**options).load()
+again = spark.read.format("kafka_ranges").options(**options, stream=source).load()
+again.explain(True)
+print(json.dumps([again.count(), log.exceptAll(again).count(), again.exceptAll(log).count()]))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_over_spark_connect_the_server_knows_the_connection(received: Received, kafka: str, tmp_path: Path) -> None:
+    secret = "hunter2"
+    extra = {"bootstrap.servers": kafka, "sasl.username": "me", "sasl.password": secret}
+    source = KafkaInput(connection="secret_kafka", topics=received.topic)
+    stream = {
+        "name": "s",
+        "inputs": [source.model_dump(mode="json")],
+        "outputs": [{"kind": "console"}],
+        "spark": {
+            "master": "local[2]",
+            "conf": {
+                "spark.ui.enabled": "false",
+                "spark.eventLog.enabled": "true",
+                "spark.eventLog.dir": f"file://{tmp_path}",
+                "spark.eventLog.compress": "false",
+            },
+        },
+        "batch_interval": 10,
+        "storage": {"url": str(tmp_path / "storage")},
+        "ledger": f"sqlite:///{tmp_path}/ledger.db",
+    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_CONNECT")}
+    connection = json.dumps({"conn_type": "kafka", "extra": extra})
+    with (
+        (tmp_path / "server.log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", SERVER, json.dumps(stream)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment | {"AIRFLOW_CONN_SECRET_KAFKA": connection},
+        ) as server,
+    ):
+        assert server.stdout is not None
+        assert server.stdin is not None
+        try:
+            url = server.stdout.readline().strip()
+            assert url, (tmp_path / "server.log").read_text()[-3000:]
+            client = subprocess.run(
+                [sys.executable, "-c", CLIENT, url, received.manifest.uri, source.model_dump_json()],
+                capture_output=True,
+                text=True,
+                timeout=180,
+                check=False,
+                env=environment,
+            )
+        finally:
+            server.stdin.close()
+            server.wait(60)
+    assert client.returncode == 0, client.stderr[-3000:]
+    assert json.loads(client.stdout.splitlines()[-1]) == [300, 0, 0]
+    written = client.stdout + client.stderr
+    for path in tmp_path.rglob("*"):
+        written += path.read_text(errors="replace") if path.is_file() else ""
+    assert "SparkListener" in written
+    assert secret not in written
