@@ -48,7 +48,7 @@ class ElasticsearchOutputWriter:
                 stream=batch.stream.name,
                 batch_time_ms=batch.batch_time_ms,
                 manifest=batch.manifest_uri,
-                read_again=batch.stream.inputs if batch.from_kafka else (),
+                read_again=_read_again(batch),
             )
         total = report.counts
         for input_id, rows in batch.undecodable.items():
