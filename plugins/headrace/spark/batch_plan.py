@@ -1,7 +1,4 @@
-"""What each output of a batch reads: decided by the ledger alone, without Spark.
-
-Airflow asks it too, to spare Spark where a batch has nothing to read: nothing here imports pyspark.
-"""
+"""What each output of a batch reads: decided by the ledger alone, without Spark, which may not be needed at all."""
 
 from __future__ import annotations
 
@@ -42,18 +39,6 @@ class OutputPlan:
 def plan_outputs(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> list[OutputPlan]:
     """The plans of these steps' outputs, in the order of ``steps``; the step "state" is none."""
     return [_plan(ledger, stream, batch_time_ms, stream.output(step)) for step in steps if step != STATE_STEP]
-
-
-def needs_spark(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str] | None = None) -> bool:
-    """Whether running these steps of an allocated batch (by default all) takes Spark.
-
-    It does where there are records, in the batch or in an output's window, where rows can come of nothing (an
-    aggregate's 0), and to update the state: timeouts and windows change it without records.
-    """
-    wanted = stream.steps if steps is None else tuple(steps)
-    if STATE_STEP in wanted:
-        return True
-    return any(plan.needs_spark for plan in plan_outputs(ledger, stream, batch_time_ms, wanted))
 
 
 def _plan(ledger: Ledger, stream: Stream, batch_time_ms: int, output: Output) -> OutputPlan:

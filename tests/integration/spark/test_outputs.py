@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headrace.ledger import AttemptState, BatchState
 from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
-from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, State, Stream, Utf8Decoder
+from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, SparkSettings, State, Stream, Utf8Decoder
 from headrace.stream.replays import replayed
 
 Records = Callable[..., pa.RecordBatch]
@@ -91,9 +91,11 @@ def make(make_batch_ledger: Make, make_records: Records, tmp_path: Path, code: s
             inputs=KafkaInput(
                 id="lines", bootstrap_servers="localhost:9092", topics="clicks", value_decoder=Utf8Decoder()
             ),
-            outputs=tuple(console(output_id, function) for output_id, function in functions.items()),
             spark=SparkSettings(py_files=(str(tmp_path / "code"),)),
-            **(more or {}),
+            **{
+                "outputs": tuple(console(output_id, function) for output_id, function in functions.items()),
+                **(more or {}),
+            },
         )
         batch.add(make_records(list(lines)), input_id="lines")
         assert batch.allocate() == 10_000
@@ -172,11 +174,14 @@ def test_all_that_failed_are_named(spark: SparkSession, make: Make) -> None:
 
 
 def test_a_transform_that_outputs_share_is_computed_once_and_let_go(
-    spark: SparkSession, make: Make, tmp_path: Path
+    spark: SparkSession, make: Make, code: str, tmp_path: Path
 ) -> None:
-    batch = make(first="marked", second="marked")
-    _, rows = run(spark, batch)
-    assert rows == ["To be", "or not"] * 2
+    folders = [tmp_path / name for name in ("first", "second")]
+    outputs = [ParquetOutput(id=each.name, path=str(each), transform=f"{code}:marked") for each in folders]
+    batch = make(more={"outputs": outputs})
+    run(spark, batch)
+    for folder in folders:
+        assert {row[0] for row in spark.read.parquet(str(folder / "batch_time=10000")).collect()} == {"To be", "or not"}
     assert sorted((tmp_path / "marks").read_text().split()) == ["To", "be", "not", "or"], "once, not twice"
     jsc: Any = spark.sparkContext._jsc
     assert jsc.getPersistentRDDs().isEmpty()

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.batching.allocation import allocate
 from headrace.ledger import Ledger
-from headrace.spark.batch_plan import needs_spark, plan_outputs
+from headrace.spark.batch_plan import plan_outputs
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KafkaInput, State, Stream, Window
 from headrace.wal.storage import open_storage
 
@@ -86,19 +86,28 @@ def test_an_empty_batch_needs_spark_where_rows_can_come_of_nothing(ledger: Ledge
     stream = registered(ledger, tmp_path, 1, outputs=(by_record, by_column), transform="m:f")
     plans = plan_outputs(ledger, stream, INTERVAL_MS, stream.steps)
     assert [plan.needs_spark for plan in plans] == [False, True]
-    assert needs_spark(ledger, stream, INTERVAL_MS)
-    assert not needs_spark(ledger, stream, INTERVAL_MS, ["elasticsearch"])
     untransformed = stream.model_copy(update={"transform": None})
-    assert not needs_spark(ledger, untransformed, INTERVAL_MS)
+    plans = plan_outputs(ledger, untransformed, INTERVAL_MS, stream.steps)
+    assert not any(plan.needs_spark for plan in plans)
 
 
-def test_the_state_always_needs_spark(ledger: Ledger, tmp_path: Path) -> None:
+def test_the_state_is_no_output(ledger: Ledger, tmp_path: Path) -> None:
     state = State(update="m:f", fields="word STRING, n INT", keys="word")
     stream = registered(ledger, tmp_path, 1, state=state)
-    assert needs_spark(ledger, stream, INTERVAL_MS)
-    assert not needs_spark(ledger, stream, INTERVAL_MS, ["console"])
+    (plan,) = plan_outputs(ledger, stream, INTERVAL_MS, stream.steps)
+    assert plan.output.id == "console"
 
 
-def test_airflow_can_ask_without_pyspark() -> None:
-    code = "import headrace.spark.batch_plan, sys; sys.exit('pyspark' in sys.modules)"
+def test_airflow_can_ask_writers_what_they_need_without_pyspark() -> None:
+    code = """
+import sys
+from headrace.spark.outputs.registry import writer_of
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput
+for output in (
+    ConsoleOutput(), ElasticsearchOutput(hosts="http://localhost", index="a"), ForeachBatchOutput(function="m:f"),
+    KafkaOutput(bootstrap_servers="localhost", topic="a"), ParquetOutput(path="/a"),
+):
+    writer_of(output).needs_empty_batches
+sys.exit("pyspark" in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
