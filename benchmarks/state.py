@@ -49,7 +49,7 @@ WARM_UP = 3
 
 
 def counted(words: DataFrame) -> DataFrame:
-    return words.groupBy(F.col("value").alias("word")).agg(F.count("*").alias("count"))
+    return words.groupBy(F.split_part("value", F.lit(" "), F.lit(1)).alias("word")).agg(F.count("*").alias("count"))
 
 
 def windowed(words: DataFrame, leaving: DataFrame, state: DataFrame) -> DataFrame:
@@ -94,13 +94,14 @@ def written_batch(stream: Stream, batch: int) -> WrittenBatch:
 class Log:
     """Batches of random words in a log, with their manifests."""
 
-    def __init__(self, stream: Stream, records: int, keys: int) -> None:
+    def __init__(self, stream: Stream, records: int, keys: int, record_bytes: int) -> None:
         self._stream = stream
         self._storage = open_storage(stream.folder_url)
         self._writer = WriteAheadLogWriter(self._storage, "log", ReceiverId(stream.name, "words", 0), 1)
         self._records = records
-        self._keys = keys
         self._random = np.random.default_rng(4)
+        filling = self._random.bytes(record_bytes).hex().encode()
+        self._values = pa.array([(b"word-%d " % key + filling)[:record_bytes] for key in range(keys)], pa.binary())
         self._offset = 0
 
     def write(self, batch: int) -> BatchOrigin:
@@ -111,10 +112,9 @@ class Log:
         return BatchOrigin(time_ms, manifest.uri, "", "log")
 
     def _block(self, count: int) -> ManifestBlock:
-        words = [b"word-%d" % number for number in self._random.integers(0, self._keys, count)]
         columns = [
             pa.nulls(count, pa.binary()),
-            pa.array(words, pa.binary()),
+            self._values.take(pa.array(self._random.integers(0, len(self._values), count))),
             pa.array(["words"] * count, pa.string()),
             pa.array([0] * count, pa.int32()),
             pa.array(range(self._offset, self._offset + count), pa.int64()),
@@ -143,7 +143,7 @@ def use(frame: DataFrame) -> None:
 
 def windows(spark: SparkSession, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     stream = stream_in(folder, update="__main__:windowed", window=f"{options.window * 10} s")
-    log = Log(stream, options.records, options.keys)
+    log = Log(stream, options.records, options.keys, options.record_bytes)
     origins = [log.write(batch) for batch in range(options.window)]
 
     def words(chosen: list[BatchOrigin]) -> DataFrame:
@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument("what", choices=["window", "lineage"])
     parser.add_argument("--window", type=int, default=30, help="batches in the window")
     parser.add_argument("--records", type=int, default=100_000, help="of a batch")
+    parser.add_argument("--record-bytes", type=int, default=190)
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--changed", type=int, default=1_000, help="keys that a batch changes")
     parser.add_argument("--batches", type=int, default=8)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from headrace.spark.state.errors import StateDamagedError, StateFencedError, StateMissingError
-from headrace.spark.state.version import DATA, DRAFTS, REPORTS, VERSIONS, Version, VersionName, batch_time_of
+from headrace.spark.state.version import DRAFTS, VERSIONS, Version, VersionName, batch_time_of
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage, open_storage
 
@@ -116,27 +116,19 @@ class StateStore:
         Kept are these batches' versions, the one that the first of them starts from, and whatever their tables are
         made of. All older files go, oldest versions first, so that a crash half-way leaves an unbroken row of versions.
         """
-        needed_from = self._needed_from(keep_from_ms)
-        if needed_from is None:
-            return 0
-        return sum(
-            self._delete(path for path in self.storage.list(folder) if _is_before(path, needed_from))
-            for folder in (VERSIONS, DATA, DRAFTS, REPORTS)
-        )
-
-    def _needed_from(self, keep_from_ms: int) -> int | None:
-        names = sorted(self._all_names())
+        paths = self.storage.list()
+        names = _version_names(paths)
         before = [name.batch_time_ms for name in names if name.batch_time_ms < keep_from_ms]
         if not before:
-            return None
-        return min(name.since_ms for name in names if name.batch_time_ms >= before[-1])
-
-    def _delete(self, paths: Iterable[str]) -> int:
-        return sum(self.storage.delete(path) for path in sorted(paths))
+            return 0
+        needed_from = min(name.since_ms for name in names if name.batch_time_ms >= max(before))
+        old = [path for path in paths if (written := batch_time_of(path)) is not None and written < needed_from]
+        versions = sorted(path for path in old if path.startswith(f"{VERSIONS}/"))
+        rest = (path for path in old if not path.startswith(f"{VERSIONS}/"))
+        return sum(self.storage.delete(path) for path in (*versions, *rest))
 
     def _all_names(self) -> list[VersionName]:
-        found = (VersionName.parse(path) for path in self.storage.list(VERSIONS))
-        return [name for name in found if name is not None]
+        return _version_names(self.storage.list(VERSIONS))
 
     def _pruned(self, what: str, oldest: VersionName) -> StateMissingError:
         return StateMissingError(
@@ -151,6 +143,5 @@ class StateStore:
         )
 
 
-def _is_before(path: str, batch_time_ms: int) -> bool:
-    written = batch_time_of(path)
-    return written is not None and written < batch_time_ms
+def _version_names(paths: Iterable[str]) -> list[VersionName]:
+    return [name for name in map(VersionName.parse, paths) if name is not None]
