@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import tenacity
 
 from headrace.batching.checkpoint import KEEP, Checkpoint, checkpoint_paths
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchRow
-from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
@@ -50,13 +49,16 @@ def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_
 
 def take(ledger: Ledger, stream: str, batch_time_ms: int, batches: Sequence[BatchRow]) -> Checkpoint:
     """The stream's state as the ledger has it now, with these batches."""
+    recorded = ledger.batches.recorded(stream, [batch.batch_time_ms for batch in batches])
     return Checkpoint(
         stream=stream,
         written_at_ms=ledger.now_ms(),
         batch_time_ms=batch_time_ms,
         state={
             "stream": dataclasses.asdict(ledger.streams.get(stream)),
-            "batches": [_batch(ledger, batch) for batch in batches],
+            "batches": [
+                {**dataclasses.asdict(batch), "outputs": recorded[batch.batch_time_ms]} for batch in batches
+            ],
             "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream)],
             "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream)],
             "receivers": [
@@ -71,9 +73,3 @@ def take(ledger: Ledger, stream: str, batch_time_ms: int, batches: Sequence[Batc
             ],
         },
     )
-
-
-def _batch(ledger: Ledger, batch: BatchRow) -> dict[str, Any]:
-    outputs = ledger.batches.outputs(batch.stream, batch.batch_time_ms)
-    recorded = {row.output_id: row.counts for row in outputs if row.state is AttemptState.COMPLETED}
-    return {**dataclasses.asdict(batch), "outputs": recorded}

@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, Row, select, update
 
 from headrace.ledger.attempt_rows import (
     attempt_row,
@@ -23,6 +23,7 @@ from headrace.ledger.attempt_rows import (
     select_attempts,
 )
 from headrace.ledger.batch_rows import require_batch
+from headrace.ledger.chunks import chunks
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import (
     AlreadyCompletedError,
@@ -207,6 +208,24 @@ class BatchAttempts(Role):
         with self._database.read() as connection:
             rows = newest_outputs(connection, stream, batch_time_ms, target).values()
         return sorted((row for row in rows if row.state in _ENDED), key=lambda row: row.output_id)
+
+    def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, dict[str, Any]]]:
+        """By batch time and output the counts of the outputs that have a record of success, of many batches at once."""
+        newest: dict[tuple[int, str], Row[Any]] = {}
+        with self._database.read() as connection:
+            for part in chunks(times):
+                query = select(batch_outputs).where(
+                    batch_outputs.c.stream == stream,
+                    batch_outputs.c.batch_time_ms.in_(part),
+                    batch_outputs.c.target == "",
+                )
+                for row in connection.execute(query.order_by(batch_outputs.c.batch_time_ms, batch_outputs.c.attempt)):
+                    newest[row.batch_time_ms, row.output_id] = row
+        found: dict[int, dict[str, dict[str, Any]]] = {time_ms: {} for time_ms in times}
+        for (time_ms, output_id), row in newest.items():
+            if row.state is AttemptState.COMPLETED:
+                found[time_ms][output_id] = row.counts
+        return found
 
 
 def check_runnable(batch: BatchRow) -> None:

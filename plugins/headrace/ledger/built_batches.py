@@ -15,7 +15,15 @@ from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError
 from headrace.ledger.rows import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batch_inputs, batch_outputs, batches, positions, replays, unclaimed_times
+from headrace.ledger.tables import (
+    batch_attempts,
+    batch_inputs,
+    batch_outputs,
+    batches,
+    positions,
+    replays,
+    unclaimed_times,
+)
 
 
 def is_empty(connection: Connection, batch: BatchRow) -> bool:
@@ -32,14 +40,20 @@ def replace(connection: Connection, batch: BatchRow, now_ms: int, values: Mappin
     """Give an empty batch ranges: what was written of it before, and replayed, no longer counts."""
     stream, batch_time_ms = batch.stream, batch.batch_time_ms
     fence_attempts(connection, stream, batch_time_ms, now_ms)
-    for table in (batch_outputs, replays):
-        connection.execute(delete(table).where(table.c.stream == stream, table.c.batch_time_ms == batch_time_ms))
+    of_batch = (batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms)
+    targets = connection.execute(select(batch_attempts.c.target).where(*of_batch).distinct()).scalars().all()
+    if targets:
+        key = (replays.c.stream == stream, replays.c.batch_time_ms == batch_time_ms)
+        connection.execute(delete(replays).where(*key, replays.c.target.in_(targets)))
+    connection.execute(
+        delete(batch_outputs).where(batch_outputs.c.stream == stream, batch_outputs.c.batch_time_ms == batch_time_ms)
+    )
     cleared = ("code_version", "steps", "started_at_ms", "completed_at_ms", "checkpointed_at_ms", "checkpoint_uri")
     connection.execute(
         update(batches)
         .where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
         .values(
-            **values,
+            **{name: value for name, value in values.items() if name != "stream"},
             state=BatchState.ALLOCATED,
             error=None,
             cleaned_at_ms=None,

@@ -56,22 +56,21 @@ def _source(batch: Any, left: int) -> str:
 
 def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> dict[int, int]:
     """By batch time how many blocks are in segments that nobody is removing, its own and those of absorbed times."""
-    found: dict[int, int] = {}
+    owners = {time_ms: time_ms for time_ms in times}
     for part in chunks(times):
-        own = (
+        query = select(batches.c.batch_time_ms, batches.c.absorbed_by_ms).where(
+            batches.c.stream == stream, batches.c.absorbed_by_ms.in_(part)
+        )
+        owners |= {row.batch_time_ms: row.absorbed_by_ms for row in connection.execute(query)}
+    found: dict[int, int] = {}
+    # Not joined to the batches: SQLite's planner may then begin with all of the stream's blocks.
+    for part in chunks(list(owners)):
+        counts = (
             select(blocks.c.batch_time_ms, func.count())
             .join(segments, segments.c.segment_id == blocks.c.segment_id)
             .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part), segments.c.removing_at_ms.is_(None))
             .group_by(blocks.c.batch_time_ms)
         )
-        absorbed = (
-            select(batches.c.absorbed_by_ms, func.count())
-            .join(blocks, (blocks.c.stream == batches.c.stream) & (blocks.c.batch_time_ms == batches.c.batch_time_ms))
-            .join(segments, segments.c.segment_id == blocks.c.segment_id)
-            .where(batches.c.stream == stream, batches.c.absorbed_by_ms.in_(part), segments.c.removing_at_ms.is_(None))
-            .group_by(batches.c.absorbed_by_ms)
-        )
-        for query in (own, absorbed):
-            for time_ms, count in connection.execute(query):
-                found[time_ms] = found.get(time_ms, 0) + count
+        for time_ms, count in connection.execute(counts):
+            found[owners[time_ms]] = found.get(owners[time_ms], 0) + count
     return found
