@@ -63,6 +63,9 @@ def test_the_path_of_save_names_the_index() -> None:
         ({**HERE, "index": "logs-*"}, "'index'"),
         ({**HERE, "index": "_all"}, "'index'"),
         ({**HERE, "dead_letter_index": "clicks"}, "differ"),
+        ({**HERE, "originals": "kafka", "manifest": "/m/1.json"}, "needs 'manifest' and 'inputs'"),
+        ({**HERE, "originals": "kafka", "inputs": "[]"}, "needs 'manifest' and 'inputs'"),
+        ({**HERE, "originals": "memory"}, "'originals'"),
     ],
 )
 def test_nonsense_is_refused_with_its_reason(given: dict[str, str], says: str) -> None:
