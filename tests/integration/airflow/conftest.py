@@ -35,20 +35,24 @@ def until() -> Callable[..., object]:
     return _until
 
 
+def _connection(kind: str, url: str) -> dict[str, object]:
+    parts = make_url(url)
+    return {
+        "conn_type": kind,
+        "host": parts.host,
+        "port": parts.port,
+        "login": parts.username,
+        "password": parts.password or "",
+        "schema": parts.database,
+    }
+
+
 class Installation:
     """A real Airflow with one DAG file, whose streams' ledger is the connection `flights_ledger`."""
 
     def __init__(self, folder: Path, database_url: str, ledger_url: str, *, dag_file: str) -> None:
         self.folder = folder
-        parts = make_url(ledger_url)
-        self.ledger_connection = {
-            "conn_type": "headrace_ledger",
-            "host": parts.host,
-            "port": parts.port,
-            "login": parts.username,
-            "password": parts.password or "",
-            "schema": parts.database,
-        }
+        self.ledger_connection = _connection("headrace_ledger", ledger_url)
         self.fail_if = folder / "fail"
         dags = folder / "dags"
         dags.mkdir()
@@ -58,7 +62,10 @@ class Installation:
             database_url=database_url,
             dags_folder=dags,
             plugins_folder=REPOSITORY / "plugins",
-            connections={"flights_ledger": self.ledger_connection},
+            connections={
+                "flights_ledger": self.ledger_connection,
+                "airflow_db": _connection("postgres", database_url),
+            },
             environment={
                 "HEADRACE_TOYS": str(HERE),
                 "HEADRACE_FOLDER": str(folder),

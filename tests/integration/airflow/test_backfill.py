@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import subprocess
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DAG_FILE = "clicks_dags.py"
 DAGS = RECEIVER, BATCHES, REPLAY = "clicks_receiver", "clicks_batches", "clicks_replay_v2"
 INTERVAL_MS = 5000
+REPOSITORY = Path(__file__).parents[3]
 
 
 def date_of(at_ms: int) -> datetime:
@@ -237,6 +240,80 @@ def test_history_is_replayed_beside_the_stream(installation, run_backfill, times
         assert [(row.batch_time_ms, row.state.value) for row in rows] == [(at_ms, "completed") for at_ms in times]
         assert ledger.batches.unreplayed("clicks", "v2", times[0], times[-1] + 1) == []
     assert [batch_of(installation, at_ms).completed_at_ms for at_ms in times] == [row.completed_at_ms for row in before]
+
+
+def test_the_documented_calls_are_right(installation, run_backfill, times):
+    (script,) = [block for block in _blocks("bash") if "curl" in block]
+    for here, there in {
+        "http://localhost:8080": installation.airflow.url,
+        "…": installation.airflow.password(),
+        "flights_batches": BATCHES,
+        "2026-11-21T14:05:01Z": (date_of(times[0]) + timedelta(seconds=3)).isoformat(),
+        "2026-11-21T14:00:00Z": date_of(times[0]).isoformat(),
+        "2026-11-21T14:59:59Z": date_of(times[1]).isoformat(),
+        '"elasticsearch"': '"search"',
+        '"limit"': '"factor"',
+    }.items():
+        assert here in script
+        script = script.replace(here, there)
+    newest = installation.api.request("GET", "/backfills", params={"dag_id": BATCHES, "order_by": "-id"})
+    # One is over; the next has the next number.
+    script = script.replace("/backfills/1/", f"/backfills/{newest['backfills'][0]['id'] + 1}/")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    answers = _json_values(done.stdout)
+    assert [answer.get("detail") for answer in answers] == [None] * 6, answers
+    run, planned, made, listed, paused, cancelled = answers
+    assert run["conf"]["parameters"] == {"factor": 3}
+    assert planned["total_entries"] == 2
+    assert (made["max_active_runs"], made["reprocess_behavior"]) == (2, "completed")
+    assert made["id"] in [backfill["id"] for backfill in listed["backfills"]]
+    assert paused["is_paused"] is True
+    assert cancelled["completed_at"] is not None
+    installation.api.wait_for_run(BATCHES, run["dag_run_id"])
+    run_backfill(BATCHES, made["id"], times[:2])
+
+
+def test_cleaning_airflows_database_as_documented_leaves_the_batches(installation, until, run_backfill, times):
+    (file,) = [block for block in _blocks("python") if "airflow db clean" in block.replace('", "', " ")]
+    assert "KEEP = timedelta(days=3)" in file
+    file = file.replace("KEEP = timedelta(days=3)", "KEEP = timedelta(0)").replace("flights_batches", BATCHES)
+    (installation.folder / "dags" / "clean.py").write_text(file)
+    installation.api.wait_for_dag("clean_airflow_db")
+    with installation.ledger() as ledger:
+        before = ledger.batches.list("clicks", 1000)
+    cleaned = installation.api.runs(BATCHES, limit=500)
+    receivers = installation.api.runs(RECEIVER)
+    installation.api.unpause("clean_airflow_db")
+    run = until(lambda: installation.api.runs("clean_airflow_db"), what="the cleaning's run")[-1]
+    installation.api.wait_for_run("clean_airflow_db", run["dag_run_id"])
+
+    left = {run["dag_run_id"] for run in installation.api.runs(BATCHES, limit=500)}
+    # The last automatic one stays for the schedule to go on from.
+    assert len({run["dag_run_id"] for run in cleaned} & left) <= 1
+    assert [run["dag_run_id"] for run in installation.api.runs(RECEIVER)] == [run["dag_run_id"] for run in receivers]
+    with installation.ledger() as ledger:
+        after = {batch.batch_time_ms: batch for batch in ledger.batches.list("clicks", 1000)}
+    assert all(after[batch.batch_time_ms].completed_at_ms == batch.completed_at_ms for batch in before)
+    # To Airflow these intervals have no run any more.
+    backfill = installation.api.backfill(BATCHES, date_of(times[0]), date_of(times[0]))
+    (run,) = run_backfill(BATCHES, backfill, times[:1])
+    assert run["state"] == "success"
+    assert batch_of(installation, times[0]).attempt == after[times[0]].attempt + 1
+
+
+def _blocks(language: str) -> list[str]:
+    text = (REPOSITORY / "docs" / "airflow.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def _json_values(text: str) -> list[dict]:
+    """JSON values that follow one another."""
+    decoder, values = json.JSONDecoder(), []
+    while text := text.strip():
+        value, end = decoder.raw_decode(text)
+        values.append(value)
+        text = text[end:]
+    return values
 
 
 def _completed_with_records(installation) -> bool:
