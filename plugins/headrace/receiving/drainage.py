@@ -74,12 +74,22 @@ class _End:
 class Drainage:
     """Makes a receiver's claims; the pushing thread's.
 
-    ``now_ms`` tells the ledger's time. Kafka is asked when a second begins, counted from ``lateness_ms`` after a full
-    one: then claims are fresh at the moment from which a batch no longer waits.
+    ``stored`` tells the position of each of the receiver's partitions in the ledger, ``now_ms`` the ledger's time.
+
+    Kafka is asked when a second begins, counted from ``lateness_ms`` after a full one: then claims are fresh at the
+    moment from which a batch no longer waits.
     """
 
-    def __init__(self, ends: EndOffsets, now_ms: Callable[[], int], *, lateness_ms: int) -> None:
+    def __init__(
+        self,
+        ends: EndOffsets,
+        stored: Callable[[], Mapping[TopicPartition, int]],
+        now_ms: Callable[[], int],
+        *,
+        lateness_ms: int,
+    ) -> None:
         self._ends = ends
+        self._stored = stored
         self._now_ms = now_ms
         self._lateness_ms = lateness_ms
         self._asked_turn: int | None = None
@@ -90,26 +100,26 @@ class Drainage:
         self._drained: dict[TopicPartition, int] = {}
         self._told: dict[TopicPartition, int] = {}
 
-    def look(self, stored: Mapping[TopicPartition, int]) -> bool:
+    def look(self) -> bool:
         """Ask when it is time, and hear the answer, without waiting; whether there is something new to claim by one
-        that has just come.
-
-        ``stored`` is the position of each of the receiver's partitions in the ledger.
-        """
+        that has just come."""
         if self._answer is not None:
-            return self._hear(self._answer, stored)
+            return self._hear(self._answer)
         now_ms = self._now_ms()
         turn = (now_ms - self._lateness_ms) // ASK_EVERY_MS
-        if stored and turn != self._asked_turn:
-            self._asked_turn, self._asked_ms, self._asked_at = turn, now_ms, dict(stored)
+        if turn == self._asked_turn:
+            return False
+        self._asked_turn, self._asked_ms, self._asked_at = turn, now_ms, dict(self._stored())
+        if self._asked_at:
             try:
-                self._answer = self._ends.ask([(each.topic, each.partition) for each in stored])
+                self._answer = self._ends.ask([(each.topic, each.partition) for each in self._asked_at])
             except KafkaException as error:
                 logger.warning("Kafka cannot be asked where the partitions end: %s", error)
         return False
 
-    def claims(self, stored: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def claims(self) -> dict[TopicPartition, int]:
         """For each partition that was not claimed so late before: the ledger's time at which all of it was stored."""
+        stored = self._stored()
         self._settle(stored)
         return {
             partition: drained_ms
@@ -127,11 +137,12 @@ class Drainage:
                 self._drained[partition] = end.asked_ms
                 del self._to_reach[partition]
 
-    def _hear(self, answer: Callable[[], Mapping[Key, int] | None], stored: Mapping[TopicPartition, int]) -> bool:
+    def _hear(self, answer: Callable[[], Mapping[Key, int] | None]) -> bool:
         ends = answer()
         if ends is None:
             return False
         self._answer = None
+        stored = self._stored()
         self._settle(stored)
         for partition, position in self._asked_at.items():
             end = ends.get((partition.topic, partition.partition))
@@ -144,4 +155,4 @@ class Drainage:
         for known in (self._to_reach, self._drained, self._told):
             for partition in known.keys() - stored.keys():
                 del known[partition]
-        return bool(self.claims(stored))
+        return bool(self.claims())

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.ledger import Ledger
-from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerUnavailableError
+from headrace.ledger.errors import JobStoppingError, LeaseLostError
 from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, PartitionState, ReceiverState
 from headrace.receiving.block_generator import BlockGenerator, GeneratedBlock
@@ -26,11 +26,11 @@ from headrace.receiving.block_store import BlockStore
 from headrace.receiving.drainage import AdminEndOffsets, Drainage, EndOffsets
 from headrace.receiving.errors import GeneratorStateError, ReceivingError
 from headrace.receiving.event_times import EventTimes
-from headrace.receiving.garbage import OccasionalCollection
+from headrace.receiving.heartbeat import Heartbeat
 from headrace.receiving.kafka_config import admin_config, consumer_config
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.ledger_clock import LedgerClock
-from headrace.receiving.partition_state import FetchState, Gap
+from headrace.receiving.partition_state import Gap
 from headrace.receiving.rate_limiter import RateLimiter
 from headrace.receiving.receiver_stats import ReceiverStats
 from headrace.receiving.record_batches import RecordChunk
@@ -43,11 +43,9 @@ logger = logging.getLogger(__name__)
 
 # Ten heartbeats: a garbage collection, a slow disk or a short loss of the ledger do not cost the lease.
 LEASE_MS = 10_000
-HEARTBEAT_SECONDS = 1.0
 # While stopping, for how long Kafka may fail to confirm the topic ids of what is still to be stored.
 _DRAIN_PATIENCE_SECONDS = 15.0
 _POLL_SECONDS = 0.05
-_COMMIT_REPEAT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +93,15 @@ class ReceiverSupervisor:
         self._limiter = RateLimiter(stream.limits.max_rate, self._clock)
         self._ledger_clock = LedgerClock(ledger.now_ms, self._clock)
         self._event_times: EventTimes | None = None
-        self._drainage: Drainage | None = None
         self._stats = ReceiverStats()
-        self._collect_garbage = OccasionalCollection()
-        self._state = ReceiverState.STARTING
-        self._orders_lock = threading.Lock()
-        self._orders: tuple[ReceiverOrders, frozenset[TopicPartition]] | None = None
-        self._next_beat = 0.0
-        self._next_commit = 0.0
         self._give_up_at = float("inf")
         self._releasing: set[TopicPartition] = set()
-        self._told_failed: set[TopicPartition] = set()
-        self._told_commit_error: str | None = None
         self._next_offsets: dict[TopicPartition, int] = {}
         self._lease: ReceiverLease
         self._kafka: KafkaReceiver
         self._store: BlockStore
         self._generator: BlockGenerator[RecordChunk]
+        self._heartbeat: Heartbeat
 
     def run(self, stop: threading.Event | None = None) -> ReceiverReport:
         """Receive until ``stop`` is set or the ledger orders it; drains what was read before it returns.
@@ -148,10 +138,12 @@ class ReceiverSupervisor:
         # One client for all questions, made when there is one to ask.
         admin = cache(lambda: AdminClient(admin_config(self._source)))
         guard = IncarnationGuard(self._topic_ids or AdminTopicIds(admin()), self._wait)
+        drainage = None
         if self._stream.batch_by == "timestamp":
             self._event_times = EventTimes(self._stream.batch_interval_ms, self._ledger_clock.now_ms)
-            self._drainage = Drainage(
+            drainage = Drainage(
                 self._end_offsets or AdminEndOffsets(admin()),
+                self._stored_positions,
                 self._ledger_clock.now_ms,
                 lateness_ms=self._stream.allowed_lateness_ms,
             )
@@ -186,6 +178,17 @@ class ReceiverSupervisor:
             clock=self._clock,
             now_ms=self._ledger_clock.now_ms,
         )
+        self._heartbeat = Heartbeat(
+            self._lease,
+            self._ledger,
+            kafka=self._kafka,
+            store=self._store,
+            generator=self._generator,
+            stats=self._stats,
+            drainage=drainage,
+            ledger_clock=self._ledger_clock,
+            clock=self._clock,
+        )
 
     def _tell_inheritance(self, writer: WriteAheadLogWriter) -> None:
         """What a writer before this one left: bytes that are no part of the log, and damage to it (rule 11)."""
@@ -211,7 +214,7 @@ class ReceiverSupervisor:
 
     def _receive(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            given = self._take_orders()
+            given = self._heartbeat.take_orders()
             if given is not None:
                 orders, told_failed = given
                 if orders.stop:
@@ -250,7 +253,7 @@ class ReceiverSupervisor:
                     self._leave(partition)
             elif told or partition not in mine:
                 # New, or set going again by a person or the tracker.
-                self._told_failed.discard(partition)
+                self._heartbeat.goes_on(partition)
                 self._begin(partition, assigned, mine.get(partition, assigned.next_offset))
         for partition in set(mine) - set(orders.assigned):
             self._leave(partition)
@@ -260,8 +263,9 @@ class ReceiverSupervisor:
             self._generator.after_push(partial(self._release, revoked))
 
     def _begin(self, partition: TopicPartition, assigned: AssignedPartition, next_offset: int) -> None:
-        # The orders may be older than the block that was stored last.
-        self._next_offsets[partition] = max(assigned.next_offset, self._next_offsets.get(partition, 0))
+        # Where blocks of it were stored here the orders are as old as the last of them, or older.
+        if assigned.next_offset > self._next_offsets.get(partition, -1):
+            self._next_offsets[partition] = assigned.next_offset
         if self._event_times is not None:
             self._event_times.begin(partition, assigned.watermark_ms)
         self._kafka.assign(partition, next_offset)
@@ -272,21 +276,13 @@ class ReceiverSupervisor:
         if self._event_times is not None:
             self._event_times.forget(partition)
 
-    def _take_orders(self) -> tuple[ReceiverOrders, frozenset[TopicPartition]] | None:
-        with self._orders_lock:
-            orders, self._orders = self._orders, None
-            return orders
-
     # -- the pushing thread ----------------------------------------------------------------------------------------
 
     def on_push_block(self, block: GeneratedBlock[RecordChunk]) -> None:
         self._store.store(block.items, block.cut_time_ms)
 
     def on_tick(self) -> None:
-        if self._drainage is not None and self._drainage.look(self._stored_positions()):
-            # A batch may wait for it.
-            self._next_beat = 0.0
-        self._beat_if_due()
+        self._heartbeat.tick()
 
     def on_error(self, message: str, error: BaseException) -> None:
         logger.error("receiver %s: %s: %s", self._receiver_id, message, error)
@@ -308,70 +304,19 @@ class ReceiverSupervisor:
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         """Everything read of them is stored by now."""
         self._ledger.positions.release(self._lease, partitions)
-        with self._orders_lock:
-            # They are older than the release and would have it done again.
-            self._orders = None
+        # They are older than the release and would have it done again.
+        self._heartbeat.forget_orders()
         for partition in partitions:
             self._kafka.commits.forget(partition.topic, partition.partition)
             self._next_offsets.pop(partition, None)
             self._releasing.discard(partition)
             logger.info("receiver %s has released %s", self._receiver_id, partition)
 
-    def _beat_if_due(self) -> None:
-        now = self._clock.monotonic()
-        if now < self._next_beat:
-            return
-        self._next_beat = now + HEARTBEAT_SECONDS
-        told_failed = frozenset(self._told_failed)
-        try:
-            orders = self._beat(now)
-        except LedgerUnavailableError as error:
-            logger.warning("receiver %s: no heartbeat, the ledger does not answer: %s", self._receiver_id, error)
-            return
-        with self._orders_lock:
-            self._orders = (orders, told_failed)
-        self._state = ReceiverState.RUNNING if self._state is ReceiverState.STARTING else self._state
-        if self._kafka.commits.open and now >= self._next_commit:
-            self._next_commit = now + _COMMIT_REPEAT_SECONDS
-            self._kafka.commits.repeat()
-        self._store.idle()
-        self._collect_garbage()
-
-    def _beat(self, now: float) -> ReceiverOrders:
-        stats = self._stats.collect(now, self._kafka, self._store, self._generator.queued)
-        sealed = self._generator.sealed_through_ms()
-        drained = None if self._drainage is None else self._drainage.claims(self._stored_positions())
-        asked_at = self._clock.monotonic()
-        orders = self._ledger.receivers.heartbeat(
-            self._lease,
-            sealed_through_ms=sealed,
-            stats=stats,
-            state=self._state,
-            error=self._kafka.client_error,
-            drained=drained,
-        )
-        self._ledger_clock.observe(asked_at, orders.now_ms)
-        if self._drainage is not None and drained:
-            self._drainage.told(drained)
-        self._tell_failures()
-        return orders
-
-    def _tell_failures(self) -> None:
-        commit_error = self._kafka.commits.last_error
-        if commit_error != self._told_commit_error:
-            self._told_commit_error = commit_error
-            payload = {"receiver": str(self._receiver_id), "error": commit_error}
-            self._ledger.events.append(self._stream.name, EventKind.COMMIT_FAILED, payload)
-        for status in self._kafka.status():
-            if status.state is FetchState.FAILED and status.partition not in self._told_failed:
-                self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")
-                self._told_failed.add(status.partition)
-
     def _wait(self, seconds: float) -> None:
         """Pause the pushing thread while heartbeats go on. Raises when there is no use in waiting longer."""
         until = self._clock.monotonic() + seconds
         while True:
-            self._beat_if_due()
+            self._heartbeat.beat_if_due()
             if self._clock.monotonic() > self._give_up_at:
                 raise ReceivingError("The receiver stops, and what it still held could not be stored in time.")
             left = until - self._clock.monotonic()
@@ -383,7 +328,7 @@ class ReceiverSupervisor:
 
     def _drain(self, error: BaseException | None) -> BaseException | None:
         """Store what was read, unless the lease or the store is gone."""
-        self._state = ReceiverState.STOPPING
+        self._heartbeat.state = ReceiverState.STOPPING
         self._give_up_at = self._clock.monotonic() + _DRAIN_PATIENCE_SECONDS
         self._generator.stop()
         failure = self._generator.failure

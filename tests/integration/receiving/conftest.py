@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from confluent_kafka import Producer
@@ -61,7 +61,9 @@ class Rig:
             producer.poll(0)
         assert producer.flush(30) == 0
 
-    def define(self, *, receivers: int = 1, **source: Any) -> Stream:
+    def define(
+        self, *, receivers: int = 1, batch_by: Literal["arrival", "timestamp"] = "arrival", **source: Any
+    ) -> Stream:
         source.setdefault("topics", None if "topic_pattern" in source else (self.topic,))
         source = {name: value for name, value in source.items() if value is not None}
         return Stream(
@@ -73,6 +75,8 @@ class Rig:
             ),
             outputs=(ConsoleOutput(id="console"),),
             batch_interval="1 s",
+            batch_by=batch_by,
+            allowed_lateness="2 s",
             block_interval="100 ms",
             storage=str(self.folder / "storage"),
             ledger=f"sqlite:///{self.folder}/ledger.db",
@@ -82,7 +86,12 @@ class Rig:
         self.stream = stream
         self.ledger = Ledger.open(stream.ledger)
         self.ledger.streams.register(
-            "air", stream.model_dump_json(), batch_interval_ms=1_000, block_interval_ms=stream.block_interval_ms
+            "air",
+            stream.model_dump_json(),
+            batch_interval_ms=1_000,
+            block_interval_ms=stream.block_interval_ms,
+            batch_by=stream.batch_by,
+            allowed_lateness_ms=stream.allowed_lateness_ms,
         )
         self.job = self.ledger.jobs.acquire("air", holder=uuid.uuid4().hex, lease_ms=60_000)
         options = {"receiver_lease_ms": 5_000, "restart_seconds": 0.5, "metadata_seconds": 0.5, **options}

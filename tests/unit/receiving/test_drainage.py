@@ -36,15 +36,15 @@ class Setting:
     def __init__(self, lateness_ms: int = 0) -> None:
         self.kafka = Kafka()
         self.now_ms = 10_000
-        self.drainage = Drainage(self.kafka, lambda: self.now_ms, lateness_ms=lateness_ms)
+        self.drainage = Drainage(self.kafka, lambda: self.stored, lambda: self.now_ms, lateness_ms=lateness_ms)
         self.stored = {P0: 0, P1: 0}
 
     def look(self) -> bool:
-        return self.drainage.look(self.stored)
+        return self.drainage.look()
 
     def claims(self) -> dict[TopicPartition, int]:
         """What the next heartbeat tells, and the ledger hears."""
-        claims = self.drainage.claims(self.stored)
+        claims = self.drainage.claims()
         self.drainage.told(claims)
         return claims
 
