@@ -168,10 +168,6 @@ class AlreadyCompletedError(BatchStateError):
         self.outputs = tuple(outputs)
 
 
-class BatchCleanedError(BatchStateError):
-    """The batch's blocks are gone from the log; its offset ranges are kept in its inputs."""
-
-
 class SlotBusyError(LedgerError):
     """Other batches of the stream hold all its slots; ``busy`` are their batch times. Wait and try again."""
 

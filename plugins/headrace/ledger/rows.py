@@ -401,7 +401,9 @@ class BatchOutputRow:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """What became of a batch in a replay: running, completed (each of ``outputs`` was written) or failed."""
+    """What became of a batch in a replay: running, completed (each of ``outputs`` has a record of success), failed, or
+    allocated while some of them are still to be begun.
+    """
 
     stream: str
     target: str

@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from headrace.hooks.ledger import LedgerHook
+from headrace.hooks.ledger import LedgerHook, register
+from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUrlError
+from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, State, Stream
 
 
 def test_a_url_is_opened_as_it_is(tmp_path):
@@ -44,3 +46,26 @@ def test_the_test_button_tells_what_is_wrong(monkeypatch):
     ok, message = LedgerHook(ledger_conn_id="my_ledger").test_connection()
     assert not ok
     assert message
+
+
+def test_a_stream_is_registered_with_its_steps_order_and_lateness(tmp_path):
+    stream = Stream(
+        name="flights",
+        inputs=KafkaInput(id="departures", bootstrap_servers="127.0.0.1:1", topics="departures"),
+        outputs=[ConsoleOutput(), ParquetOutput(path=f"{tmp_path}/files")],
+        batch_interval="10 s",
+        batch_by="timestamp",
+        allowed_lateness="30 s",
+        coalesce=True,
+        state=State(update="module:update", fields="word STRING, count BIGINT", keys="word"),
+        storage=tmp_path / "storage",
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        row = ledger.streams.get("flights")
+        register(ledger, stream)
+        assert ledger.streams.get("flights").revision == 1
+    assert row.outputs == ("state", "console", "parquet")
+    assert (row.ordered, row.batch_by, row.allowed_lateness_ms) == (True, "timestamp", 30_000)
+    assert row.max_concurrent_batches == 1
