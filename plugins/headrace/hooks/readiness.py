@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.stream import Stream
+
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import PositionRow, StreamRow
@@ -60,7 +62,7 @@ def _sealed(ledger: Ledger, stream: str, batch_time_ms: int, grace_ms: int, now_
 def _passed(ledger: Ledger, row: StreamRow, batch_time_ms: int, now_ms: int) -> Readiness:
     if batch_time_ms <= row.sealed_until_ms:
         return Readiness(True, "a later batch is allocated, so nothing can join this one any more")
-    behind = ledger.positions.unpassed(row.name, batch_time_ms)
+    behind = _declared(row, ledger.positions.unpassed(row.name, batch_time_ms))
     if not behind:
         if ledger.positions.list(row.name):
             return Readiness(True, "every active partition has passed the batch time or is drained")
@@ -76,6 +78,16 @@ def _passed(ledger: Ledger, row: StreamRow, batch_time_ms: int, now_ms: int) -> 
     ]
     more = f" and {len(behind) - len(named)} more" if len(behind) > len(named) else ""
     return Readiness(False, f"waiting for {', '.join(named)}{more}")
+
+
+def _declared(row: StreamRow, positions: list[PositionRow]) -> list[PositionRow]:
+    """Without those of inputs and topics that the stream read once: nobody will read on there."""
+    if not positions:
+        return positions
+    inputs = {each.id: each for each in Stream.from_json(row.definition).inputs}
+    return [
+        each for each in positions if each.input_id in inputs and inputs[each.input_id].matches(each.partition.topic)
+    ]
 
 
 def _awaited(row: StreamRow, position: PositionRow, batch_time_ms: int, now_ms: int, *, owned: bool) -> str:

@@ -260,6 +260,14 @@ class TestBlocksReadyByTimestamp:
         timed.drain(0)
         assert timed.ask()[0]
 
+    def test_a_topic_that_is_no_longer_declared_holds_nothing_up(self, timed, stream, ledger, clock):
+        timed.run()
+        clock.advance(5_000)
+        assert not timed.ask()[0]
+        other = KafkaInput(bootstrap_servers="localhost:9", topics="others", receivers=2)
+        register(ledger, stream.model_copy(update={"inputs": (other,), "batch_by": "timestamp"}))
+        assert timed.ask()[0]
+
     def test_before_anything_was_received_only_what_is_older_than_the_stream_is_ready(self, timed, clock):
         clock.advance(5_000)
         assert timed.ask() == (False, "waiting for the receiver job: it has not found any partition yet")
