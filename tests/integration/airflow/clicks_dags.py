@@ -39,7 +39,7 @@ clicks = Stream(
         ElasticsearchOutput(id="search", hosts="http://localhost:9", index="clicks"),
         ParquetOutput(id="lake", path=f"{FOLDER}/lake"),
     ],
-    batch_interval="5 s",
+    batch_interval="4 s",
     parameters={"factor": 1},
     limits={"max_concurrent_batches": 3},
     **COMMON,

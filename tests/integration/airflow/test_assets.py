@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DAG_FILE = "clicks_dags.py"
 DAGS = ("clicks_receiver", "clicks_batches", "reports", "orders_receiver", "orders_batches")
-INTERVAL_MS = 5000
+INTERVAL_MS = 4000
 
 
 def reported(installation) -> list[dict]:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DAG_FILE = "clicks_dags.py"
 DAGS = RECEIVER, BATCHES, REPLAY = "clicks_receiver", "clicks_batches", "clicks_replay_v2"
-INTERVAL_MS = 5000
+INTERVAL_MS = 4000
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -153,8 +153,7 @@ def test_the_command_line_backfills_backwards(installation, run_backfill, times)
         command, env=environment, cwd=installation.folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    newest = installation.api.request("GET", "/backfills", params={"dag_id": BATCHES, "order_by": "-id"})
-    runs = run_backfill(BATCHES, newest["backfills"][0]["id"], times)
+    runs = run_backfill(BATCHES, _newest_backfill(installation, BATCHES), times)
     assert [batch_time(run) for run in runs] == times[::-1]
     assert _most_at_once(runs) == 1
     assert attempts(installation, times) == [3] * 4
@@ -256,9 +255,8 @@ def test_the_documented_calls_are_right(installation, run_backfill, times):
     }.items():
         assert here in script
         script = script.replace(here, there)
-    newest = installation.api.request("GET", "/backfills", params={"dag_id": BATCHES, "order_by": "-id"})
-    # One is over; the next has the next number.
-    script = script.replace("/backfills/1/", f"/backfills/{newest['backfills'][0]['id'] + 1}/")
+    so_far = [_newest_backfill(installation, dag_id) for dag_id in (BATCHES, REPLAY)]
+    script = script.replace("/backfills/1/", f"/backfills/{max(so_far) + 1}/")
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     answers = _json_values(done.stdout)
     assert [answer.get("detail") for answer in answers] == [None] * 6, answers
@@ -299,6 +297,11 @@ def test_cleaning_airflows_database_as_documented_leaves_the_batches(installatio
     (run,) = run_backfill(BATCHES, backfill, times[:1])
     assert run["state"] == "success"
     assert batch_of(installation, times[0]).attempt == after[times[0]].attempt + 1
+
+
+def _newest_backfill(installation, dag_id: str) -> int:
+    listed = installation.api.request("GET", "/backfills", params={"dag_id": dag_id, "order_by": "-id"})
+    return listed["backfills"][0]["id"]
 
 
 def _blocks(language: str) -> list[str]:
