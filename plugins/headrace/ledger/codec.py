@@ -8,6 +8,8 @@ from typing import Any
 
 from headrace.blocks import OffsetRange, TopicPartition
 
+Json = dict[str, Any]
+
 
 def dump_json(value: Any) -> str:
     """JSON without spaces."""

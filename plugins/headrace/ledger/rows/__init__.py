@@ -1,0 +1,58 @@
+"""The ledger's rows as others see them. Times are epoch milliseconds (``_ms``) of the ledger's clock.
+
+Leases and attempts are tokens: whoever holds one passes it back, and it pickles.
+"""
+
+from __future__ import annotations
+
+from headrace.ledger.rows.batches import (
+    Attempt,
+    AttemptRow,
+    BatchInputRow,
+    BatchOrigin,
+    BatchOutputRow,
+    BatchRow,
+    EarlierBatch,
+    ReplayRow,
+)
+from headrace.ledger.rows.history import EventRow, GapRow
+from headrace.ledger.rows.receiving import (
+    AddedBlock,
+    AssignedPartition,
+    PositionRow,
+    ReceiverLease,
+    ReceiverOrders,
+    ReceiverRow,
+    SegmentRow,
+    StoredBlock,
+    TopicRow,
+    UnclaimedTime,
+)
+from headrace.ledger.rows.streams import JobLease, JobRow, JobStatus, StreamRow
+
+__all__ = [
+    "AddedBlock",
+    "AssignedPartition",
+    "Attempt",
+    "AttemptRow",
+    "BatchInputRow",
+    "BatchOrigin",
+    "BatchOutputRow",
+    "BatchRow",
+    "EarlierBatch",
+    "EventRow",
+    "GapRow",
+    "JobLease",
+    "JobRow",
+    "JobStatus",
+    "PositionRow",
+    "ReceiverLease",
+    "ReceiverOrders",
+    "ReceiverRow",
+    "ReplayRow",
+    "SegmentRow",
+    "StoredBlock",
+    "StreamRow",
+    "TopicRow",
+    "UnclaimedTime",
+]

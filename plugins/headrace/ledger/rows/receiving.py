@@ -1,0 +1,165 @@
+"""What is received: receivers, topics, positions, blocks and segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
+from headrace.ledger.codec import Json
+from headrace.ledger.states import PartitionState, ReceiverState
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverLease:
+    """A receiver's claim; ``last_accepted_sequence`` is -1 at the start of every epoch."""
+
+    receiver_id: ReceiverId
+    epoch: int
+    job_epoch: int
+    lease_ms: int
+    lease_until_ms: int
+    last_accepted_sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedPartition:
+    """A partition that the receiver is to read from ``next_offset`` on.
+
+    ``watermark_ms`` is the latest timestamp of its stored records in a stream by timestamp, 0 before the first.
+    """
+
+    next_offset: int
+    state: PartitionState
+    error: str | None
+    watermark_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverOrders:
+    """The answer to a heartbeat. ``revoked``: store what was read of them, then release them."""
+
+    assigned: Mapping[TopicPartition, AssignedPartition]
+    revoked: frozenset[TopicPartition]
+    stop: bool
+    lease_until_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverRow:
+    """The newest instance of a receiver. It has stored everything up to ``sealed_through_ms``."""
+
+    receiver_id: ReceiverId
+    epoch: int
+    job_epoch: int
+    state: ReceiverState
+    host: str
+    registered_at_ms: int
+    lease_until_ms: int
+    heartbeat_ms: int
+    sealed_through_ms: int
+    last_accepted_sequence: int
+    stats: Json
+    last_error: str | None
+    restarts: int
+    stop_requested: bool
+
+    def alive(self, now_ms: int) -> bool:
+        """Whether its lease is live at ``now_ms`` and it has not ended."""
+        return not self.state.ended and self.lease_until_ms > now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """One incarnation of a topic that an input has seen. ``current``: the one seen last under its name.
+
+    ``first_partitions``: how many partitions it had when it was first seen. ``at_start``: it was there when the input
+    was first looked at, so that "latest" means its latest.
+    """
+
+    stream: str
+    input_id: str
+    topic: str
+    topic_id: str
+    incarnation: int
+    partitions: int
+    first_partitions: int
+    at_start: bool
+    current: bool
+    first_seen_ms: int
+    changed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRow:
+    """A partition's position. ``receiver_index`` owns it now, ``wanted_receiver_index`` is to own it.
+
+    In a stream by timestamp its stored records reach up to the timestamp ``watermark_ms``, and at ``drained_ms`` of the
+    ledger's clock everything that Kafka had of it was stored; else both are 0.
+    """
+
+    input_id: str
+    partition: TopicPartition
+    next_offset: int
+    starting_offset: int
+    receiver_index: int | None
+    wanted_receiver_index: int | None
+    last_batch_time_ms: int
+    state: PartitionState
+    error: str | None
+    updated_at_ms: int
+    watermark_ms: int = 0
+    drained_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AddedBlock:
+    """Where a block went. ``duplicate``: it had been added before, nothing changed.
+
+    ``late``: its batch time is a later one than that of its records' timestamps.
+    """
+
+    block_id: int
+    batch_time_ms: int
+    duplicate: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block of a batch time; ids ascend in the order of addition, so also along each partition."""
+
+    block_id: int
+    batch_time_ms: int
+    added_at_ms: int
+    info: BlockInfo
+
+
+@dataclass(frozen=True, slots=True)
+class UnclaimedTime:
+    """A batch time that has blocks and no batch."""
+
+    batch_time_ms: int
+    blocks: int
+    records: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """A file of the log. ``path`` is relative to the log's root. ``last_batch_time_ms`` is the latest of its blocks as
+    of when it was closed, 0 without any.
+    """
+
+    segment_id: int
+    stream: str
+    path: str
+    receiver_id: ReceiverId
+    epoch: int
+    opened_at_ms: int
+    closed_at_ms: int | None
+    bytes: int | None
+    removing_at_ms: int | None
+    removed_at_ms: int | None
+    last_batch_time_ms: int | None = None

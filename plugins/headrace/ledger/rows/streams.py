@@ -1,0 +1,83 @@
+"""Streams and their receiver jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.ledger.codec import Json
+from headrace.ledger.states import DesiredState, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A registered stream. ``sealed_until_ms``: no block joins a batch time up to it any more.
+
+    ``ordered`` streams run one batch at a time, in batch-time order. ``job_epoch`` is the newest receiver job's, 0
+    before the first. ``batch_by`` is "arrival" or "timestamp".
+    """
+
+    name: str
+    definition: str
+    revision: int
+    batch_interval_ms: int
+    block_interval_ms: int
+    outputs: tuple[str, ...]
+    max_concurrent_batches: int
+    ordered: bool
+    zero_time_ms: int
+    sealed_until_ms: int
+    desired_state: DesiredState
+    job_epoch: int
+    created_at_ms: int
+    updated_at_ms: int
+    batch_by: str = "arrival"
+    allowed_lateness_ms: int = 0
+
+    def batch_time_after(self, time_ms: int) -> int:
+        """The first interval end strictly after ``time_ms``; interval ends are multiples of the batch interval."""
+        return (time_ms // self.batch_interval_ms + 1) * self.batch_interval_ms
+
+
+@dataclass(frozen=True, slots=True)
+class JobLease:
+    """The receiver job's claim on a stream. ``lease_until_ms`` is as of its creation."""
+
+    stream: str
+    epoch: int
+    holder: str
+    lease_ms: int
+    lease_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What a renewal tells the job."""
+
+    stop_requested: bool
+    stop_reason: str | None
+    lease_until_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One receiver job, present or past."""
+
+    stream: str
+    epoch: int
+    holder: str
+    state: JobState
+    acquired_at_ms: int
+    lease_ms: int
+    lease_until_ms: int
+    heartbeat_ms: int
+    versions: Json
+    attributes: Json
+    stop_requested_at_ms: int | None
+    stop_reason: str | None
+    ended_at_ms: int | None
+    error: str | None
+
+    def alive(self, now_ms: int) -> bool:
+        """Whether its lease is live at ``now_ms`` and it has not ended."""
+        return not self.state.ended and self.lease_until_ms > now_ms

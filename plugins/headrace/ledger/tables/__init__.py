@@ -1,0 +1,43 @@
+"""The ledger's tables. Migrations build them; a test compares the two.
+
+Every unique fact has a unique constraint, as the last line behind the checks made under the stream's lock. Times are
+epoch milliseconds. Look-ups go by a primary key or an index named here, never by a scan: a ledger of a million
+blocks answers like one of ten.
+"""
+
+from __future__ import annotations
+
+from headrace.ledger.tables.batches import (
+    batch_attempts,
+    batch_inputs,
+    batch_outputs,
+    batch_runs,
+    batches,
+    replay_definitions,
+    replays,
+)
+from headrace.ledger.tables.columns import metadata
+from headrace.ledger.tables.history import events, gaps
+from headrace.ledger.tables.receiving import blocks, positions, receivers, segments, topics, unclaimed_times
+from headrace.ledger.tables.streams import receiver_jobs, streams
+
+__all__ = [
+    "batch_attempts",
+    "batch_inputs",
+    "batch_outputs",
+    "batch_runs",
+    "batches",
+    "blocks",
+    "events",
+    "gaps",
+    "metadata",
+    "positions",
+    "receiver_jobs",
+    "receivers",
+    "replay_definitions",
+    "replays",
+    "segments",
+    "streams",
+    "topics",
+    "unclaimed_times",
+]
