@@ -102,7 +102,7 @@ def test_a_failed_batch_fails_its_run_though_checkpoint_and_cleanup_run(installa
         "checkpoint": "success",
         "cleanup": "success",
     }
-    log = installation.api.task_log(BATCHES, failed["dag_run_id"], "generate_batch")
+    log = installation.api.task_log(BATCHES, failed["dag_run_id"], "generate_batch", map_index=0)
     assert "the transform said no" in log
 
 
