@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from headrace.blocks import TopicPartition
 from headrace.ledger.batch_rows import find_batch, require_batch
-from headrace.ledger.blocks import is_late, stored_blocks
+from headrace.ledger.block_rows import is_late, stored_blocks
 from headrace.ledger.built_batches import check_ranges, is_empty, replace
 from headrace.ledger.chunks import chunks
 from headrace.ledger.codec import partition_key

@@ -5,12 +5,12 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId
-from headrace.ledger.chunks import chunks
-from headrace.ledger.codec import dump_ranges, load_ranges
+from headrace.blocks import BlockInfo, OffsetRange, ReceiverId
+from headrace.ledger.block_rows import is_late, stored_block, stored_blocks
+from headrace.ledger.codec import dump_ranges
 from headrace.ledger.database import Database, LockedStream, Role, new_id
 from headrace.ledger.errors import (
     BlockConflictError,
@@ -21,7 +21,7 @@ from headrace.ledger.errors import (
 )
 from headrace.ledger.events import record_block
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.rows import AddedBlock, ReceiverLease, StoredBlock, StreamRow, UnclaimedTime
+from headrace.ledger.rows import AddedBlock, ReceiverLease, StoredBlock, UnclaimedTime
 from headrace.ledger.segments import segment_for
 from headrace.ledger.tables import blocks, positions, receivers, segments, unclaimed_times
 
@@ -153,42 +153,6 @@ class Blocks(Role):
             return stored_blocks(connection, stream, [batch_time_ms])
 
 
-def stored_blocks(
-    connection: Connection, stream: str, batch_times_ms: builtins.list[int]
-) -> builtins.list[StoredBlock]:
-    """The blocks of some batch times by time, then in the order they were added."""
-    found: builtins.list[StoredBlock] = []
-    for part in chunks(sorted(batch_times_ms)):
-        query = (
-            select(blocks, segments.c.path)
-            .join(segments, segments.c.segment_id == blocks.c.segment_id)
-            .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part))
-            .order_by(blocks.c.batch_time_ms, blocks.c.block_id)
-        )
-        found += [_stored_block(row) for row in connection.execute(query)]
-    return found
-
-
-def is_late(stream: StreamRow, block: BlockInfo, batch_time_ms: int) -> bool:
-    """Whether the block's batch time is a later one than that of its event time."""
-    return block.event_time_ms is not None and batch_time_ms > stream.batch_time_after(max(0, block.event_time_ms))
-
-
-def _stored_block(row: Row[Any]) -> StoredBlock:
-    info = BlockInfo(
-        receiver=ReceiverId(row.stream, row.input_id, row.receiver_index),
-        epoch=row.epoch,
-        sequence=row.sequence,
-        cut_time_ms=row.cut_time_ms,
-        handle=BlockHandle(row.path, row.frame_offset, row.frame_length),
-        ranges=load_ranges(row.ranges),
-        records=row.records,
-        payload_bytes=row.payload_bytes,
-        event_time_ms=row.event_time_ms,
-    )
-    return StoredBlock(row.block_id, row.batch_time_ms, row.added_at_ms, info)
-
-
 def _check_positions(
     connection: Connection, receiver_id: ReceiverId, ranges: builtins.list[OffsetRange]
 ) -> tuple[builtins.list[int], int]:
@@ -317,7 +281,7 @@ def _added_before(connection: Connection, locked: LockedStream, block: BlockInfo
         )
     ).one_or_none()
     if row is not None:
-        stored = _stored_block(row)
+        stored = stored_block(row)
         if (stored.info.handle, stored.info.records) == (block.handle, block.records):
             late = is_late(locked.row, stored.info, stored.batch_time_ms)
             return AddedBlock(stored.block_id, stored.batch_time_ms, duplicate=True, late=late)

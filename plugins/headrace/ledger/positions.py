@@ -10,29 +10,29 @@ import builtins
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger.codec import partition_key, partition_of
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import (
     LeaseHeldError,
     LedgerError,
     PartitionNotAssignedError,
     PositionConflictError,
     PositionNotFoundError,
-    StreamNotFoundError,
 )
 from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.jobs import require_job
+from headrace.ledger.position_rows import PositionWatermarks, position_row
 from headrace.ledger.receivers import find_receiver, require_receiver
 from headrace.ledger.rows import JobLease, PositionRow, ReceiverLease
 from headrace.ledger.states import EventKind, PartitionState
-from headrace.ledger.tables import positions, streams
+from headrace.ledger.tables import positions
 
 
-class Positions(Role):
+class Positions(PositionWatermarks):
     """Keeps positions, and hands partitions out."""
 
     def ensure(self, job: JobLease, input_id: str, partition: TopicPartition, starting_offset: int) -> None:
@@ -219,31 +219,7 @@ class Positions(Role):
             query = query.where(positions.c.input_id == input_id)
         order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
         with self._database.read() as connection:
-            return [_position_row(row) for row in connection.execute(query.order_by(*order))]
-
-    def unpassed(self, stream: str, batch_time_ms: int) -> builtins.list[PositionRow]:
-        """The partitions that hold up a batch by timestamp: more records of times before it may come of them.
-
-        A partition has passed the batch time when a stored record has that timestamp or a later one, or when all that
-        Kafka had of it was stored at a time that is the stream's allowed lateness after it. Only active partitions hold
-        a batch up.
-
-        Raises:
-            StreamNotFoundError: there is no such stream.
-        """
-        with self._database.read() as connection:
-            lateness = select(streams.c.allowed_lateness_ms).where(streams.c.name == stream)
-            lateness_ms = connection.execute(lateness).scalar_one_or_none()
-            if lateness_ms is None:
-                raise StreamNotFoundError(stream)
-            query = select(positions).where(
-                positions.c.stream == stream,
-                positions.c.state == PartitionState.ACTIVE,
-                positions.c.watermark_ms < batch_time_ms,
-                positions.c.drained_ms < batch_time_ms + lateness_ms,
-            )
-            order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
-            return [_position_row(row) for row in connection.execute(query.order_by(*order))]
+            return [position_row(row) for row in connection.execute(query.order_by(*order))]
 
 
 def _own(
@@ -301,7 +277,7 @@ def _rows(
     query = _of_input(stream, input_id)
     if len(wanted) == 1:
         query = query.where(*(positions.c[name] == value for name, value in partition_key(wanted[0]).items()))
-    known = {_identity(row.partition): row for row in map(_position_row, connection.execute(query))}
+    known = {_identity(row.partition): row for row in map(position_row, connection.execute(query))}
     for partition in wanted:
         if _identity(partition) not in known:
             raise PositionNotFoundError(stream, input_id, partition)
@@ -323,21 +299,4 @@ def _this(stream: str, input_id: str, partition: TopicPartition) -> Any:
         positions.c.topic == partition.topic,
         positions.c.topic_id == partition.topic_id,
         positions.c.partition == partition.partition,
-    )
-
-
-def _position_row(row: Row[Any]) -> PositionRow:
-    return PositionRow(
-        input_id=row.input_id,
-        partition=partition_of(row),
-        next_offset=row.next_offset,
-        starting_offset=row.starting_offset,
-        receiver_index=row.receiver_index,
-        wanted_receiver_index=row.wanted_receiver_index,
-        last_batch_time_ms=row.last_batch_time_ms,
-        state=row.state,
-        error=row.error,
-        updated_at_ms=row.updated_at_ms,
-        watermark_ms=row.watermark_ms,
-        drained_ms=row.drained_ms,
     )

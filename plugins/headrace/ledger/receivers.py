@@ -9,11 +9,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.ledger.codec import partition_key, partition_of
+from headrace.ledger.codec import partition_of
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
+from headrace.ledger.position_rows import drain
 from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders, ReceiverRow
 from headrace.ledger.states import EventKind, ReceiverState
 from headrace.ledger.tables import blocks, positions, receiver_jobs, receivers, segments, streams
@@ -106,7 +107,7 @@ class Receivers(Role):
                 values["last_error"] = error
             connection.execute(_this(lease.receiver_id).values(**values))
             if drained:
-                _drain(connection, lease.receiver_id, drained, now_ms)
+                drain(connection, lease.receiver_id, drained, now_ms)
             assigned, revoked = _owned(connection, lease.receiver_id)
             stop = row.stop_requested or row.stop_requested_at_ms is not None
             return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms)
@@ -236,33 +237,6 @@ def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, A
         else:
             revoked.add(partition_of(row))
     return assigned, frozenset(revoked)
-
-
-def _drain(connection: Connection, receiver_id: ReceiverId, drained: Mapping[TopicPartition, int], now_ms: int) -> None:
-    """Note until when partitions are drained; one that the receiver no longer owns is passed over."""
-    connection.execute(
-        _DRAIN,
-        [
-            {
-                **{f"key_{name}": value for name, value in (_key(receiver_id) | partition_key(partition)).items()},
-                "until_ms": min(until_ms, now_ms),
-            }
-            for partition, until_ms in drained.items()
-        ],
-    )
-
-
-_DRAIN = (
-    update(positions)
-    .where(
-        *(
-            positions.c[name] == bindparam(f"key_{name}")
-            for name in ("stream", "input_id", "receiver_index", "topic", "topic_id", "partition")
-        ),
-        positions.c.drained_ms < bindparam("until_ms"),
-    )
-    .values(drained_ms=bindparam("until_ms"))
-)
 
 
 def _key(receiver_id: ReceiverId) -> dict[str, Any]:

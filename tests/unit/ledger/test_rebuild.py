@@ -10,7 +10,7 @@ import pytest
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import BatchState, EventKind
 from headrace.ledger.errors import AlreadyCompletedError, LedgerConflictError, LedgerError
-from headrace.ledger.rebuild import FoundBatch, FoundBlock, FoundSegment, FoundStream
+from headrace.ledger.found import FoundBatch, FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.rows import BatchInputRow
 
 NOW_MS = 1_700_000_000_000

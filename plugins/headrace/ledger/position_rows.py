@@ -1,0 +1,91 @@
+"""The rows of positions, and how far each partition has come in a stream by timestamp."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, select, update
+
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger.codec import partition_key, partition_of
+from headrace.ledger.database import Role
+from headrace.ledger.errors import StreamNotFoundError
+from headrace.ledger.rows import PositionRow
+from headrace.ledger.states import PartitionState
+from headrace.ledger.tables import positions, streams
+
+
+class PositionWatermarks(Role):
+    """Says which partitions a batch by timestamp waits for."""
+
+    def unpassed(self, stream: str, batch_time_ms: int) -> builtins.list[PositionRow]:
+        """The partitions that hold up a batch by timestamp: more records of times before it may come of them.
+
+        A partition has passed the batch time when a stored record has that timestamp or a later one, or when all that
+        Kafka had of it was stored at a time that is the stream's allowed lateness after it. Only active partitions hold
+        a batch up.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.read() as connection:
+            lateness = select(streams.c.allowed_lateness_ms).where(streams.c.name == stream)
+            lateness_ms = connection.execute(lateness).scalar_one_or_none()
+            if lateness_ms is None:
+                raise StreamNotFoundError(stream)
+            query = select(positions).where(
+                positions.c.stream == stream,
+                positions.c.state == PartitionState.ACTIVE,
+                positions.c.watermark_ms < batch_time_ms,
+                positions.c.drained_ms < batch_time_ms + lateness_ms,
+            )
+            order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
+            return [position_row(row) for row in connection.execute(query.order_by(*order))]
+
+
+def drain(connection: Connection, receiver_id: ReceiverId, drained: Mapping[TopicPartition, int], now_ms: int) -> None:
+    """Note until when partitions are drained; one that the receiver no longer owns is passed over."""
+    owner = {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
+    connection.execute(
+        _DRAIN,
+        [
+            {
+                **{f"key_{name}": value for name, value in (owner | partition_key(partition)).items()},
+                "until_ms": min(until_ms, now_ms),
+            }
+            for partition, until_ms in drained.items()
+        ],
+    )
+
+
+_DRAIN = (
+    update(positions)
+    .where(
+        *(
+            positions.c[name] == bindparam(f"key_{name}")
+            for name in ("stream", "input_id", "receiver_index", "topic", "topic_id", "partition")
+        ),
+        positions.c.drained_ms < bindparam("until_ms"),
+    )
+    .values(drained_ms=bindparam("until_ms"))
+)
+
+
+def position_row(row: Row[Any]) -> PositionRow:
+    """A row of ``positions``."""
+    return PositionRow(
+        input_id=row.input_id,
+        partition=partition_of(row),
+        next_offset=row.next_offset,
+        starting_offset=row.starting_offset,
+        receiver_index=row.receiver_index,
+        wanted_receiver_index=row.wanted_receiver_index,
+        last_batch_time_ms=row.last_batch_time_ms,
+        state=row.state,
+        error=row.error,
+        updated_at_ms=row.updated_at_ms,
+        watermark_ms=row.watermark_ms,
+        drained_ms=row.drained_ms,
+    )
