@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from headrace.spark.outputs.errors import (
 from headrace.spark.outputs.kafka_client import told, topic_id
 from headrace.spark.outputs.kafka_messages import END
 from headrace.spark.outputs.kafka_sent import Marker, Sent, SentRecords
+
+logger = logging.getLogger(__name__)
 
 _SETTINGS: Mapping[str, Any] = {
     "enable.idempotence": True,
@@ -99,7 +102,14 @@ class BatchTransaction:
     def _producer(self) -> Producer:
         timeout_ms = int(self.timeout_seconds * 1000)
         return Producer(
-            {**_SETTINGS, **self.config, "transactional.id": self.name, "transaction.timeout.ms": timeout_ms}
+            {
+                **_SETTINGS,
+                **self.config,
+                "transactional.id": self.name,
+                "transaction.timeout.ms": timeout_ms,
+                # Without it fatal errors are raised out of callbacks; the calls that they stop raise them anyway.
+                "error_cb": lambda error: logger.info("Kafka: %s", error),
+            }
         )
 
     def _told(self, error: KafkaError, sending: _Sending) -> Exception:
