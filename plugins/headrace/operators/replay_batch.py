@@ -10,7 +10,6 @@ from headrace.hooks.run_request import run_request
 from headrace.operators.kafka_receiver import holder
 from headrace.operators.output_retries import OutputRetries
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
-from headrace.operators.spark_need import needs_spark
 from headrace.timetables.batch_time import batch_time_ms
 
 if TYPE_CHECKING:
@@ -70,8 +69,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
         if self._is_done(ledger, at_ms, request):
             self.log.info("This run has replayed output %s of batch %d.", self.step, at_ms)
             return
-        if needs_spark(self.replay, batch, (self.step,)):
-            self.await_application(ledger)
+        self.await_application(ledger, batch, (self.step,))
         way = self.choose_way(ledger)
         attempt = ledger.batches.begin_replay(
             self.stream.name,

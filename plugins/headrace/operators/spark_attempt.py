@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError
 from headrace.hooks.environment import child_environment
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
-from headrace.operators.spark_need import needs_process, needs_spark
+from headrace.operators.spark_need import needs_of
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -115,15 +115,17 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             },
         )
 
-    def await_application(self, ledger: Ledger) -> None:
-        """Wait for a receiver job that is starting: an application beside it would take the machine from it, and be
-        ready later."""
+    def await_application(self, ledger: Ledger, batch: BatchRow, steps: Iterable[str]) -> None:
+        """Wait for a receiver job that is starting, if the steps need Spark: an application beside it would take the
+        machine from it, and be ready later."""
         from headrace.ledger.states import JobState
 
         if self.way != "connect" or self._waited >= self.start_timeout.total_seconds():
             return
         job = ledger.jobs.current(self.stream.name)
-        if job is not None and job.state is JobState.STARTING and job.alive(ledger.now_ms()):
+        if job is None or job.state is not JobState.STARTING or not job.alive(ledger.now_ms()):
+            return
+        if needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
             self.wait("The receiver job's application is starting.", waiting_for="application")
 
     # --- running
@@ -166,9 +168,10 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             AttemptFencedInSparkError: another attempt took over.
         """
         steps = ", ".join(attempt.outputs)
-        if not needs_process(self.written, batch, attempt.outputs):
-            for step in attempt.outputs:
-                ledger.batches.record_output(attempt, step, {"records": 0})
+        needs = needs_of(ledger, self.written, batch.batch_time_ms, attempt.outputs)
+        if not needs.process:
+            for step, counts in needs.counts.items():
+                ledger.batches.record_output(attempt, step, counts)
             ledger.batches.complete_attempt(attempt)
             self.log.info("Batch %d has nothing for %s, which is done without Spark.", batch.batch_time_ms, steps)
             return
@@ -176,8 +179,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             "Batch %d, attempt %d at %s: %d records in %d blocks, by way %s.",
             batch.batch_time_ms, attempt.number, steps, batch.records, batch.blocks, attempt.way,
         )  # fmt: skip
-        spark = needs_spark(self.written, batch, attempt.outputs)
-        self._run_in_spark(ledger, attempt, context, spark=spark, parameters=parameters)
+        self._run_in_spark(ledger, attempt, context, spark=needs.spark, parameters=parameters)
         self.log.info("Attempt %d at batch %d has completed.", attempt.number, batch.batch_time_ms)
 
     def _run_in_spark(

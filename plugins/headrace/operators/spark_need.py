@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from headrace.stream import ConsoleOutput
-from headrace.stream.state import STATE_STEP
+from headrace.stream import STATE_STEP, ConsoleOutput
 
 if TYPE_CHECKING:
-    from headrace.ledger.rows import BatchRow
-    from headrace.stream import Output, Stream
+    from headrace.ledger import Ledger
+    from headrace.stream import Stream
 
 
-def needs_spark(stream: Stream, batch: BatchRow, steps: Iterable[str]) -> bool:
-    """Whether any of the steps has to read or make rows."""
-    return any(_step_needs_spark(stream, batch, step) for step in steps)
+@dataclass(frozen=True, slots=True)
+class StepNeeds:
+    """``spark``: some step reads or makes rows. ``process``: or prints. ``counts`` is by step what comes of them where
+    no process is needed."""
+
+    spark: bool
+    process: bool
+    counts: Mapping[str, Mapping[str, Any]]
 
 
-def needs_process(stream: Stream, batch: BatchRow, steps: Iterable[str]) -> bool:
-    """Whether any of the steps needs Spark, or prints: a console has its heading for a batch without records too."""
+def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> StepNeeds:
+    """What these steps of an allocated batch need."""
+    from headrace.spark.batch_plan import plan_outputs
+
     steps = tuple(steps)
-    return needs_spark(stream, batch, steps) or any(
-        isinstance(output, ConsoleOutput) and _is_due(stream, batch, output)
-        for output in stream.outputs
-        if output.id in steps
-    )
-
-
-def _step_needs_spark(stream: Stream, batch: BatchRow, step: str) -> bool:
-    from headrace.spark.outputs.registry import needs_empty_batches
-
-    if step == STATE_STEP:
-        # Keys time out, and a version of the state is written, without records too.
-        return True
-    output = stream.output(step)
-    if not _is_due(stream, batch, output):
-        return False
-    # The window's other batches may have what this one has not.
-    return batch.records > 0 or output.window is not None or needs_empty_batches(output, stream)
-
-
-def _is_due(stream: Stream, batch: BatchRow, output: Output) -> bool:
-    """Whether the output is written at this batch time; between two slides, one with a window is not."""
-    return output.window is None or output.window.is_due(batch.batch_time_ms, stream.batch_interval_ms)
+    plans = plan_outputs(ledger, stream, batch_time_ms, steps)
+    # Keys time out, and a version of the state is written, without records too.
+    spark = STATE_STEP in steps or any(plan.needs_spark for plan in plans)
+    # A console has its heading for a batch without records too.
+    prints = any(isinstance(plan.output, ConsoleOutput) and plan.skipped is None for plan in plans)
+    counts = {plan.output.id: {"skipped": plan.skipped} if plan.skipped else {"records": 0} for plan in plans}
+    return StepNeeds(spark, spark or prints, counts)

@@ -14,7 +14,6 @@ from headrace.operators.spark_attempt import (
     BatchFailedError,
     SparkAttemptOperator,
 )
-from headrace.operators.spark_need import needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -115,8 +114,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         # has the ledger see that.
         steps = retries.still_tried(left.steps) or self._steps
         self._await_other_runs(run, batch, steps)
-        if needs_spark(self.stream, batch, left.steps):
-            self.await_application(run.ledger)
+        self.await_application(run.ledger, batch, left.steps)
         begin = self._beginning(
             run, batch, steps, force=left.repeats and bool(left.steps), attributes=left.attributes(run.request)
         )
@@ -231,8 +229,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         from headrace.ledger.errors import AlreadyCompletedError
         from headrace.operators.steps_to_run import AHEAD
 
-        if needs_spark(self.stream, batch, self.stream.steps):
-            self.await_application(run.ledger)
+        self.await_application(run.ledger, batch, self.stream.steps)
         begin = self._beginning(run, batch, None, force=False, attributes={**run.request.attributes, AHEAD: True})
         try:
             attempt = self._in_its_turn(run, batch, begin)
