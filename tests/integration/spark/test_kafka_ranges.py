@@ -182,7 +182,7 @@ def test_another_number_of_records_fails_the_batch(spark: SparkSession, received
     ("options", "message"),
     [
         ({"stream": ""}, "needs the option.s. stream"),
-        ({"stream": "{}"}, "is no input"),
+        ({"stream": "{}"}, "KafkaInput cannot be used as it is defined"),
         ({"stream": '{"connection": "nobody", "topics": ["t"]}'}, "'nobody' is not known"),
         ({"numPartitions": "none"}, "numPartitions"),
         ({"stallSeconds": "soon"}, "stallSeconds"),
