@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.hooks.run_request import run_request
 from headrace.operators.kafka_receiver import holder
 from headrace.operators.output_retries import OutputRetries
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
-from headrace.timetables.batch_time import batch_time_ms
+from headrace.timetables.batch_time import NoBatchTimeError, batch_time_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -53,7 +53,10 @@ class ReplayBatchOperator(SparkAttemptOperator):
         request = run_request(context, self.replay)
         if not request.wants(self.step):
             raise AirflowSkipException(f"This run does not ask for {self.step}.")
-        at_ms = batch_time_ms(context, self.stream.batch_interval)
+        try:
+            at_ms = batch_time_ms(context, self.stream.batch_interval)
+        except NoBatchTimeError as error:
+            raise AirflowFailException(str(error)) from error
         retries = OutputRetries(self.replay, context, self.output_retries)
         with self.opened() as (ledger, _), retries.honoured(lambda: (self.step,)):
             retries.still_tried((self.step,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.spark_attempt import BatchFailedError
@@ -40,6 +40,11 @@ def test_a_retry_does_not_repeat_it_and_a_cleared_run_does(stream, allocated, to
     assert len(ledger.batches.attempts("flights", at_ms)) == 1
     run(stream, task.again(clear_number=1))
     assert len(ledger.batches.attempts("flights", at_ms)) == 2
+
+
+def test_a_run_has_to_say_which_batch(stream, ledger, make_task):
+    with pytest.raises(AirflowFailException, match="logical date"):
+        run(stream, make_task(None))
 
 
 def test_a_failure_is_the_replays_alone(stream, allocated, toy_batch, connectable, ledger):
