@@ -1,0 +1,174 @@
+"""Attempts at the outputs of a batch begin, die and report in any order: what the ledger says stays true."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from headrace.clock import ManualClock
+from headrace.ledger import AttemptState, BatchState, Ledger
+from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError, OutputsMissingError
+from headrace.ledger.rows import Attempt
+
+NOW_MS = 1_700_000_000_000
+STEPS = ("index", "files", "topic")
+RUN = {"holder": "task", "way": "connect", "lease_ms": 1_000}
+COPY = '{"outputs": [{"id": "index"}, {"id": "files"}]}'
+CHOICE = st.integers(min_value=0, max_value=9)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Does what processes may do, and keeps account of which attempt has each output."""
+
+    folder: Path
+    empty: Path
+    number = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).number += 1
+        path = self.folder / f"{self.number}.db"
+        shutil.copy(self.empty, path)
+        self.clock = ManualClock(NOW_MS)
+        self.ledger = Ledger.open(f"sqlite:///{path}", clock=self.clock)
+        self.batches = self.ledger.batches
+        self.ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200, outputs=STEPS)
+        self.batches.allocate("s", NOW_MS, manifest_uri="m", manifest_sha256="0")
+        self.attempts: list[Attempt] = []
+        # By target and output: the attempt that has it, and whether it has recorded or failed it.
+        self.owners: dict[tuple[str, str], int] = {}
+        self.ended: set[int] = set()
+        self.results: dict[tuple[str, str], AttemptState] = {}
+
+    def teardown(self) -> None:
+        self.ledger.close()
+
+    @rule(outputs=st.none() | st.sets(st.sampled_from(STEPS), min_size=1), force=st.booleans())
+    def begin(self, outputs: set[str] | None, force: bool) -> None:
+        try:
+            attempt = self.batches.begin_attempt(
+                "s", NOW_MS, outputs=None if outputs is None else sorted(outputs), force=force, **RUN
+            )
+        except AlreadyCompletedError as error:
+            assert not force
+            for step in outputs or STEPS:
+                assert self.results["", step] is AttemptState.COMPLETED
+            assert outputs is not None or error.batch.state is BatchState.COMPLETED
+            return
+        if not force:
+            assert all(self.results.get(("", step)) is not AttemptState.COMPLETED for step in attempt.outputs)
+        self.take(attempt)
+
+    @rule(outputs=st.sets(st.sampled_from(("index", "files")), min_size=1), name=st.sampled_from(("v2", "v3")))
+    def begin_replay(self, outputs: set[str], name: str) -> None:
+        before = self.batches.get("s", NOW_MS)
+        self.take(self.batches.begin_replay("s", NOW_MS, target=name, definition=COPY, outputs=sorted(outputs), **RUN))
+        assert self.batches.get("s", NOW_MS) == before
+
+    def take(self, attempt: Attempt) -> None:
+        for other in self.attempts:
+            if other.target == attempt.target and set(other.outputs) & set(attempt.outputs):
+                if other.number not in self.ended:
+                    # Fenced: what it has not recorded is nobody's.
+                    for output in other.outputs:
+                        key = (other.target, output)
+                        if self.owners.get(key) == other.number and key not in self.results:
+                            self.owners.pop(key)
+                self.ended.add(other.number)
+        for output in attempt.outputs:
+            self.owners[attempt.target, output] = attempt.number
+            self.results.pop((attempt.target, output), None)
+        self.attempts.append(attempt)
+
+    @rule(which=CHOICE, output=CHOICE)
+    def record(self, which: int, output: int) -> None:
+        for attempt in self.one(which):
+            name = attempt.outputs[output % len(attempt.outputs)]
+            if self.allowed(attempt, self.batches.record_output, name, {"by": attempt.number}):
+                self.results[attempt.target, name] = AttemptState.COMPLETED
+
+    @rule(which=CHOICE)
+    def complete(self, which: int) -> None:
+        for attempt in self.one(which):
+            again = self.batches.attempts("s", NOW_MS)[attempt.number - 1].state is AttemptState.COMPLETED
+            with contextlib.suppress(OutputsMissingError):
+                if again:
+                    self.batches.complete_attempt(attempt)
+                elif self.allowed(attempt, self.batches.complete_attempt):
+                    self.ended.add(attempt.number)
+
+    @rule(which=CHOICE)
+    def fail(self, which: int) -> None:
+        for attempt in self.one(which):
+            if self.allowed(attempt, self.batches.fail_attempt, "boom"):
+                self.ended.add(attempt.number)
+                for output in attempt.outputs:
+                    self.results.setdefault((attempt.target, output), AttemptState.FAILED)
+
+    @rule(milliseconds=st.integers(min_value=100, max_value=1_500))
+    def wait(self, milliseconds: int) -> None:
+        self.clock.advance(milliseconds)
+
+    @rule(which=CHOICE)
+    def renew(self, which: int) -> None:
+        for attempt in self.one(which):
+            self.allowed(attempt, self.batches.renew_attempt)
+
+    def one(self, which: int) -> list[Attempt]:
+        return [self.attempts[-1 - which % len(self.attempts)]] if self.attempts else []
+
+    def allowed(self, attempt: Attempt, step: Callable[..., Any], *arguments: Any) -> bool:
+        """Whether the step was taken: exactly if the attempt has neither ended nor lost an output."""
+        if attempt.number in self.ended:
+            with pytest.raises(AttemptFencedError):
+                step(attempt, *arguments)
+            return False
+        step(attempt, *arguments)
+        return True
+
+    @invariant()
+    def outputs_are_the_newest_attempts(self) -> None:
+        for target in ("", "v2", "v3"):
+            found = {row.output_id: row for row in self.batches.outputs("s", NOW_MS, target=target)}
+            expected = {output: state for (of, output), state in self.results.items() if of == target}
+            assert {output: row.state for output, row in found.items()} == expected
+            for output, row in found.items():
+                assert row.attempt == self.owners[target, output]
+
+    @invariant()
+    def the_state_is_that_of_the_outputs(self) -> None:
+        batch = self.batches.get("s", NOW_MS)
+        running = [row for row in self.batches.attempts("s", NOW_MS) if row.state is AttemptState.RUNNING]
+        own = [row for row in running if not row.target]
+        recorded = [self.results.get(("", step)) for step in STEPS]
+        if batch.state is BatchState.COMPLETED:
+            assert recorded == [AttemptState.COMPLETED] * len(STEPS)
+        elif batch.state is BatchState.FAILED:
+            assert AttemptState.FAILED in recorded
+            assert batch.error == "boom"
+        elif batch.state is BatchState.RUNNING:
+            assert own
+        else:
+            assert batch.state is BatchState.ALLOCATED
+        assert (batch.completed_at_ms is not None) == (batch.state is BatchState.COMPLETED)
+        # An output and a replay's copy of it are each written by one attempt.
+        held = [(row.target, output) for row in running for output in row.outputs]
+        assert len(held) == len(set(held))
+
+
+def test_what_the_ledger_says_of_outputs_stays_true(tmp_path: Path, empty_ledger: Path) -> None:
+    machine = type("Machine", (AnyOrder,), {"folder": tmp_path, "empty": empty_ledger})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
