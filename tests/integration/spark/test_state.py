@@ -310,6 +310,7 @@ def test_idleness_outlives_a_snapshot(make: Make) -> None:
 # StateMapSuite
 
 
+@pytest.mark.slow
 def test_state_map_random_puts_and_removes_agree_with_a_map(make: Make) -> None:
     """ "put, get, getByTime, getAll, remove", and with compaction: every version, against a dictionary."""
     stateful = make(removed_at_three, returns="changes", timeout="40 s", snapshot_every=3)
@@ -342,6 +343,7 @@ def test_recovery_with_update_state_by_key_operation(make: Make, spark: SparkSes
     assert again.state(2) == {"a": 2, "b": 2}
 
 
+@pytest.mark.slow
 def test_multiple_failures_with_update_state_by_key(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch fails at each place once, before its files, between files and version, and after the version."""
     stateful = make(running_count, snapshot_every=2)
@@ -366,6 +368,7 @@ def _crash(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_spark_6847_a_thousand_batches_make_no_longer_plan(make: Make) -> None:
     """The plan, the files and the bytes that a batch reads do not grow with the batches before it."""
     stateful = make(changed_counts, returns="changes", snapshot_every=3, remember="10 s")
