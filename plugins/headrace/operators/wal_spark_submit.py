@@ -209,18 +209,26 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 self.wait(str(error), waiting_for=f"slot of {error.busy}", otherwise=error)
 
     def _run_earlier(self, run: _Run, at_ms: int) -> bool:
-        """Run the earliest batch time before ``at_ms`` that is unfinished; whether there was one."""
+        """Allocate, or run, the earliest batch time before ``at_ms`` that is unfinished; whether there was one."""
         from headrace.batching.allocation import allocate
 
         for earlier in run.ledger.batches.earlier_unfinished(self.stream.name, at_ms, limit=1):
             first_ms = earlier.batch_time_ms
+            if earlier.state is None:
+                self.log.info(
+                    "Batch %d comes before %d, and nobody has allocated it: that is done here.", first_ms, at_ms
+                )
+                # The next look, for whether somebody runs it, comes right before it is begun here: the tasks of the
+                # other outputs get here at the same time.
+                allocate(self.stream, run.ledger, run.storage, first_ms)
+                return True
             if earlier.alive:
                 self.wait(f"Batch {first_ms} comes before {at_ms} and is running.", waiting_for=f"batch {first_ms}")
             self.log.info(
-                "Batch %d comes before %d, and nobody runs it (%s): it is run first, here.",
-                first_ms, at_ms, earlier.state.value if earlier.state else "not allocated",
+                "Batch %d comes before %d and is %s, and nobody runs it: it is run first, here.",
+                first_ms, at_ms, earlier.state.value,
             )  # fmt: skip
-            self._run_ahead(run, allocate(self.stream, run.ledger, run.storage, first_ms).batch)
+            self._run_ahead(run, run.ledger.batches.get(self.stream.name, first_ms))
             return True
         return False
 

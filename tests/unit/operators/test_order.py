@@ -51,7 +51,7 @@ def test_what_nobody_runs_is_allocated_and_run_first_in_order(stream, after, toy
     run(stream, task)
     assert states(ledger, *earlier, at_ms) == ["completed"] * 4
     assert order(ledger, at_ms, *earlier) == [*earlier, at_ms]
-    assert f"Batch {earlier[0]} comes before {at_ms}, and nobody runs it (not allocated)" in capsys.readouterr().out
+    assert f"Batch {earlier[0]} comes before {at_ms} and is allocated, and nobody runs it" in capsys.readouterr().out
 
 
 def test_their_own_runs_find_them_completed_and_tell_of_them(stream, after, toy_batch, connectable, ledger, make_task):
