@@ -2,6 +2,7 @@
 
     <path>/batch_time=<T>/part-….parquet, _headrace.json      what readers see
     <path>/.headrace/<T>.<target>.<attempt>.<token>/          an attempt's own folder, the *claim*
+    <path>/.headrace/trash.<seconds>.<token>/                 what was replaced, for another minute
 
 Spark, pandas and pyarrow pass over names that begin with "." or "_". DuckDB's ** does not, so files get their name's
 ".parquet" when they are published.
@@ -15,7 +16,6 @@ attempt, so that an attempt that wakes up late does not even claim.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
@@ -28,17 +28,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from headrace.spark.outputs.durable_folders import exchange, make_directory, sync_directory
 from headrace.spark.outputs.errors import AttemptReplacedError, OutputFolderError
 
 HIDDEN = ".headrace"
 RECORD = "_headrace.json"
 
 _DAY_SECONDS = 86_400.0
+# Replaced files stay for those who opened their folder before it was replaced: of a folder whose files are being
+# removed they would list the half.
+_LISTING_SECONDS = 60.0
 _UNPUBLISHED = ".part"
 _TRASH = "trash"
 _READY = "ready"
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Claim:
         published files are another output's.
         """
         with self._told("claim"):
-            _make_directory(self._hidden)
+            make_directory(self._hidden)
             self.folder.mkdir(exist_ok=True)
             # Looking comes after making: of two attempts that do this at the same time, the earlier one sees the other.
             try:
@@ -97,7 +99,8 @@ class Claim:
                 self.drop()
                 raise
             for other in self._claims():
-                if other != self.folder:
+                # A later claim may have come since.
+                if other != self.folder and self._attempt_of(other) <= self.attempt:
                     self._discard(other)
 
     def publish(self, files: Sequence[WrittenFile]) -> None:
@@ -107,9 +110,9 @@ class Claim:
         """
         with self._told("publish"):
             ready = self._prepare(files)
-            self._put_in_place(ready)
-            _sync_directory(Path(self.path))
-            self._discard(self.folder)
+            replaced = self._put_in_place(ready)
+            sync_directory(Path(self.path))
+            self._discard(self.folder, listed=replaced)
             self._sweep()
 
     def withdraw(self) -> None:
@@ -117,8 +120,8 @@ class Claim:
         with self._told("publish"):
             with contextlib.suppress(FileNotFoundError):
                 self.published.rename(self.folder / "replaced")
-                _sync_directory(Path(self.path))
-            self._discard(self.folder)
+                sync_directory(Path(self.path))
+            self._discard(self.folder, listed=True)
             self._sweep()
 
     def drop(self) -> None:
@@ -137,11 +140,13 @@ class Claim:
     def _claims(self) -> list[Path]:
         return [each for each in self._hidden.iterdir() if each.name.startswith(self._series)]
 
+    def _attempt_of(self, claim: Path) -> int:
+        return int(claim.name.removeprefix(self._series).partition(".")[0])
+
     def _refuse_later_claims(self) -> None:
         for other in self._claims():
-            number = other.name.removeprefix(self._series).partition(".")[0]
-            if number.isdigit() and int(number) > self.attempt:
-                raise self._replaced(int(number))
+            if self._attempt_of(other) > self.attempt:
+                raise self._replaced(self._attempt_of(other))
 
     def _refuse_other_records(self) -> None:
         record = self._published_record()
@@ -200,38 +205,43 @@ class Claim:
             out.write(json.dumps(record, indent=1).encode() + b"\n")
             out.flush()
             os.fsync(out.fileno())
-        _sync_directory(ready)
+        sync_directory(ready)
         return ready
 
-    def _put_in_place(self, ready: Path) -> None:
+    def _put_in_place(self, ready: Path) -> bool:
+        """Make it the published folder; whether there was one before, which is in the claim then."""
         if not self.published.exists():
             try:
                 ready.rename(self.published)
-                return
+                return False
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-        if _exchange(ready, self.published):
-            return
-        # Without an atomic exchange (NFS) there is a moment in which readers see nothing of the batch.
-        self.published.rename(self.folder / "replaced")
-        ready.rename(self.published)
+        if not exchange(ready, self.published):
+            # Without an atomic exchange (NFS) there is a moment in which readers see nothing of the batch.
+            self.published.rename(self.folder / "replaced")
+            ready.rename(self.published)
+        return True
 
-    def _discard(self, folder: Path) -> None:
+    def _discard(self, folder: Path, *, listed: bool = False) -> None:
+        """Remove a claim; later, if it holds files that a reader may just be listing."""
         # A rename first: nobody is to find half of a claim, and a task that still writes into it is to fail.
-        trash = self._hidden / f"{_TRASH}.{secrets.token_hex(8)}"
+        trash = self._hidden / f"{_TRASH}.{time.time():.0f}.{secrets.token_hex(8)}"
         try:
             folder.rename(trash)
         except FileNotFoundError:
             return
-        shutil.rmtree(trash, ignore_errors=True)
+        if not listed:
+            shutil.rmtree(trash, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Remove what attempts at other batches left when they died."""
+        """Remove what was replaced a while ago, and what attempts at other batches left when they died."""
+        now = time.time()
         for each in list(self._hidden.iterdir()):
             if each.name.startswith(f"{_TRASH}."):
-                shutil.rmtree(each, ignore_errors=True)
-            elif _last_change(each) < time.time() - _DAY_SECONDS:
+                if int(each.name.split(".")[1]) < now - _LISTING_SECONDS:
+                    shutil.rmtree(each, ignore_errors=True)
+            elif _last_change(each) < now - _DAY_SECONDS:
                 self._discard(each)
 
     @contextlib.contextmanager
@@ -262,34 +272,3 @@ def _last_change(folder: Path) -> float:
         return max(each.stat().st_mtime for each in (folder, *folder.iterdir()))
     except OSError:
         return time.time()
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders change places, atomically; whether the file system can."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        return False
-    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-        return False
-    raise OSError(number, os.strerror(number), str(one))
-
-
-def _make_directory(path: Path) -> None:
-    """The directory and its parents, each one's name durable in the one above it."""
-    if path.is_dir():
-        return
-    _make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

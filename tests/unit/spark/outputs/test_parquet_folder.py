@@ -34,7 +34,9 @@ def published(claim: Claim) -> dict[str, str]:
 
 
 def hidden(claim: Claim) -> list[str]:
-    return sorted(each.name for each in (Path(claim.path) / parquet_folder.HIDDEN).iterdir())
+    """What attempts left, without the replaced files that readers may still list."""
+    names = [each.name for each in (Path(claim.path) / parquet_folder.HIDDEN).iterdir()]
+    return sorted(name for name in names if not name.startswith("trash."))
 
 
 def test_files_appear_together_and_nothing_else_is_left(claim: Claim) -> None:
@@ -53,7 +55,7 @@ def test_files_appear_together_and_nothing_else_is_left(claim: Claim) -> None:
 def test_a_repeat_replaces_the_files_of_before(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     for attempt, exchange in ((1, True), (2, True), (3, False)):
         if not exchange:
-            monkeypatch.setattr(parquet_folder, "_exchange", lambda one, other: False)
+            monkeypatch.setattr(parquet_folder, "exchange", lambda one, other: False)
         again = replace(claim, attempt=attempt, token=str(attempt))
         again.take()
         again.publish([put(again, f"{attempt}.parquet")])
@@ -140,7 +142,7 @@ def test_a_killed_attempt_leaves_nothing_to_readers_and_the_next_removes_it(clai
         f"claim = Claim({claim.path!r}, 'clicks', 'parquet', '', 1000, 1, 'dead')\n"
         "claim.take()\n"
         "claim.unpublished('a.parquet').write_text('rows')\n"
-        "module._exchange = lambda one, other: os.kill(os.getpid(), 9)\n"
+        "module.exchange = lambda one, other: os.kill(os.getpid(), 9)\n"
         "claim.published.mkdir(); (claim.published / 'x.parquet').write_text('before')\n"
         "claim.publish([WrittenFile('a.parquet', 4, 4)])\n"
     )
@@ -165,6 +167,22 @@ def test_leftovers_of_other_batches_go_after_a_day(claim: Claim) -> None:
     claim.take()
     claim.publish([put(claim, "a.parquet")])
     assert hidden(claim) == [young.folder.name]
+
+
+def test_replaced_files_go_with_the_next_batch_after_a_minute(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+    for attempt in (1, 2):
+        again = replace(claim, attempt=attempt)
+        again.take()
+        again.publish([put(again, f"{attempt}.parquet")])
+    (trash,) = (Path(claim.path) / parquet_folder.HIDDEN).iterdir()
+    assert [each.name for each in trash.rglob("*.parquet")] == ["1.parquet"]
+    now = time.time()
+    for later in (50, 70):
+        monkeypatch.setattr(time, "time", lambda later=later: now + later)
+        other = replace(claim, batch_time_ms=later)
+        other.take()
+        other.publish([put(other, "a.parquet")])
+        assert trash.exists() is (later == 50)
 
 
 def test_a_folder_of_another_output_is_left_alone(claim: Claim) -> None:
