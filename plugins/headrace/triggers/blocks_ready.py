@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # Receivers seal several times a second; a batch should not wait for the poll.
 _POLL_SECONDS = 0.2
+# A batch may wait for hours while a receiver is down: its task's log says why, but not five times a second.
+_TELL_SECONDS = 60.0
 
 
 class BlocksReadyTrigger(LedgerTrigger):
@@ -29,6 +32,7 @@ class BlocksReadyTrigger(LedgerTrigger):
             batch_time_ms=batch_time_ms,
             grace_ms=grace_ms,
         )
+        self._tell_at = 0.0
 
     @classmethod
     def of(
@@ -45,4 +49,9 @@ class BlocksReadyTrigger(LedgerTrigger):
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
         found = blocks_ready(ledger, self.stream, **self.parameters)
-        return {"reason": found.reason, "complete": found.complete} if found.ready else None
+        if found.ready:
+            return {"reason": found.reason, "complete": found.complete}
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + _TELL_SECONDS
+            self.log.info("Not ready: %s.", found.reason)
+        return None

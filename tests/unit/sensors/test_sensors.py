@@ -302,6 +302,13 @@ class TestSensors:
         assert trigger.parameters == {"batch_time_ms": T, "grace_ms": 3000}
         assert deferred.value.timeout == timedelta(seconds=60)
 
+    def test_why_a_batch_waits_is_told_once_in_a_while(self, stream, ledger, capsys):
+        Job(ledger, 2).run(sealed=T - 1)
+        trigger = BlocksReadyTrigger.of(stream, T)
+        assert trigger.look(ledger) is None
+        assert trigger.look(ledger) is None
+        assert capsys.readouterr().out.count("waiting for flights/records/0, flights/records/1") == 1
+
     def test_the_grace_is_the_streams(self, stream):
         assert BlocksReadyTrigger.of(stream, T).parameters["grace_ms"] == 10_000
 
