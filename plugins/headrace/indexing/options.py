@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, ValidationError, model_validator
 
 from headrace.indexing.errors import IndexingOptionsError
 
@@ -112,7 +112,9 @@ class IndexingOptions(BaseModel):
     originals: Literal["log", "kafka"] = "log"
     """Where they find them: Kafka is read again where the log has let the batch go, or never had it."""
     inputs: str | None = None
-    """The stream's inputs (``KafkaInput``) as a JSON list, for ``originals=kafka``."""
+    """The stream's inputs (``KafkaInput``) as a JSON list, for what is found in Kafka."""
+    earlier: Json[dict[Literal["log", "kafka"], tuple[str, ...]]] | None = None
+    """With a window the manifests of its other batches, as a JSON object of lists by where their records are."""
 
     @classmethod
     def from_strings(cls, options: Mapping[str, str]) -> Self:
@@ -169,6 +171,8 @@ class IndexingOptions(BaseModel):
     def _original_problems(self) -> list[str]:
         if self.originals == "kafka" and not (self.manifest and self.inputs):
             return ["originals=kafka needs 'manifest' and 'inputs'"]
+        if self.earlier and self.earlier.get("kafka") and not self.inputs:
+            return ["'earlier' batches in Kafka need 'inputs'"]
         return []
 
     def _cluster_problems(self) -> list[str]:

@@ -109,35 +109,36 @@ class BatchWork:
 
         leaving = reading.decoded(self.leaving) if self.leaving else None
         inputs = reading.decoded((self.own,))
-        return update_state(reading.spark, self.stream, inputs, self._batch(None, {}), leaving=leaving)
+        return update_state(reading.spark, self.stream, inputs, self._batch(None), leaving=leaving)
 
     def _write(self, plan: OutputPlan, reading: BatchReading, frames: OutputFrames) -> Counts:
         if plan.skipped is not None:
             return {"skipped": plan.skipped}
         writer, window = writer_of(plan.output), plan.output.window
         if not plan.needs_spark:
-            return {"undecodable": 0, **writer.write(None, self._batch(window, {}))}
+            return {"undecodable": 0, **writer.write(None, self._batch(plan))}
         undecodable, letters = reading.undecodable(plan.fresh)
         if undecodable:
             kept = isinstance(plan.output, ElasticsearchOutput)
-            where = "go to the dead letters as they are" if kept else "are left out: it keeps no dead letters"
+            where = "go to the dead letters as they are" if kept else "are not among the rows"
             self.tell(f"{_named(plan.output.id)}: {undecodable:,} records do not decode and {where}")
-        counts = writer.write(frames.of(plan.output), self._batch(window, letters))
+        counts = writer.write(frames.of(plan.output), self._batch(plan, letters))
         batches = {} if window is None else {"batches": len(plan.origins)}
         return {"undecodable": undecodable, **batches, **counts}
 
-    def _batch(self, window: Window | None, undecodable: Mapping[str, DataFrame]) -> WrittenBatch:
+    def _batch(self, plan: OutputPlan | None, undecodable: Mapping[str, DataFrame] | None = None) -> WrittenBatch:
         return WrittenBatch(
             stream=self.stream,
-            context=self._context(window),
+            context=self._context(None if plan is None else plan.output.window),
             batch_time_ms=self.attempt.batch_time_ms,
             attempt=self.attempt.number,
             manifest_uri=self.own.manifest_uri,
             from_kafka=self.own.source == "kafka",
             target=self.attempt.target,
-            undecodable=undecodable,
+            undecodable=undecodable or {},
             out=self.out,
             tell=self.tell,
+            earlier=() if plan is None else tuple(origin for origin in plan.origins if origin != self.own),
         )
 
     def _context(self, window: Window | None) -> BatchContext:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headrace
-from headrace.errors import HeadraceError
 from headrace.spark.transforms import add_py_files
 from headrace.stream import STATE_STEP, ForeachBatchOutput
 
@@ -25,20 +24,15 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 _DIGITS = 8
-
-
-class CodeNotFoundError(HeadraceError):
-    """The source of a function's module cannot be read, so that its version cannot be told."""
+_UNKNOWN = "unknown"
 
 
 def code_version(stream: Stream, steps: Iterable[str]) -> str:
     """The version of the code of these steps (output ids, "state"): ``flights:to_document 3f9c2a10, headrace 0.1.0``.
 
     A function's hash is over its module and all that this imports, directly or not, from ``spark.py_files`` or from the
-    module's own package. Nothing is imported that was not before, but the packages that the module is in.
-
-    Raises:
-        CodeNotFoundError: there is no such module.
+    module's own package; "unknown" where there is no source to read. Nothing is imported that was not before, but the
+    packages that the module is in.
     """
     roots = add_py_files(stream)
     references = dict.fromkeys(_references(stream, steps))
@@ -51,6 +45,7 @@ def _references(stream: Stream, steps: Iterable[str]) -> Iterator[str]:
         if step == STATE_STEP:
             if stream.state is not None:
                 yield stream.state.update
+                yield from [stream.state.initial] if stream.state.initial is not None else []
             continue
         output = stream.output(step)
         transform = stream.transform_of(output)
@@ -61,8 +56,11 @@ def _references(stream: Stream, steps: Iterable[str]) -> Iterator[str]:
 
 
 def _hash(module: str, roots: Sequence[Path]) -> str:
+    sources = _sources(module, roots)
+    if module not in sources:
+        return _UNKNOWN
     digest = hashlib.sha256()
-    for name, source in sorted(_sources(module, roots).items()):
+    for name, source in sorted(sources.items()):
         digest.update(f"{name}\0{len(source)}\0".encode())
         digest.update(source)
     return digest.hexdigest()[:_DIGITS]
@@ -79,12 +77,8 @@ def _sources(module: str, roots: Sequence[Path]) -> dict[str, bytes]:
         spec = _spec_in(roots, name)
         if spec is None and name.partition(".")[0] == module.partition(".")[0]:
             spec = _installed(name)
-        if spec is None:
-            if name == module:
-                raise CodeNotFoundError(f"The module {module} is neither in spark.py_files nor installed.")
-            continue
-        source = _bytes(spec)
-        if source is None:
+        source = None if spec is None else _bytes(spec)
+        if spec is None or source is None:
             continue
         found[name] = source
         # A package's __init__ runs before its modules do.
@@ -149,5 +143,5 @@ def _bytes(spec: importlib.machinery.ModuleSpec) -> bytes | None:
         return None
     try:
         return bytes(loader.get_data(spec.origin))
-    except OSError as error:
-        raise CodeNotFoundError(f"The source {spec.origin} of module {spec.name} cannot be read: {error}.") from error
+    except OSError:
+        return None

@@ -7,7 +7,7 @@ in classic sessions and over Spark Connect.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
@@ -54,10 +54,18 @@ def sink_options(
     report: str | None = None,
     manifest: str | None = None,
     read_again: Sequence[KafkaInput] = (),
+    earlier: Mapping[str, Sequence[str]] | None = None,
+    inputs: Sequence[KafkaInput] = (),
 ) -> dict[str, str]:
     """The sink's options for rows that ``prepare_documents`` shaped; none of them is a secret.
 
-    ``read_again``: the stream's inputs, where the batch is in Kafka alone, so that dead letters find their records.
+    Dead letters find their records by these:
+
+    Args:
+        manifest: the batch's.
+        read_again: the stream's inputs, where the batch is in Kafka alone.
+        earlier: with a window the manifests of its other batches, of those in the "log" and of those in "kafka" alone.
+        inputs: the stream's inputs, for the latter.
     """
     options: dict[str, str | None] = {
         "connection": output.connection,
@@ -81,7 +89,10 @@ def sink_options(
     }
     if read_again:
         options["originals"] = "kafka"
-        options["inputs"] = json.dumps([source.model_dump(mode="json") for source in read_again])
+    if earlier:
+        options["earlier"] = json.dumps({where: list(uris) for where, uris in earlier.items()})
+    if read_again or (earlier and earlier.get("kafka")):
+        options["inputs"] = json.dumps([source.model_dump(mode="json") for source in read_again or inputs])
     ids = output.document_ids
     if isinstance(ids, ColumnIds):
         options["id_columns"] = ",".join(f"{ID_PREFIX}{index}" for index in range(len(ids.columns)))
@@ -100,6 +111,8 @@ def write_documents(
     batch_time_ms: int | None = None,
     manifest: str | None = None,
     read_again: Sequence[KafkaInput] = (),
+    earlier: Mapping[str, Sequence[str]] | None = None,
+    inputs: Sequence[KafkaInput] = (),
 ) -> IndexingReport:
     """Shape the rows, write them, and return what became of them.
 
@@ -109,7 +122,14 @@ def write_documents(
 
     df.sparkSession.dataSource.register(ElasticsearchDataSource)
     options = sink_options(
-        output, stream=stream, batch_time_ms=batch_time_ms, report=report, manifest=manifest, read_again=read_again
+        output,
+        stream=stream,
+        batch_time_ms=batch_time_ms,
+        report=report,
+        manifest=manifest,
+        read_again=read_again,
+        earlier=earlier,
+        inputs=inputs,
     )
     prepare_documents(df, output).write.format(FORMAT).options(**options).mode("append").save()
     return IndexingReport.load(report)

@@ -33,7 +33,12 @@ from headrace.indexing.reports import IndexingReport
 from headrace.indexing.targets import TargetIndex
 from headrace.indexing.transport import ElasticsearchTransport
 from headrace.receiving.kafka_ranges import RangeClients
-from headrace.spark.original_records import BatchOriginalRecords, KafkaOriginalRecords, ManifestOriginalRecords
+from headrace.spark.original_records import (
+    BatchOriginalRecords,
+    KafkaOriginalRecords,
+    ManifestOriginalRecords,
+    WindowOriginalRecords,
+)
 from headrace.stream.inputs import KafkaInput
 
 FORMAT = "elasticsearch"
@@ -79,7 +84,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     ) -> None:
         self._options = options
         self._cluster = cluster
-        self._kafka = kafka
+        self._kafka = kafka or {}
         self._index_before: str | None = None
 
     def look_at_index(self) -> None:
@@ -138,9 +143,15 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def _originals(self) -> BatchOriginalRecords | None:
         if not self._options.manifest:
             return None
-        if self._kafka is not None:
-            return KafkaOriginalRecords(self._options.manifest, self._kafka)
-        return ManifestOriginalRecords(self._options.manifest)
+        manifests: list[tuple[str, str]] = [(self._options.originals, self._options.manifest)]
+        for where, uris in (self._options.earlier or {}).items():
+            manifests += [(where, uri) for uri in uris]
+        return WindowOriginalRecords(
+            [
+                KafkaOriginalRecords(uri, self._kafka) if where == "kafka" else ManifestOriginalRecords(uri)
+                for where, uri in manifests
+            ]
+        )
 
     def _index_after(self) -> str | None:
         if not self._options.check_index:
@@ -166,10 +177,8 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         )
 
 
-def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients] | None:
-    """How Kafka is read for dead letters, by input; None where the log has the records."""
-    if options.originals == "log":
-        return None
+def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients]:
+    """How Kafka is read for dead letters, by input; none where the log has all records."""
     return KafkaOriginalRecords.clients_of(TypeAdapter(list[KafkaInput]).validate_json(options.inputs or "[]"))
 
 

@@ -153,7 +153,7 @@ class _Run:
             seconds,
             work.results,
             after.state.value,
-            self._attempt.source,
+            work.own.source,
             self._attempt.target,
             version,
         )
@@ -162,18 +162,18 @@ class _Run:
         """What there is to do; an attempt that cannot even be planned has failed."""
         attempt, stream = self._attempt, self._stream
         try:
-            own = self._origins(batch.batch_time_ms)
+            own = self._own(batch)
             plans = plan_outputs(self._ledger, stream, batch.batch_time_ms, attempt.outputs)
             leaving = self._leaving(batch.batch_time_ms)
-            check_manifests([*own, *leaving, *(origin for plan in plans for origin in plan.origins)])
+            check_manifests([own, *leaving, *(origin for plan in plans for origin in plan.origins)])
         except Exception as error:
             self._fail(error)
             raise
-        self._tell(_records_line(batch, attempt, plans))
+        self._tell(_records_line(batch, own, plans))
         return BatchWork(
             stream=stream,
             attempt=attempt,
-            own=own[0],
+            own=own,
             leaving=leaving,
             plans=plans,
             parameters=parameters,
@@ -184,6 +184,11 @@ class _Run:
             stopped=self._cancelled.is_set,
             partitions=partitions,
         )
+
+    def _own(self, batch: BatchRow) -> BatchOrigin:
+        for origin in self._origins(batch.batch_time_ms):
+            return origin
+        raise BatchFailedError(f"Batch {batch.batch_time_ms} is {batch.state.value}, so its records are not read.")
 
     def _origins(self, *times_ms: int) -> tuple[BatchOrigin, ...]:
         return tuple(self._ledger.batches.origins(self._stream.name, times_ms).values())
@@ -259,9 +264,9 @@ class _Run:
             self._ledger.batches.fail_attempt(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
 
 
-def _records_line(batch: BatchRow, attempt: Attempt, plans: list[OutputPlan]) -> str:
+def _records_line(batch: BatchRow, own: BatchOrigin, plans: list[OutputPlan]) -> str:
     line = f"{batch.records:,} records in {batch.blocks:,} blocks"
-    if attempt.source == "kafka":
+    if own.source == "kafka":
         line = f"{batch.records:,} records, read from Kafka, as the log does not have them"
     for plan in plans:
         if plan.output.window is not None and plan.skipped is None:
@@ -280,11 +285,11 @@ def _failure_of(work: BatchWork) -> HeadraceError | None:
         return first if isinstance(first, HeadraceError) else _batch_failed(first_cause(first), first)
     told = "; ".join(f"{step}: {_reason(error)}" for step, error in work.failures.items())
     done = f"; done: {', '.join(work.results)}" if work.results else ""
-    return _batch_failed(told + done, first)
+    return _batch_failed(told + done, first, remedy=first.remedy if isinstance(first, HeadraceError) else None)
 
 
-def _batch_failed(reason: str, cause: BaseException) -> BatchFailedError:
-    error = BatchFailedError(f"The batch failed: {reason}")
+def _batch_failed(reason: str, cause: BaseException, *, remedy: str | None = None) -> BatchFailedError:
+    error = BatchFailedError(f"The batch failed: {reason}", remedy=remedy)
     error.reason = reason
     error.__cause__ = cause
     return error

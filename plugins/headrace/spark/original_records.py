@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, Self
 
@@ -78,6 +78,26 @@ class ManifestOriginalRecords:
         manifest = self._manifest or Manifest.load(self._manifest_uri)
         _, records = read_block(open_storage(manifest.log_root), handle)
         return records
+
+
+class WindowOriginalRecords:
+    """Looks through several batches in their order."""
+
+    def __init__(self, batches: Sequence[BatchOriginalRecords]) -> None:
+        self._batches = batches
+
+    def close(self) -> None:
+        """Close each."""
+        for batch in self._batches:
+            batch.close()
+
+    def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
+        """The record of the batch that has it, as that batch's look-up gives it."""
+        for batch in self._batches:
+            found = batch.fetch(topic, partition, offset, incarnation)
+            if found is not None:
+                return found
+        return None
 
 
 class KafkaOriginalRecords:

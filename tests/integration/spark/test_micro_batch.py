@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import signal
 import sys
 import threading
 import urllib.request
@@ -14,11 +16,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
+from headrace.batching.building import build_from_kafka
+from headrace.batching.manifest import ManifestError
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
+from headrace.spark.micro_batch_job import main
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
@@ -27,7 +34,9 @@ from headrace.stream import (
     KafkaInput,
     SparkSettings,
     Utf8Decoder,
+    Window,
 )
+from headrace.wal.storage import open_storage
 
 Records = Callable[..., pa.RecordBatch]
 Make = Callable[..., Any]
@@ -233,6 +242,110 @@ def _sleep(seconds: int) -> int:
 
     time.sleep(seconds)
     return seconds
+
+
+@pytest.fixture
+def command() -> Iterator[Callable[..., int]]:
+    """Runs the batch's command in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run_command(batch: Any, time_ms: int, *more: str) -> int:
+        return main(
+            ["--ledger", batch.stream.ledger, "--stream", "clicks", "--batch-time", str(time_ms), "--json", *more]
+        )
+
+    yield run_command
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_command_runs_the_outputs_that_it_is_told(
+    command: Callable[..., int], make_batch_ledger: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = make_batch_ledger(outputs=(ConsoleOutput(id="first"), ConsoleOutput(id="second")))
+    time_ms = batch.allocate()
+    assert command(batch, time_ms, "--outputs", "second") == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (list(result["outputs"]), result["state"]) == (["second"], "allocated")
+    assert command(batch, time_ms) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (list(result["outputs"]), result["state"]) == (["first"], "completed")
+    assert command(batch, time_ms, "--outputs", "second") == 0, "done before is done"
+    assert command(batch, time_ms, "--outputs", "third") == 1
+    assert "no output 'third'" in capsys.readouterr().err
+
+
+def test_the_command_refuses_parameters_before_it_takes_the_batch(
+    command: Callable[..., int], make_batch_ledger: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = make_batch_ledger(parameters={"threshold": 3})
+    time_ms = batch.allocate()
+    for given in ('{"limit": 1}', "[]", "{"):
+        assert command(batch, time_ms, "--parameters", given) == 1
+    assert "has no parameter limit, but threshold" in capsys.readouterr().err
+    assert not batch.ledger.batches.attempts("clicks", time_ms)
+    assert command(batch, time_ms, "--parameters", '{"threshold": 1}') == 0
+
+
+def test_a_manifest_that_is_not_the_allocated_one_fails_the_attempt(
+    make_batch_ledger: Make, make_records: Records
+) -> None:
+    batch = make_batch_ledger()
+    batch.add(make_records([b"x"]))
+    time_ms = batch.allocate()
+    (manifest,) = (Path(batch.stream.folder_url) / "manifests").iterdir()
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    with pytest.raises(ManifestError, match="is not the one"):
+        run_micro_batch(refuse, batch.stream, batch.ledger, batch.begin(time_ms))
+    assert batch.ledger.batches.get("clicks", time_ms).state is BatchState.FAILED
+
+
+def test_a_batch_that_only_kafka_has_is_read_from_there(
+    spark: SparkSession, kafka: str, make_batch_ledger: Make
+) -> None:
+    """Also in a window."""
+    topic = f"clicks-{uuid.uuid4().hex}"
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    source = KafkaInput(bootstrap_servers=kafka, topics=topic, value_decoder=Utf8Decoder())
+    outputs = (ConsoleOutput(), ConsoleOutput(id="window", window=Window(length="20 s")))
+    batch = make_batch_ledger(inputs=source, outputs=outputs)
+    zero_ms = batch.ledger.streams.get("clicks").zero_time_ms
+    producer = Producer({"bootstrap.servers": kafka})
+    for number, time_ms in enumerate((zero_ms - 15_000, zero_ms - 5_000)):
+        producer.produce(topic, value=f"record {number}", timestamp=time_ms)
+    assert producer.flush(30) == 0
+    storage = open_storage(batch.stream.storage.url)
+    told: list[str] = []
+    printed: list[list[str]] = []
+    for time_ms in (zero_ms - 10_000, zero_ms):
+        build_from_kafka(batch.stream, batch.ledger, storage, time_ms)
+        out = io.StringIO()
+        result = run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(time_ms), out=out, tell=told.append)
+        assert result.source == "kafka"
+        printed.append(re.findall(r"record \d", out.getvalue()))
+    assert printed == [["record 0"] * 2, ["record 1", "record 0", "record 1"]]
+    line = next(line for line in told if "window of 2" in line)
+    assert line.startswith("1 records, read from Kafka, as the log does not have them; output window has a window")
+    assert line.endswith("2 batches, 2 of them from Kafka")
+
+
+def test_the_thirtieth_batch_of_a_window_does_what_the_tenth_did(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    """No batch refers to another's frames: there is no lineage that grows, and nothing to cut off."""
+    fields = transforms("count")
+    output = ConsoleOutput(window=Window(length="50 s"), transform=fields.pop("transform"))
+    batch = make_batch_ledger(outputs=output, **fields)
+    tracker: Any = spark.sparkContext.statusTracker()
+    work: dict[int, Any] = {}
+    for number in range(30):
+        batch.add(make_records([b"x"], first_offset=number))
+        _, printed = run(spark, batch)
+        jobs = tracker.getJobIdsForGroup(f"headrace/clicks/{(number + 1) * 10_000}/1/console")
+        stages = [stage for job in jobs for stage in tracker.getJobInfo(job).stageIds]
+        work[number] = (printed.splitlines()[3], len(jobs), len(stages))
+    assert work[9] == work[29]
+    assert work[29][0] == "5"
 
 
 def documents(url: str, index: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import os, time
 from pyspark.sql import functions as F
 
 def upper(lines):
-    return lines.select(F.upper("value"))
+    return lines.select(F.upper(F.col("value").cast("string")))
 
 def lower(lines):
     return lines.select(F.lower("value"))
@@ -57,7 +57,7 @@ def waits(lines):
     def wait(value):
         while not os.path.exists("{marks}"):
             time.sleep(0.1)
-        return value
+        return "waited"
     return lines.select(F.udf(wait, "string")("value"))
 
 def count(lines, state):
@@ -274,3 +274,38 @@ def test_without_the_state_outputs_that_take_it_fail_and_the_others_do_not(
     with pytest.raises(BatchFailedError, match=r"state: KeyError.*; table: .*update failed.*; done: plain"):
         run(spark, batch)
     assert recorded(batch)["plain"] is AttemptState.COMPLETED
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_processes_at_two_outputs_of_a_batch_share_the_warm_application(
+    receiver_application: Callable[..., Any], tmp_path: Path, code: str
+) -> None:
+    """As mapped tasks of Airflow run them: neither ends the other's session, jobs or report."""
+    application = receiver_application(
+        outputs=(
+            ConsoleOutput(id="slow", transform=f"{code}:waits"),
+            ConsoleOutput(id="quick", transform=f"{code}:upper"),
+        ),
+        spark=SparkSettings(master="local[3]", py_files=(str(tmp_path / "code"),)),
+    )
+    application.running_job(application.start_job())
+    application.produce("To be", "or not")
+    time_ms = application.allocate_next()
+    batches = application.ledger.batches
+    slow = application.start(application.batch_command(time_ms, "--outputs", "slow", "--json"), "slow")
+
+    def attempts() -> dict[tuple[str, ...], AttemptState]:
+        return {row.outputs: row.state for row in batches.attempts("clicks", time_ms)}
+
+    application.until("the slow output's attempt", lambda: attempts().get(("slow",)))
+    quick = application.run_batch(time_ms, "--outputs", "quick")
+    assert quick.returncode == 0, quick.stderr
+    assert "TO BE" in quick.stdout
+    assert "quick done in" in quick.stderr
+    assert attempts() == {("slow",): AttemptState.RUNNING, ("quick",): AttemptState.COMPLETED}
+    assert slow.poll() is None, application.log("slow")
+    (tmp_path / "marks").write_text("go on")
+    assert slow.wait(120) == 0, application.log("slow")
+    assert '"state":"completed"' in application.log("slow")
+    assert batches.get("clicks", time_ms).state is BatchState.COMPLETED

@@ -67,6 +67,10 @@ def table(records, state):
 def without_zeros(records, state):
     return state.where("v != 0").orderBy("k")
 
+def numbers(records):
+    number = F.expr("if(value.v = 0, 'no number', cast(value.v AS STRING))").alias("n")
+    return records.select("topic", "partition", "offset", number)
+
 def starts(records, batch):
     return records.select(F.lit(str(batch.window_start)), F.lit(str(batch.batch_time))).limit(1)
 """
@@ -294,5 +298,31 @@ def test_undecodable_records_are_dead_lettered_once_and_not_in_every_window(
     assert [count["undecodable"] for count in due] == [1, 1, 0, 0]
     assert [count["dead_lettered"] for count in due] == [1, 1, 0, 0]
     assert [count["batches"] for count in due] == [2, 4, 4, 4]
-    with urllib.request.urlopen(f"{elasticsearch}/{index}/_count") as answer:  # noqa: S310
-        assert json.load(answer)["count"] == 3
+    assert ask(elasticsearch, "GET", f"{index}/_count")["count"] == 3
+
+
+def test_a_record_that_is_refused_is_in_its_dead_letter_in_later_windows_too(
+    spark: SparkSession, stream: Make, elasticsearch: str, code: str
+) -> None:
+    index = f"windows-{uuid.uuid4().hex}"
+    output = ElasticsearchOutput(
+        hosts=elasticsearch, index=index, window=Window(length="3 s"), transform=f"{code}:numbers"
+    )
+    ask(elasticsearch, "PUT", index, {"mappings": {"properties": {"n": {"type": "long"}}}})
+    found = stream(outputs=output)
+    counts = [found.run(spark, found.allocate(rows))[0].outputs["elasticsearch"] for rows in one_each(3)]
+    assert [count["dead_lettered"] for count in counts] == [1, 1, 1], "it is in all three windows"
+    ask(elasticsearch, "POST", f"{index}-dead-letters/_refresh")
+    (letter,) = ask(elasticsearch, "GET", f"{index}-dead-letters/_search")["hits"]["hits"]
+    assert json.loads(letter["_source"]["value_text"]) == {"k": "x", "v": 0}
+
+
+def ask(url: str, method: str, path: str, body: Any = None) -> Any:
+    request = urllib.request.Request(  # noqa: S310
+        f"{url}/{path}",
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        return json.load(answer)

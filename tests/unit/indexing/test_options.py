@@ -66,6 +66,8 @@ def test_the_path_of_save_names_the_index() -> None:
         ({**HERE, "originals": "kafka", "manifest": "/m/1.json"}, "needs 'manifest' and 'inputs'"),
         ({**HERE, "originals": "kafka", "inputs": "[]"}, "needs 'manifest' and 'inputs'"),
         ({**HERE, "originals": "memory"}, "'originals'"),
+        ({**HERE, "manifest": "/m/2.json", "earlier": '{"kafka": ["/m/1.json"]}'}, "need 'inputs'"),
+        ({**HERE, "earlier": "/m/1.json"}, "'earlier'"),
     ],
 )
 def test_nonsense_is_refused_with_its_reason(given: dict[str, str], says: str) -> None:

@@ -49,6 +49,8 @@ class ElasticsearchOutputWriter:
                 batch_time_ms=batch.batch_time_ms,
                 manifest=batch.manifest_uri,
                 read_again=_read_again(batch),
+                earlier=_earlier(batch),
+                inputs=batch.stream.inputs,
             )
         total = report.counts
         for input_id, rows in batch.undecodable.items():
@@ -86,6 +88,14 @@ def write_undecodable(
 
 def _read_again(batch: WrittenBatch) -> tuple[KafkaInput, ...]:
     return batch.stream.inputs if batch.from_kafka else ()
+
+
+def _earlier(batch: WrittenBatch) -> dict[str, list[str]]:
+    """The manifests of the window's other batches, newest first, by where their records are."""
+    manifests: dict[str, list[str]] = {}
+    for origin in reversed(batch.earlier):
+        manifests.setdefault(origin.source, []).append(origin.manifest_uri)
+    return manifests
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from headrace.ledger.rows import BatchOrigin
     from headrace.spark.transforms import BatchContext
     from headrace.stream import Stream
 
@@ -21,7 +22,8 @@ class WrittenBatch:
     """The batch that is being written.
 
     ``undecodable`` holds, by input id, the records that do not decode, as far as there are any. ``from_kafka``: the
-    records are read from Kafka again, since the log has let them go. ``target`` names a replay's copy of the output, ""
+    records are read from Kafka again, since the log has let them go. ``earlier`` are the other batches of the output's
+    window. ``target`` names a replay's copy of the output, ""
     the output itself. ``out`` is where a console prints, ``tell`` gets lines on the progress, for people.
     """
 
@@ -35,6 +37,7 @@ class WrittenBatch:
     undecodable: Mapping[str, DataFrame]
     out: IO[str]
     tell: Callable[[str], None]
+    earlier: tuple[BatchOrigin, ...] = ()
 
 
 class OutputWriter(Protocol):
