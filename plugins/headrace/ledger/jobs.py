@@ -12,6 +12,7 @@ from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.rows import JobLease, JobRow, JobStatus
+from headrace.ledger.segment_ends import closing
 from headrace.ledger.states import EventKind, JobState, ReceiverState
 from headrace.ledger.tables import receiver_jobs, receivers, segments, streams
 
@@ -228,7 +229,7 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
     connection.execute(
         update(segments)
         .where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.closed_at_ms.is_(None))
-        .values(closed_at_ms=now_ms)
+        .values(**closing(now_ms))
     )
     kind = EventKind.JOB_FAILED if state is JobState.FAILED else EventKind.JOB_STOPPED
     record(connection, stream, now_ms, kind, {"epoch": epoch, "error": error})

@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger.codec import partition_of
@@ -16,8 +16,9 @@ from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
 from headrace.ledger.position_rows import drain
 from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders, ReceiverRow
+from headrace.ledger.segment_ends import closing
 from headrace.ledger.states import EventKind, ReceiverState
-from headrace.ledger.tables import blocks, positions, receiver_jobs, receivers, segments, streams
+from headrace.ledger.tables import positions, receiver_jobs, receivers, segments, streams
 
 
 class Receivers(Role):
@@ -284,11 +285,3 @@ def _close_segments(connection: Connection, receiver_id: ReceiverId, before_epoc
         )
         .values(**closing(now_ms))
     )
-
-
-def closing(now_ms: int) -> dict[str, Any]:
-    """The values by which an update of ``segments`` closes one: its blocks are looked through this once."""
-    latest = select(func.coalesce(func.max(blocks.c.batch_time_ms), 0)).where(
-        blocks.c.segment_id == segments.c.segment_id
-    )
-    return {"closed_at_ms": now_ms, "last_batch_time_ms": latest.scalar_subquery()}

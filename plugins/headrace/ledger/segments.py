@@ -10,8 +10,9 @@ from sqlalchemy import Connection, Row, insert, select, update
 from headrace.blocks import ReceiverId
 from headrace.ledger.database import LockedStream, Role, new_id
 from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
-from headrace.ledger.receivers import closing, require_receiver
+from headrace.ledger.receivers import require_receiver
 from headrace.ledger.rows import ReceiverLease, SegmentRow
+from headrace.ledger.segment_ends import closing
 from headrace.ledger.tables import receivers, segments
 
 

@@ -57,6 +57,29 @@ def test_a_segment_goes_when_every_batch_in_it_is_done_with(logged: Any) -> None
     assert removable(logged, before_ms=T2) == ["a"]
 
 
+@pytest.mark.parametrize("end", ["took over", "failed", "receiver ended", "receiver registered again"])
+def test_a_segment_whose_writer_is_gone_goes_too(logged: Any, end: str) -> None:
+    logged.add({0: (40, 50)}, handle=BlockHandle("c", 0, 100))
+    last_ms = T2 + 1000
+    jobs, receivers = logged.ledger.jobs, logged.ledger.receivers
+    if end == "took over":
+        logged.clock.advance(3_600_000)
+        jobs.acquire("flights", holder="the next job", lease_ms=60_000)
+    elif end == "failed":
+        jobs.release(logged.job, "failed", error="killed")
+    elif end == "receiver ended":
+        receivers.release(logged.receiver, "failed", error="killed")
+    else:
+        receivers.register(logged.job, logged.receiver.receiver_id, host="elsewhere", lease_ms=5_000)
+    logged.clock.advance(2_000)
+    logged.allocate(last_ms)
+    for time_ms in (T1, T2):
+        logged.complete(time_ms)
+    assert removable(logged) == ["a", "b"]
+    logged.complete(last_ms)
+    assert removable(logged) == ["a", "b", "c"]
+
+
 def test_a_batch_that_runs_again_keeps_its_segments(logged: Any) -> None:
     logged.complete(T1)
     logged.ledger.batches.begin_attempt("flights", T1, **RUN, force=True)
