@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +22,6 @@ from headrace.spark.outputs.errors import (
 from headrace.spark.outputs.kafka_client import told, topic_id
 from headrace.spark.outputs.kafka_messages import END
 from headrace.spark.outputs.kafka_sent import Marker, Sent, SentRecords
-
-logger = logging.getLogger(__name__)
 
 _SETTINGS: Mapping[str, Any] = {
     "enable.idempotence": True,
@@ -93,8 +90,8 @@ class BatchTransaction:
                 self.records.write(sent)
                 marker.remove(topic)
             return sent, known is not None
-        except KafkaException as error:
-            raise self._told(error.args[0], sending) from error
+        except (KafkaException, SystemError) as error:
+            raise self._told(_kafka_error(error), sending) from error
         finally:
             sending.abort()
             marker.close()
@@ -107,8 +104,6 @@ class BatchTransaction:
                 **self.config,
                 "transactional.id": self.name,
                 "transaction.timeout.ms": timeout_ms,
-                # Without it fatal errors are raised out of callbacks; the calls that they stop raise them anyway.
-                "error_cb": lambda error: logger.info("Kafka: %s", error),
             }
         )
 
@@ -131,6 +126,17 @@ class BatchTransaction:
                 f"Another attempt at the batch took topic {self.topic!r} over from attempt {self.attempt}."
             )
         return told(error, self.topic)
+
+
+def _kafka_error(error: KafkaException | SystemError) -> KafkaError:
+    """Kafka's error. The client raises a fatal one between two callbacks, and Python wraps that into SystemErrors."""
+    cause: BaseException | None = error
+    while isinstance(cause, SystemError):
+        cause = cause.__cause__
+    if not isinstance(cause, KafkaException):
+        raise error
+    fatal: KafkaError = cause.args[0]
+    return fatal
 
 
 class _Sending:
@@ -170,13 +176,14 @@ class _Sending:
 
     def look(self) -> None:
         """See what Kafka has refused by now."""
-        self._producer.poll(0)
+        with contextlib.suppress(KafkaException, SystemError):
+            self._producer.poll(0)
 
     def abort(self) -> None:
         """Undo what is not committed, at once: left to its timeout it would hold up those who read the topic."""
         if self._open:
             # Who comes next fences this producer, if Kafka does not answer now.
-            with contextlib.suppress(KafkaException):
+            with contextlib.suppress(KafkaException, SystemError):
                 self._producer.abort_transaction(_PATIENCE_SECONDS)
 
     def _begin(self) -> None:
