@@ -1,4 +1,7 @@
-"""What each output of a batch reads: decided by the ledger alone, without Spark, which may not be needed at all."""
+"""What each output of a batch reads: decided by the ledger alone, without Spark, which may not be needed at all.
+
+Airflow asks it too: nothing here imports pyspark.
+"""
 
 from __future__ import annotations
 

@@ -101,6 +101,7 @@ def test_the_state_is_no_output(ledger: Ledger, tmp_path: Path) -> None:
 def test_airflow_can_ask_writers_what_they_need_without_pyspark() -> None:
     code = """
 import sys
+import headrace.spark.batch_plan
 from headrace.spark.outputs.registry import writer_of
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput
 for output in (
