@@ -23,6 +23,8 @@ Transform = Callable[..., Any]
 
 # What transforms of outputs find by these parameters in a stream with state: the table, and its changed rows.
 STATE_FRAMES = ("state", "changes")
+# What the state's update finds by these: the table before the batch, and what a window and a timeout add.
+UPDATE_FRAMES = ("state", "leaving", "timing_out")
 
 
 class TransformError(HeadraceError):
@@ -115,14 +117,19 @@ def add_py_files(stream: Stream) -> list[Path]:
 def check_transform(stream: Stream) -> None:
     """Find every output's transform as a batch would, with ``spark.py_files``, and see that it takes the inputs.
 
-    Raises StreamDefinitionError or TransformError. They are not called: there is no Spark here.
+    So with the state's update. Raises StreamDefinitionError or TransformError. They are not called: there is no Spark
+    here.
     """
     inputs = {source.id: None for source in stream.inputs}
+    batch = BatchContext.of(stream.name, 0, stream.batch_interval_ms, 1)
     frames = {} if stream.state is None else dict.fromkeys(STATE_FRAMES)
+    if stream.state is not None:
+        update = load_function(stream, stream.state.update, "state's update")
+        arguments(update, inputs, batch, dict.fromkeys(UPDATE_FRAMES))
     for output in stream.outputs:
         transform = load_transform(stream, output)
         if transform is not None:
-            arguments(transform, inputs, BatchContext.of(stream.name, 0, stream.batch_interval_ms, 1), frames)
+            arguments(transform, inputs, batch, frames)
 
 
 def apply_transform(

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.spark.transforms import TransformError, check_transform
+from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, State, Stream
+from headrace.stream.errors import StreamDefinitionError
+
+FUNCTIONS = """
+def update(lines, state, leaving, timing_out, batch): ...
+def changed(lines, changes): ...
+def other(lines, table): ...
+"""
+
+
+@pytest.fixture
+def make_stream(tmp_path: Path) -> Callable[[str], Stream]:
+    name = f"functions_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(FUNCTIONS)
+    return lambda update: Stream(
+        name="lines",
+        inputs=KafkaInput(id="lines", bootstrap_servers="127.0.0.1:1", topics="lines"),
+        outputs=ConsoleOutput(transform=f"{name}:changed"),
+        batch_interval="10 s",
+        storage=str(tmp_path / "storage"),
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+        state=State(update=f"{name}:{update}", fields="word STRING", keys="word"),
+        spark=SparkSettings(py_files=(str(tmp_path / f"{name}.py"),)),
+    )
+
+
+def test_an_update_may_take_all_that_there_is(make_stream: Callable[[str], Stream]) -> None:
+    check_transform(make_stream("update"))
+
+
+def test_an_update_that_takes_something_else_is_told_before_the_first_batch(
+    make_stream: Callable[[str], Stream],
+) -> None:
+    with pytest.raises(TransformError, match=r"takes \(lines, table\)"):
+        check_transform(make_stream("other"))
+
+
+def test_an_update_that_is_not_there_is_told(make_stream: Callable[[str], Stream]) -> None:
+    with pytest.raises(StreamDefinitionError, match="no 'missing' to be the state's update"):
+        check_transform(make_stream("missing"))
