@@ -32,8 +32,9 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
 
     A segment is done with when every block in it belongs to a batch that has completed and is checkpointed, or was
     abandoned, and has left the stream's remember window. In a stream with windows that counts from the oldest batch
-    that is still to be run, so that catching up after a down-time finds what its windows reach back to. Each step can be repeated after a crash. Files of the log
-    that no block was ever accepted of go too.
+    that is still to be run, so that catching up after a down-time finds what its windows reach back to.
+
+    Each step can be repeated after a crash. Files of the log that no block was ever accepted of go too.
 
     Raises:
         StorageError: a segment could not be deleted; those after it stay for the next cleanup.

@@ -187,7 +187,7 @@ class BatchAttempts(Role):
             if attempt.target:
                 settle_replay(connection, locked, attempt)
                 return batch
-            payload = {"attempt": attempt.number, "error": error}
+            payload = {"attempt": attempt.number, "outputs": list(attempt.outputs), "error": error}
             _event(connection, locked, attempt, EventKind.BATCH_FAILED, payload)
             return settle(connection, locked, batch)
 
