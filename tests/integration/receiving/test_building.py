@@ -25,6 +25,11 @@ def produce(rig: Any, partition: int, *timestamps: int) -> None:
     assert producer.flush(30) == 0
 
 
+def create(rig: Any, topic: str | None = None, partitions: int = 1) -> None:
+    # The records are of the past: Kafka's own retention would take them in the middle of a test.
+    rig.create(topic, partitions, retention_ms="-1")
+
+
 def build(rig: Any, batch_time_ms: int) -> list[int]:
     """Build the batch; the values of its records, as they are read."""
     storage = open_storage(rig.stream.storage.url)
@@ -47,7 +52,7 @@ def begin(rig: Any, count: int, **source: Any) -> int:
 
 
 def test_batches_of_the_time_before_are_those_of_kafkas_timestamps(rig: Any) -> None:
-    rig.create(partitions=3)
+    create(rig, partitions=3)
     base = 1_700_000_000_000
     produce(rig, 0, *(base + shift for shift in (0, 300, 999, 1_000, 1_500, 2_000)))
     # Out of order: what comes after the first of an interval is of that interval, or a later one.
@@ -75,7 +80,7 @@ def test_batches_of_the_time_before_are_those_of_kafkas_timestamps(rig: Any) -> 
 def test_topics_by_a_pattern_are_built_together(rig: Any) -> None:
     base = 1_700_000_000_000
     for topic in ("one", "two"):
-        rig.create(f"{rig.prefix}-{topic}", 1)
+        create(rig, f"{rig.prefix}-{topic}")
         rig.produce(2, topic=f"{rig.prefix}-{topic}", timestamp=base, tag="x")
     begin(rig, 2, topic_pattern=f"{rig.prefix}-.*")
     rig.end()
@@ -88,7 +93,7 @@ def test_topics_by_a_pattern_are_built_together(rig: Any) -> None:
 
 
 def test_retention_that_reached_into_the_interval_is_an_error_with_its_time(rig: Any) -> None:
-    rig.create(partitions=1)
+    create(rig)
     base = 1_700_000_000_000
     produce(rig, 0, base + 100, base + 200, base + 1_100, base + 1_200)
     begin(rig, 1)
@@ -100,7 +105,7 @@ def test_retention_that_reached_into_the_interval_is_an_error_with_its_time(rig:
 
 
 def test_a_broker_that_does_not_answer_is_an_error(rig: Any) -> None:
-    rig.create(partitions=1)
+    create(rig)
     begin(rig, 1)
     rig.end()
     source = rig.stream.inputs[0].model_copy(update={"bootstrap_servers": "127.0.0.1:1"})

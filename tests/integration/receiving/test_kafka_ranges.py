@@ -101,7 +101,7 @@ def expire(rig: Any, partition: int, before: int) -> None:
 
 
 def test_every_kind_of_record_is_the_same_again(rig: Any) -> None:
-    rig.create(max_message_bytes="2000000")
+    rig.create(max_message_bytes="2000000", retention_ms="-1")
     producer = Producer({"bootstrap.servers": rig.bootstrap, "message.max.bytes": 2_000_000})
     producer.produce(rig.topic, b"plain", partition=0, timestamp=1_700_000_000_123)
     producer.produce(rig.topic, None, key=b"tombstone", partition=0)
@@ -192,7 +192,7 @@ def test_a_compacted_topic_is_replayed_while_nothing_is_gone_and_told_then(rig: 
 
 
 def test_what_retention_removed_is_told_of_all_partitions_before_anything_is_read(rig: Any) -> None:
-    rig.create(partitions=3)
+    rig.create(partitions=3, retention_ms="-1")
     for partition in range(3):
         rig.produce(10, partition=partition, timestamp=1_700_000_000_000)
         rig.produce(10, partition=partition, timestamp=1_700_000_060_000)

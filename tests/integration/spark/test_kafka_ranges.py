@@ -46,7 +46,9 @@ class Received:
     def __init__(self, kafka: str, folder: Path) -> None:
         self.topic = f"ranges-{uuid.uuid4().hex[:12]}"
         self.admin = AdminClient({"bootstrap.servers": kafka})
-        self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)])[self.topic].result()
+        # The records are of the past: Kafka's own retention would take them in the middle of a test.
+        new = NewTopic(self.topic, PARTITIONS, 1, config={"retention.ms": "-1"})
+        self.admin.create_topics([new])[self.topic].result()
         self.source = KafkaInput(bootstrap_servers=kafka, topics=self.topic)
         self.folder = str(folder / "clicks")
         self.topic_id = str(RangeClients.of(self.source).questions().topic_ids([self.topic])[self.topic])
