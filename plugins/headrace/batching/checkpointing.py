@@ -57,6 +57,7 @@ def take(ledger: Ledger, stream: str, batch_time_ms: int, batches: Sequence[Batc
         state={
             "stream": dataclasses.asdict(ledger.streams.get(stream)),
             "batches": [{**dataclasses.asdict(batch), "outputs": recorded[batch.batch_time_ms]} for batch in batches],
+            "runs": ledger.runs.newest(stream),
             "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream)],
             "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream)],
             "receivers": [

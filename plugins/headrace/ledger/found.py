@@ -55,8 +55,9 @@ class FoundStream:
     """What was found of a stream. Blocks are ascending along each partition.
 
     ``positions`` are next offsets by input and partition, ``watermarks`` the latest timestamps in the same form, where
-    they are not those of blocks. ``job_epoch`` and ``receiver_epochs`` are the highest seen:
-    the next ones are above them, so that no segment's name comes again and old writers stay fenced.
+    they are not those of blocks, ``runs`` the batch times that runs were given. ``job_epoch`` and ``receiver_epochs``
+    are the highest seen: the next ones are above them, so that no segment's name comes again and old writers stay
+    fenced.
     """
 
     job_epoch: int
@@ -67,3 +68,4 @@ class FoundStream:
     batches: Sequence[FoundBatch] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     watermarks: Mapping[tuple[str, TopicPartition], int] = field(default_factory=dict)
+    runs: Mapping[str, int] = field(default_factory=dict)

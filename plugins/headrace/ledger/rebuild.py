@@ -20,6 +20,7 @@ from headrace.ledger.rows import StoredBlock
 from headrace.ledger.states import AttemptState, BatchState, EventKind, PartitionState, ReceiverState
 from headrace.ledger.tables import (
     batch_outputs,
+    batch_runs,
     batches,
     blocks,
     positions,
@@ -48,6 +49,14 @@ class Rebuild(Role):
             _insert_receivers(connection, locked, found)
             _insert_blocks(connection, locked, found)
             _insert_batches(connection, locked, found)
+            _insert_all(
+                connection,
+                batch_runs,
+                (
+                    {"stream": stream, "run_id": run_id, "batch_time_ms": time_ms, "at_ms": locked.now_ms}
+                    for run_id, time_ms in found.runs.items()
+                ),
+            )
             sealed_ms = max((batch.batch_time_ms for batch in found.batches), default=0)
             connection.execute(
                 update(streams)

@@ -40,6 +40,17 @@ class Runs(Role):
         with self._database.read() as connection:
             return _find(connection, stream, run_id)
 
+    def newest(self, stream: str, limit: int = 1_000) -> dict[str, int]:
+        """The batch times of runs, of the ``limit`` latest of these."""
+        query = (
+            select(batch_runs.c.run_id, batch_runs.c.batch_time_ms)
+            .where(batch_runs.c.stream == stream)
+            .order_by(batch_runs.c.batch_time_ms.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return {row.run_id: row.batch_time_ms for row in connection.execute(query)}
+
 
 def _find(connection: Connection, stream: str, run_id: str) -> int | None:
     query = select(batch_runs.c.batch_time_ms).where(batch_runs.c.stream == stream, batch_runs.c.run_id == run_id)

@@ -71,6 +71,7 @@ def walk(world: Any) -> None:
     ledger.runs.assign("flights", "manual", coalesces=False)
     ledger.runs.assign("flights", "asset", coalesces=True)
     ledger.runs.find("flights", "manual")
+    ledger.runs.newest("flights")
     ledger.receivers.unsealed("flights", T1)
     ledger.jobs.renew(world.job)
     ledger.jobs.current("flights")

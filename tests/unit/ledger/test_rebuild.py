@@ -128,7 +128,9 @@ def test_what_is_by_timestamp_and_by_output_comes_back(ledger: Any, clock: Any) 
         FoundBatch(T1, "m/1", "1", outputs={"index": {"indexed": 10}}),
         FoundBatch(T2, "m/2", "2", late_records=7, checkpoint_uri="c"),
     ]
-    ledger.rebuild.restore("flights", found(blocks=timed, batches=batches, watermarks={("kafka", OLD): T0 - 5}))
+    ledger.rebuild.restore(
+        "flights", found(blocks=timed, batches=batches, watermarks={("kafka", OLD): T0 - 5}, runs={"manual": T1})
+    )
     done, half, late = ledger.batches.list("flights", oldest_first=True)
     assert (done.built, done.blocks, done.code_version, done.steps) == (True, 0, "v1", ("index", "files"))
     assert (half.late_records, late.late_records) == (0, 7)
@@ -142,6 +144,7 @@ def test_what_is_by_timestamp_and_by_output_comes_back(ledger: Any, clock: Any) 
     for outputs in (None, ["index"]):
         with pytest.raises(AlreadyCompletedError):
             ledger.batches.begin_attempt("flights", T2, **run, outputs=outputs)
+    assert ledger.runs.assign("flights", "manual", coalesces=False) == T1
     (block_of_t1,) = ledger.blocks.of_batch("flights", T1)
     assert block_of_t1.info.event_time_ms == T0 + 5
     assert {row.partition: row.watermark_ms for row in ledger.positions.list("flights")} == {OLD: T0 - 5, TP: T0 + 5}

@@ -41,6 +41,9 @@ def test_a_run_keeps_its_time(filled: Any) -> None:
     filled.clock.advance(60_000)
     assert runs.assign("flights", "a", coalesces=True) == T1
     assert runs.find("flights", "a") == T1
+    runs.assign("flights", "b", coalesces=False)
+    assert runs.newest("flights") == {"a": T1, "b": T2}
+    assert runs.newest("flights", limit=1) == {"b": T2}
 
 
 def test_a_claimed_time_is_not_given_out(filled: Any) -> None:
