@@ -66,7 +66,9 @@ class TestAllocateBlocks:
         assert "hold 5 records" in told
         assert "backfill" in told
 
-    def test_a_time_from_before_the_stream_is_built_when_the_run_asks(self, stream, ledger, make_task, monkeypatch):
+    def test_a_time_from_before_the_stream_is_built_when_the_run_asks(
+        self, stream, ledger, make_task, monkeypatch, until
+    ):
         built = []
 
         def build(stream, ledger, storage, at_ms):
@@ -74,7 +76,8 @@ class TestAllocateBlocks:
             return allocate(stream, ledger, storage, at_ms)
 
         monkeypatch.setattr("headrace.batching.building.build_from_kafka", build)
-        early, late = 1_700_000_000_000, ledger.now_ms() // 200 * 200
+        early, late = 1_700_000_000_000, ledger.streams.get("flights").zero_time_ms + stream.batch_interval_ms
+        until(lambda: ledger.now_ms() >= late)
         monkeypatch.setattr(allocate_blocks, "claim", lambda *_: [])
         for at_ms in (early, late):
             for conf in ({}, {"from_kafka": True}):
