@@ -63,14 +63,25 @@ def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> d
         )
         owners |= {row.batch_time_ms: row.absorbed_by_ms for row in connection.execute(query)}
     found: dict[int, int] = {}
-    # Not joined to the batches: SQLite's planner may then begin with all of the stream's blocks.
+    removing = _removing(connection, stream)
+    # Not joined to batches or segments: planners then begin with all of the stream's blocks, or with all its segments.
     for part in chunks(list(owners)):
         counts = (
             select(blocks.c.batch_time_ms, func.count())
-            .join(segments, segments.c.segment_id == blocks.c.segment_id)
-            .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part), segments.c.removing_at_ms.is_(None))
+            .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part))
             .group_by(blocks.c.batch_time_ms)
         )
         for time_ms, count in connection.execute(counts):
             found[owners[time_ms]] = found.get(owners[time_ms], 0) + count
+        if removing:
+            for time_ms, count in connection.execute(counts.where(blocks.c.segment_id.in_(removing))):
+                found[owners[time_ms]] -= count
     return found
+
+
+def _removing(connection: Connection, stream: str) -> list[int]:
+    """The segments whose removal has begun, as many as one cleanup claims."""
+    query = select(segments.c.segment_id).where(
+        segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)
+    )
+    return list(connection.execute(query).scalars())
