@@ -133,6 +133,11 @@ class BatchLedger:
         )
         self.ledger.blocks.add(lease, info)
 
+    def begin_partition(self, partition: TopicPartition, offset: int, *, input_id: str = "records") -> None:
+        """Know of a partition that the stream reads from this offset on."""
+        self.ledger.topics.observe(self._job, input_id, partition.topic, partition.topic_id, 1)
+        self.ledger.positions.ensure(self._job, input_id, partition, offset)
+
     def allocate(self) -> int:
         """Allocate the next batch time; the batch time."""
         sealed = self.ledger.streams.get(self.stream.name).sealed_until_ms

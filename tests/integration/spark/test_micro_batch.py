@@ -22,8 +22,10 @@ from pyspark.sql import SparkSession
 
 from headrace.batching.building import build_from_kafka
 from headrace.batching.manifest import ManifestError
+from headrace.blocks import TopicPartition
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
+from headrace.receiving.kafka_ranges import RangeClients
 from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
 from headrace.spark.micro_batch_job import main
 from headrace.stream import (
@@ -314,6 +316,8 @@ def test_a_batch_that_only_kafka_has_is_read_from_there(
     for number, time_ms in enumerate((zero_ms - 15_000, zero_ms - 5_000)):
         producer.produce(topic, value=f"record {number}", timestamp=time_ms)
     assert producer.flush(30) == 0
+    topic_id = str(RangeClients.of(source).questions().topic_ids([topic])[topic])
+    batch.begin_partition(TopicPartition(topic, topic_id, 0), 2)
     storage = open_storage(batch.stream.storage.url)
     told: list[str] = []
     printed: list[list[str]] = []
