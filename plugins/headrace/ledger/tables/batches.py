@@ -48,9 +48,16 @@ batches = Table(
     Column("error", Text),
     PrimaryKeyConstraint("stream", "batch_time_ms"),
     Index("ix_batches_state", "stream", "state", "batch_time_ms"),
-    Index("ix_batches_cleaned", "stream", "cleaned_at_ms", "batch_time_ms"),
 )
 
+# In their order, however many were cleaned before them.
+Index(
+    "ix_batches_uncleaned",
+    batches.c.stream,
+    batches.c.batch_time_ms,
+    sqlite_where=batches.c.cleaned_at_ms.is_(None),
+    postgresql_where=batches.c.cleaned_at_ms.is_(None),
+)
 Index(
     "ix_batches_absorbed",
     batches.c.stream,

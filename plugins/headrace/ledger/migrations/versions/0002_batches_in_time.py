@@ -29,6 +29,14 @@ def upgrade() -> None:
         "UPDATE batches SET steps = (SELECT a.outputs FROM batch_attempts a WHERE a.stream = batches.stream"
         " AND a.batch_time_ms = batches.batch_time_ms AND a.number = batches.attempt) WHERE state = 'completed'"
     )
+    op.drop_index("ix_batches_cleaned", table_name="batches")
+    op.create_index(
+        "ix_batches_uncleaned",
+        "batches",
+        ["stream", "batch_time_ms"],
+        sqlite_where=sa.text("cleaned_at_ms IS NULL"),
+        postgresql_where=sa.text("cleaned_at_ms IS NULL"),
+    )
     op.add_column("batch_attempts", sa.Column("target", sa.Text(), nullable=False, server_default=""))
     op.add_column("batch_attempts", sa.Column("source", sa.Text(), nullable=False, server_default="log"))
     op.add_column("batch_attempts", sa.Column("replay_revision", sa.Integer(), nullable=True))
@@ -175,6 +183,8 @@ def downgrade() -> None:
         change.alter_column("recorded_at_ms", existing_type=sa.BigInteger(), nullable=False)
         for column in ("target", "state", "error", "code_version"):
             change.drop_column(column)
+    op.drop_index("ix_batches_uncleaned", table_name="batches")
+    op.create_index("ix_batches_cleaned", "batches", ["stream", "cleaned_at_ms", "batch_time_ms"])
     for index in ("ix_segments_removing", "ix_segments_closed"):
         op.drop_index(index, table_name="segments")
     for name, columns in (
