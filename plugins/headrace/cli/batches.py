@@ -43,7 +43,7 @@ def batches(
         print_json({"batches": rows, "unclaimed": waiting})
         return
     print_table(
-        ("batch time", "state", "attempt", "blocks", "records", "took", "checkpointed", "cleaned", "error"),
+        ("batch time", "state", "attempt", "blocks", "records", "late", "took", "checkpointed", "cleaned", "error"),
         [
             (
                 time_text(row.batch_time_ms),
@@ -51,6 +51,7 @@ def batches(
                 row.attempt,
                 row.blocks,
                 row.records,
+                row.late_records,
                 duration_text(row.started_at_ms, row.completed_at_ms),
                 "yes" if row.checkpointed_at_ms else "no",
                 "yes" if row.cleaned_at_ms else "no",

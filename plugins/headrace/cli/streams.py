@@ -135,7 +135,7 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     for trouble in (job.attributes.get("troubles") or ()) if job is not None and job.alive(now_ms) else ():
         typer.echo(f"Trouble: {trouble}")
     print_table(
-        ("receiver", "state", "host", "heartbeat", "sealed through", "restarts", "last error"),
+        ("receiver", "state", "host", "heartbeat", "sealed through", "restarts", "late", "last error"),
         [
             (
                 receiver.receiver_id,
@@ -144,13 +144,19 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
                 time_text(receiver.heartbeat_ms),
                 time_text(receiver.sealed_through_ms),
                 receiver.restarts,
+                receiver.stats.get("late_records"),
                 receiver.last_error,
             )
             for receiver in receivers
         ],
     )
+    by_timestamp = row.batch_by == "timestamp"
     print_table(
-        ("input", "topic", "partition", "incarnation", "next offset", "receiver", "state", "error"),
+        (
+            *("input", "topic", "partition", "incarnation", "next offset", "receiver", "state"),
+            *(("latest timestamp", "drained at") if by_timestamp else ()),
+            "error",
+        ),
         [
             (
                 position.input_id,
@@ -160,6 +166,7 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
                 position.next_offset,
                 position.receiver_index,
                 position.state.value,
+                *((time_text(position.watermark_ms), time_text(position.drained_ms)) if by_timestamp else ()),
                 position.error,
             )
             for position in positions
