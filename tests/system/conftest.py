@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.system.clicks import DAG_FILE as CLICKS_DAG_FILE
 from tests.system.orders import DAG_FILE, TRANSFORM_FILE, Orders
 
 from headrace.ledger import Ledger
@@ -31,7 +32,9 @@ def stack() -> Iterator[Stack]:
     dags.mkdir()
     (dags / "orders.py").write_text(DAG_FILE)
     (dags / "orders_transform.py").write_text(TRANSFORM_FILE)
-    os.environ["ORDERS_STORAGE"] = str(data / "storage")
+    (dags / "clicks.py").write_text(CLICKS_DAG_FILE)
+    os.environ["ORDERS_STORAGE"] = os.environ["CLICKS_STORAGE"] = str(data / "storage")
+    os.environ["CLICKS_FILES"] = str(data / "clicks")
     stack = Stack(StackOptions(data=data, dags=dags, plugins=data / "plugins"))
     try:
         stack.start()

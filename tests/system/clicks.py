@@ -1,0 +1,196 @@
+"""A stream by Kafka's timestamps whose batches are single tasks, and how it is seen from outside."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from tests.system.orders import wait_until
+
+from headrace.demo.elasticsearch_side import ElasticsearchSide
+from headrace.demo.kafka_side import offsets
+from headrace.demo.producing import create_topic
+from headrace.ledger import Ledger
+from headrace.ledger.rows import BatchRow
+from headrace.ledger.states import BatchState
+from headrace.local.airflow_api import AirflowApi
+from headrace.local.stack import Stack
+
+STREAM = TOPIC = INDEX = "clicks"
+PARTITIONS = 2
+INTERVAL_MS = 10_000
+
+DAG_FILE = '''
+"""A stream for Airflow whose batches hold what arrived in Kafka in their interval."""
+
+import os
+
+from headrace.dags import stream_dags
+from headrace.stream import ElasticsearchOutput, KafkaInput, Limits, ParquetOutput, Stream
+
+stream = Stream(
+    name="clicks",
+    inputs=KafkaInput(connection="kafka_default", topics="clicks"),
+    outputs=[
+        ElasticsearchOutput(connection="elasticsearch_default", index="clicks"),
+        ParquetOutput(path=os.environ["CLICKS_FILES"]),
+    ],
+    batch_interval="10 s",
+    batch_by="timestamp",
+    allowed_lateness="2 s",
+    storage=os.environ["CLICKS_STORAGE"],
+    ledger="connection:headrace_ledger",
+    limits=Limits(segment_interval="5 s"),
+)
+
+receiver, batches = stream_dags(stream, single_task=True)
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Click:
+    """A record as a plain consumer gave it."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    value: bytes
+
+    @property
+    def document_id(self) -> str:
+        return f"{TOPIC}+{self.partition}+{self.offset}"
+
+
+class ClickProducer:
+    """Sends clicks at a slow pace from a thread, for as long as it is wanted."""
+
+    def __init__(self, bootstrap_servers: str, *, rate: float) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._pause = 1 / rate
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.sent = 0
+
+    def __enter__(self) -> ClickProducer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        producer = Producer({"bootstrap.servers": self._bootstrap_servers, "linger.ms": 5})
+        while not self._stop.wait(self._pause):
+            producer.produce(TOPIC, json.dumps({"click": self.sent}).encode(), partition=self.sent % PARTITIONS)
+            producer.poll(0)
+            self.sent += 1
+        assert producer.flush(30) == 0
+
+
+class Clicks:
+    """The stream as its tests use it."""
+
+    def __init__(self, stack: Stack, ledger: Ledger) -> None:
+        assert stack.kafka is not None
+        assert stack.elasticsearch is not None
+        assert stack.airflow is not None
+        self.ledger = ledger
+        self.kafka = stack.kafka.bootstrap_servers
+        self.elasticsearch = ElasticsearchSide(stack.elasticsearch.url)
+        self.airflow = stack.airflow
+
+    @property
+    def api(self) -> AirflowApi:
+        return self.airflow.api()
+
+    def begin(self) -> None:
+        """Make the topic, and let the DAGs run."""
+        create_topic(self.kafka, TOPIC, PARTITIONS)
+        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
+            self.api.wait_for_dag(dag_id)
+            self.api.unpause(dag_id)
+
+    def records(self) -> Iterator[Click]:
+        """What Kafka holds, read by a plain consumer."""
+        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "proof", "enable.auto.commit": False})
+        try:
+            for partition, (first, end) in offsets(self.kafka, TOPIC).items():
+                consumer.assign([TopicPartition(TOPIC, partition, first)])
+                position = first
+                while position < end:
+                    for message in consumer.consume(1_000, 1.0):
+                        assert message.error() is None, message.error()
+                        offset = message.offset() or 0
+                        position = offset + 1
+                        yield Click(partition, offset, message.timestamp()[1], message.value() or b"")
+        finally:
+            consumer.close()
+
+    def batch_times(self) -> dict[Click, int]:
+        """Each record's batch time by the definition: the interval end after its partition's running maximum."""
+        latest: dict[int, int] = {}
+        found = {}
+        for click in self.records():
+            at_ms = latest[click.partition] = max(latest.get(click.partition, 0), click.timestamp_ms)
+            found[click] = (at_ms // INTERVAL_MS + 1) * INTERVAL_MS
+        return found
+
+    def taken(self) -> dict[tuple[int, int], int]:
+        """Batch time by (partition, offset), as the ledger has it: a record that is in two batches fails here."""
+        found: dict[tuple[int, int], int] = {}
+        for batch in self.batches():
+            for taken in self.ledger.batches.inputs(STREAM, batch.batch_time_ms):
+                for offset in range(taken.from_offset, taken.until_offset):
+                    place = (taken.partition.partition, offset)
+                    assert place not in found, f"{place} is in {found[place]} and in {batch.batch_time_ms}"
+                    found[place] = batch.batch_time_ms
+        return found
+
+    def batches(self) -> list[BatchRow]:
+        """All batches, oldest first."""
+        return self.ledger.batches.list(STREAM, 10_000, oldest_first=True)
+
+    def settle(self, *, seconds: float = 600.0) -> None:
+        """Wait until every record in Kafka is in a batch that has completed and whose log has gone."""
+
+        def settled() -> bool:
+            held = sum(end - first for first, end in offsets(self.kafka, TOPIC).values())
+            batches = [batch for batch in self.batches() if batch.records]
+            return sum(batch.records for batch in batches) == held and all(
+                batch.state is BatchState.COMPLETED and batch.cleaned_at_ms for batch in batches
+            )
+
+        try:
+            wait_until(settled, seconds=seconds, poll=0.5)
+        except AssertionError as late:
+            rows = [(b.batch_time_ms, b.state.value, b.records, b.cleaned_at_ms, b.error) for b in self.batches()]
+            raise AssertionError(f"{late}; unclaimed {self.ledger.blocks.unclaimed(STREAM)}; batches {rows}") from None
+
+    def documents(self) -> dict[str, tuple[bytes, int, int]]:
+        """Source, version and sequence number of every document, by id."""
+        self.elasticsearch.get(f"/{INDEX}/_refresh")
+        page = self.elasticsearch.get(f"/{INDEX}/_search?size=10000&version=true&seq_no_primary_term=true")
+        hits = page["hits"]["hits"]
+        assert page["hits"]["total"]["value"] == len(hits)
+        return {hit["_id"]: (json.dumps(hit["_source"]).encode(), hit["_version"], hit["_seq_no"]) for hit in hits}
+
+    def wait_for_backfill(self, backfill: int, *, seconds: float = 600.0) -> None:
+        """Wait until all runs of the backfill have ended, well or not."""
+
+        def over() -> bool:
+            found: dict[str, Any] = self.api.request("GET", f"/backfills/{backfill}")
+            return found["completed_at"] is not None
+
+        wait_until(over, seconds=seconds, poll=0.5)
+
+
+def sleep_through(intervals: int) -> None:
+    """Let so many batch times pass: there is no other way for a producer to have run that long."""
+    end_ms = (int(time.time() * 1000) // INTERVAL_MS + intervals + 1) * INTERVAL_MS
+    wait_until(lambda: time.time() * 1000 >= end_ms, seconds=intervals * INTERVAL_MS / 1000 + 30, poll=0.5)
