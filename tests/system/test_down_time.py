@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from datetime import UTC, datetime, timedelta
 
-import psutil
 import pyarrow.dataset
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.system.clicks import INTERVAL_MS, STREAM, TOPIC, ClickProducer, Clicks, sleep_through
+from tests.system.killing import kill_session
 from tests.system.orders import wait_until
 
 from headrace.ledger import Ledger
@@ -45,7 +44,7 @@ def test_each_batch_time_of_a_down_time_has_its_records_once(clicks: Clicks) -> 
         down_from_ms = clicks.ledger.now_ms()
         job = clicks.ledger.jobs.current(STREAM)
         assert job is not None
-        _kill_session(job.attributes["pid"])
+        kill_session(job.attributes["pid"])
         sleep_through(10)
         up_from_ms = clicks.ledger.now_ms()
         scheduler.start()
@@ -137,15 +136,3 @@ def _job_state(ledger: Ledger) -> JobState | None:
         return None
     job = ledger.jobs.current(STREAM)
     return None if job is None else job.state
-
-
-def _kill_session(pid: int) -> None:
-    """Kill -9 the receiver job whole, as a host's crash would."""
-    session = os.getsid(pid)
-    assert session != os.getsid(0)
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session:
-                process.send_signal(signal.SIGKILL)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue

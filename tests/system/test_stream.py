@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from datetime import datetime
 
 import psutil
 import pytest
+from tests.system.killing import kill_session
 from tests.system.orders import STREAM, Orders, wait_until
 
 from headrace.ledger.states import JobState
@@ -36,7 +35,7 @@ def test_kill_9_of_the_receiver_job(orders: Orders) -> None:
     received = orders.look().received
     producing = orders.produce(20_000, rate=2_000)
     orders.until(lambda snapshot: snapshot.received > received + 2_000)
-    _kill_session(before.attributes["pid"])
+    kill_session(before.attributes["pid"])
     orders.finish(producing)
     orders.assert_proved()
     after = orders.job()
@@ -88,15 +87,3 @@ def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
 
 def _ends_at(run: dict[str, object], batch_time_ms: int) -> bool:
     return round(datetime.fromisoformat(str(run["data_interval_end"])).timestamp() * 1000) == batch_time_ms
-
-
-def _kill_session(pid: int) -> None:
-    """Kill -9 the receiver job whole: spark-submit's JVM, the driver and the receivers, as a host's crash would."""
-    session = os.getsid(pid)
-    assert session != os.getsid(0)
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session:
-                process.send_signal(signal.SIGKILL)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
