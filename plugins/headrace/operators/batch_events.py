@@ -48,7 +48,9 @@ def emit_batch_event(context: Context, ledger: Ledger, stream: str, batch_time_m
     attempts = ledger.batches.attempts(stream, batch_time_ms)
     if not any(_is_of(attempt, context) for attempt in attempts if attempt.number in written_by):
         return False
-    context["outlet_events"][batch_alias(stream)].add(batch_asset(stream), extra=_numbers(batch, outputs))
+    context["outlet_events"][batch_alias(stream)].add(
+        batch_asset(stream), extra=_numbers(batch, outputs, tried=sum(not attempt.target for attempt in attempts))
+    )
     return True
 
 
@@ -64,7 +66,7 @@ def _is_of(attempt: AttemptRow, context: Context) -> bool:
     return told == (dag_run.run_id, clear_number)
 
 
-def _numbers(batch: BatchRow, outputs: Sequence[BatchOutputRow]) -> dict[str, Any]:
+def _numbers(batch: BatchRow, outputs: Sequence[BatchOutputRow], *, tried: int) -> dict[str, Any]:
     """What a consumer finds in the event's ``extra``; times are epoch milliseconds, and the batch time also as text."""
     first_ms = min((batch.batch_time_ms, *batch.absorbed))
     return {
@@ -77,7 +79,7 @@ def _numbers(batch: BatchRow, outputs: Sequence[BatchOutputRow]) -> dict[str, An
         "blocks": batch.blocks,
         "records": batch.records,
         "late_records": batch.late_records,
-        "attempts": batch.attempt,
+        "attempts": tried,
         "outputs": {output.output_id: output.counts for output in outputs},
         "code_version": batch.code_version,
     }

@@ -301,7 +301,8 @@ def test_cleaning_airflows_database_as_documented_leaves_the_batches(installatio
     backfill = installation.api.backfill(BATCHES, date_of(at_ms), date_of(at_ms))
     (again,) = run_backfill(BATCHES, backfill, [at_ms])
     assert again["state"] == "success"
-    assert attempts(installation, [at_ms]) == [attempt + 1]
+    # Replays have taken numbers in between.
+    assert attempts(installation, [at_ms])[0] > attempt
 
 
 def _newest_backfill(installation, dag_id: str) -> int:
