@@ -163,7 +163,8 @@ def test_in_order_one_run_at_a_time_and_nobody_waits_for_ever(installation, unti
     assert {tuple(step for row in rows for step in row.outputs) for rows in attempts} == {("state", "search")}
     ahead = [row.batch_time_ms for rows in attempts for row in rows if row.attributes.get("ahead")]
     assert ahead[:2] == [batch.batch_time_ms for batch in batches[:2]]
-    assert {run["state"] for run in installation.api.runs(ORDERED)} == {"success"}
+    # The schedule goes on meanwhile.
+    assert not [run for run in installation.api.runs(ORDERED) if run["state"] == "failed"]
 
 
 def _missed_by_the_schedule(installation, ledger) -> int:
