@@ -8,6 +8,7 @@ from itertools import groupby
 
 from headrace.batching.manifest import LOG_FOLDER
 from headrace.ledger import Ledger
+from headrace.ledger.errors import BatchStateError
 from headrace.stream import Stream
 from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
@@ -40,27 +41,41 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
         StorageError: a segment could not be deleted; those after it stay for the next cleanup.
     """
     log = storage.below(stream.name).below(LOG_FOLDER)
-    before_ms = _needed_from(stream, ledger) - stream.remember_ms
+    windows = bool(stream.window_ms)
+    before_ms = (ledger.cleanup.needed_from(stream.name) if windows else ledger.now_ms()) - stream.remember_ms
     segments = blocks = 0
     while found := ledger.cleanup.removable_segments(stream.name, before_ms):
         # Claimed before the file goes: a block that is added meanwhile is refused and finds another segment.
-        claimed = ledger.cleanup.claim_removal(stream.name, [segment.path for segment in found], before_ms)
+        claimed = ledger.cleanup.claim_removal(
+            stream.name,
+            [segment.path for segment in found],
+            before_ms,
+            window_reach_ms=stream.remember_ms if windows else None,
+        )
         if not claimed:
             break
         for segment in claimed:
             log.delete(segment.path)
             blocks += ledger.cleanup.fold_blocks(stream.name, segment.path)
             segments += 1
-    batches = 0
+    return Cleaned(segments, blocks, _mark_cleaned(stream, ledger, before_ms), _sweep(stream, ledger, log))
+
+
+def _mark_cleaned(stream: Stream, ledger: Ledger, before_ms: int) -> int:
+    marked = 0
     while cleanable := ledger.cleanup.cleanable_batches(stream.name, before_ms):
+        before = marked
         for batch in cleanable:
-            ledger.batches.mark_cleaned(stream.name, batch.batch_time_ms)
-            batches += 1
-    return Cleaned(segments, blocks, batches, _sweep(stream, ledger, log))
-
-
-def _needed_from(stream: Stream, ledger: Ledger) -> int:
-    return ledger.cleanup.needed_from(stream.name) if stream.window_ms else ledger.now_ms()
+            try:
+                ledger.batches.mark_cleaned(stream.name, batch.batch_time_ms)
+            except BatchStateError as error:
+                # It was taken to be run again since it was found: a later cleanup marks it.
+                logger.info("%s: batch %d is not marked as cleaned: %s", stream.name, batch.batch_time_ms, error)
+            else:
+                marked += 1
+        if marked == before:
+            break
+    return marked
 
 
 def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:

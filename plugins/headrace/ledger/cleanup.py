@@ -1,7 +1,8 @@
 """Cleanup by reference: a segment goes when every block in it is done with, never because of its age.
 
-Three steps, each of which can be repeated after a crash: claim (from then on no block is added to the segment and no
-batch that needs it can be run again), delete the file, fold (the rows go, the batches' offset ranges stay).
+Three steps, each of which can be repeated after a crash: claim (from then on no block is added to the segment, and
+what begins to read its batches reads them from Kafka), delete the file, fold (the rows go, the batches' offset ranges
+stay).
 """
 
 from __future__ import annotations
@@ -20,11 +21,21 @@ from headrace.ledger.events import record
 from headrace.ledger.rows import BatchRow, SegmentRow
 from headrace.ledger.segments import segment_row
 from headrace.ledger.states import AttemptState, BatchState, EventKind
-from headrace.ledger.tables import batch_attempts, batches, blocks, events, receivers, segments, streams
-from headrace.ledger.turns import earlier_unfinished
+from headrace.ledger.tables import (
+    batch_attempts,
+    batches,
+    blocks,
+    events,
+    receivers,
+    segments,
+    streams,
+    unclaimed_times,
+)
 
 # Rows deleted in one transaction, so that receivers wait milliseconds for the lock.
 FOLD_CHUNK = 2_000
+
+_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 class Cleanup(Role):
@@ -33,8 +44,9 @@ class Cleanup(Role):
     def needed_from(self, stream: str) -> int:
         """The oldest batch time that is still to be run, or is being run: what its windows reach back to must stay.
 
-        That is the oldest unfinished or unclaimed one, that of a live attempt, the one after the newest batch, or the
-        present, whichever is the earliest.
+        That is the oldest unclaimed one or one that has never completed, that of a live attempt, the one after the
+        newest batch, or the present, whichever is the earliest. A batch that had completed and failed when it was run
+        again holds nothing while nobody runs it: else one such would keep all of the log from then on.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -43,17 +55,7 @@ class Cleanup(Role):
             row = connection.execute(select(streams).where(streams.c.name == stream)).one_or_none()
             if row is None:
                 raise StreamNotFoundError(stream)
-            now_ms = self._database.now_ms(connection)
-            newest = connection.execute(
-                select(batches.c.batch_time_ms)
-                .where(batches.c.stream == stream)
-                .order_by(batches.c.batch_time_ms.desc())
-                .limit(1)
-            ).scalar_one_or_none()
-            times = [now_ms] if newest is None else [now_ms, newest + row.batch_interval_ms]
-            times += [batch.batch_time_ms for batch in earlier_unfinished(connection, stream, now_ms, now_ms, 1)]
-            times += [attempt.batch_time_ms for attempt in live_attempts(connection, stream, now_ms)[:1]]
-            return min(times)
+            return _needed_from(connection, stream, row.batch_interval_ms, self._database.now_ms(connection))
 
     def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> builtins.list[SegmentRow]:
         """The oldest closed segments whose every block is done with. Those whose removal was cut short come too.
@@ -66,25 +68,38 @@ class Cleanup(Role):
             # Each by its index: what is within the remember window, most of the log, is not looked at.
             begun = select(segments).where(segments.c.stream == stream, *_REMOVING).order_by(segments.c.segment_id)
             rows = [segment_row(row) for row in connection.execute(begun.limit(limit))]
-            done = (
-                select(segments)
-                .where(
-                    segments.c.stream == stream,
-                    segments.c.removed_at_ms.is_(None),
-                    segments.c.removing_at_ms.is_(None),
-                    segments.c.last_batch_time_ms < before_ms,
-                    ~_needed(before_ms, now_ms),
+            # A job of the version before this column closes its segments without it; only open ones lack it else.
+            unknown = and_(segments.c.last_batch_time_ms.is_(None), segments.c.closed_at_ms.is_not(None))
+            for looked_at in (unknown, segments.c.last_batch_time_ms < before_ms):
+                done = (
+                    select(segments)
+                    .where(
+                        segments.c.stream == stream,
+                        segments.c.removed_at_ms.is_(None),
+                        segments.c.removing_at_ms.is_(None),
+                        looked_at,
+                        ~_needed(before_ms, now_ms),
+                    )
+                    .order_by(segments.c.last_batch_time_ms, segments.c.segment_id)
+                    .limit(limit)
                 )
-                .order_by(segments.c.last_batch_time_ms, segments.c.segment_id)
-                .limit(limit)
-            )
-            rows += [segment_row(row) for row in connection.execute(done)]
+                rows += [segment_row(row) for row in connection.execute(done)]
             return rows[:limit]
 
-    def claim_removal(self, stream: str, paths: Iterable[str], before_ms: int) -> builtins.list[SegmentRow]:
-        """Begin to remove those of the segments that are removable still; only their files may be deleted."""
+    def claim_removal(
+        self, stream: str, paths: Iterable[str], before_ms: int, *, window_reach_ms: int | None = None
+    ) -> builtins.list[SegmentRow]:
+        """Begin to remove those of the segments that are removable still; only their files may be deleted.
+
+        Args:
+            window_reach_ms: how far before a batch the stream's windows need the log. What `needed_from` says at this
+                moment counts then too: an attempt that has begun since ``before_ms`` was found reads what it planned.
+        """
         wanted = builtins.list(paths)
         with self._database.write_stream(stream) as (connection, locked):
+            if window_reach_ms is not None:
+                needed_ms = _needed_from(connection, stream, locked.row.batch_interval_ms, locked.now_ms)
+                before_ms = min(before_ms, needed_ms - window_reach_ms)
             query = select(segments).where(
                 segments.c.stream == stream,
                 segments.c.path.in_(wanted),
@@ -131,7 +146,7 @@ class Cleanup(Role):
     def cleanable_batches(self, stream: str, before_ms: int, limit: int = 100) -> builtins.list[BatchRow]:
         """The oldest batches below ``before_ms`` that are done with and have nothing left in the log.
 
-        Their manifests may go, then `mark_cleaned` says so.
+        `mark_cleaned` says so of each. Their manifests stay: they name the ranges by which Kafka is read again.
         """
         absorbed = batches.alias("absorbed")
         own = exists().where(blocks.c.stream == batches.c.stream, blocks.c.batch_time_ms == batches.c.batch_time_ms)
@@ -155,6 +170,26 @@ class Cleanup(Role):
         )
         with self._database.read() as connection:
             return [batch_row(row) for row in connection.execute(query)]
+
+
+def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: int) -> int:
+    """`Cleanup.needed_from` within a transaction."""
+    newest = select(batches.c.batch_time_ms).where(batches.c.stream == stream).order_by(batches.c.batch_time_ms.desc())
+    unclaimed = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
+    # Each state by its index: sorting all of several would read them all.
+    oldest = [unclaimed.order_by(unclaimed_times.c.batch_time_ms)] + [
+        select(batches.c.batch_time_ms)
+        .where(batches.c.stream == stream, batches.c.state == state, batches.c.steps.is_(None))
+        .order_by(batches.c.batch_time_ms)
+        for state in _UNFINISHED
+    ]
+    times = [now_ms, *(attempt.batch_time_ms for attempt in live_attempts(connection, stream, now_ms)[:1])]
+    last_ms = connection.execute(newest.limit(1)).scalar_one_or_none()
+    if last_ms is not None:
+        times.append(last_ms + interval_ms)
+    for query in oldest:
+        times += connection.execute(query.limit(1)).scalars()
+    return min(times)
 
 
 def _done(table: Any) -> ColumnElement[bool]:

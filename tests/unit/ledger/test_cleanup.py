@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind
 from headrace.ledger.errors import BatchStateError, BlockConflictError, SegmentRemovedError
+from headrace.ledger.tables import segments
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
@@ -118,6 +120,49 @@ def test_a_segment_of_frames_that_were_never_accepted_goes_once_closed(world: An
     assert removable(world) == []
     world.lease(0)
     assert removable(world) == ["a"]
+
+
+def test_a_segment_that_a_job_of_the_version_before_closed_goes_too(logged: Any) -> None:
+    with logged.ledger.cleanup._database.write() as connection:
+        connection.execute(update(segments).values(last_batch_time_ms=None))
+    assert removable(logged) == []
+    logged.complete(T1)
+    assert removable(logged) == ["a"]
+    assert removable(logged, before_ms=T1) == []
+    logged.complete(T2)
+    assert removable(logged) == ["a", "b"]
+    claimed = logged.ledger.cleanup.claim_removal("flights", ["a", "b", "c"], NOW_MS * 2)
+    assert [segment.path for segment in claimed] == ["a", "b"]
+
+
+def test_a_batch_that_failed_when_it_was_run_again_holds_no_window(logged: Any) -> None:
+    cleanup, batches = logged.ledger.cleanup, logged.ledger.batches
+    logged.complete(T1)
+    logged.complete(T2)
+    logged.clock.advance(100_000)
+    assert cleanup.needed_from("flights") == T2 + 1000
+    attempt = batches.begin_attempt("flights", T1, **RUN, force=True)
+    assert cleanup.needed_from("flights") == T1
+    batches.fail_attempt(attempt, "its ranges are gone")
+    assert cleanup.needed_from("flights") == T2 + 1000
+    # One that never completed does, and so does one that nobody claimed.
+    logged.allocate(T2 + 2000)
+    attempt = batches.begin_attempt("flights", T2 + 2000, **RUN)
+    batches.fail_attempt(attempt, "Elasticsearch was away")
+    assert cleanup.needed_from("flights") == T2 + 2000
+
+
+def test_what_began_to_run_since_keeps_what_its_window_reaches_back_to(logged: Any) -> None:
+    cleanup, batches = logged.ledger.cleanup, logged.ledger.batches
+    logged.complete(T1)
+    logged.complete(T2)
+    before_ms = cleanup.needed_from("flights") - 1000
+    assert removable(logged, before_ms) == ["a"]
+    attempt = batches.begin_attempt("flights", T2, **RUN, force=True)
+    assert cleanup.claim_removal("flights", ["a"], before_ms, window_reach_ms=1000) == []
+    batches.fail_attempt(attempt, "lost")
+    claimed = cleanup.claim_removal("flights", ["a"], before_ms, window_reach_ms=1000)
+    assert [segment.path for segment in claimed] == ["a"]
 
 
 def test_folding_keeps_what_the_batch_took(logged: Any) -> None:
