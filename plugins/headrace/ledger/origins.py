@@ -63,25 +63,22 @@ def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> d
         )
         owners |= {row.batch_time_ms: row.absorbed_by_ms for row in connection.execute(query)}
     found: dict[int, int] = {}
-    removing = _removing(connection, stream)
     # Not joined to batches or segments: planners then begin with all of the stream's blocks, or with all its segments.
+    # The segments that go, as many as one cleanup claims, are read in the statement that counts: their blocks go with
+    # them, and of two statements the second could find neither.
+    removing = select(segments.c.segment_id).where(
+        segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)
+    )
     for part in chunks(list(owners)):
         counts = (
             select(blocks.c.batch_time_ms, func.count())
-            .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part))
+            .where(
+                blocks.c.stream == stream,
+                blocks.c.batch_time_ms.in_(part),
+                blocks.c.segment_id.not_in(removing),
+            )
             .group_by(blocks.c.batch_time_ms)
         )
         for time_ms, count in connection.execute(counts):
             found[owners[time_ms]] = found.get(owners[time_ms], 0) + count
-        if removing:
-            for time_ms, count in connection.execute(counts.where(blocks.c.segment_id.in_(removing))):
-                found[owners[time_ms]] -= count
     return found
-
-
-def _removing(connection: Connection, stream: str) -> list[int]:
-    """The segments whose removal has begun, as many as one cleanup claims."""
-    query = select(segments.c.segment_id).where(
-        segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)
-    )
-    return list(connection.execute(query).scalars())
