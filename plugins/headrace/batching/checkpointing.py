@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 import tenacity
 
 from headrace.batching.checkpoint import KEEP, Checkpoint, checkpoint_paths
 from headrace.ledger import Ledger
+from headrace.ledger.errors import BatchStateError
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
+
+logger = logging.getLogger(__name__)
 
 _write_retry = tenacity.retry(
     retry=tenacity.retry_if_exception_type((StorageError, OSError)),
@@ -41,7 +45,11 @@ def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_
     uri = f"{stream.folder_url}/{checkpoint.path}"
     for batch in batches:
         if batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is None:
-            ledger.batches.mark_checkpointed(stream.name, batch.batch_time_ms, uri)
+            try:
+                ledger.batches.mark_checkpointed(stream.name, batch.batch_time_ms, uri)
+            except BatchStateError as error:
+                # It was taken to be run again since it was read: the checkpoint after that holds it.
+                logger.info("%s: batch %d is not marked: %s", stream.name, batch.batch_time_ms, error)
     for path in checkpoint_paths(folder)[:-KEEP]:
         folder.delete(path)
     return checkpoint

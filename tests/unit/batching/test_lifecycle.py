@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headrace.batching.allocation import Allocation, allocate, draw_up
@@ -10,6 +12,7 @@ from headrace.batching.checkpointing import write_checkpoint
 from headrace.batching.cleanup import clean_up
 from headrace.batching.manifest import Manifest
 from headrace.ledger.errors import BatchTimeError
+from headrace.ledger.rows import Attempt
 from headrace.wal.errors import StorageError
 from headrace.wal.reader import read_block
 from headrace.wal.storage import LogStorage, open_storage
@@ -249,3 +252,43 @@ def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> N
     (position,) = checkpoint.state["positions"]
     assert position["watermark_ms"] == 0
     assert checkpoint.state["runs"] == {"manual": T1}
+
+
+def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_cleanup(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, cleanup = receiving.ledger.batches, receiving.ledger.cleanup
+    run = {"holder": "again", "way": "connect", "lease_ms": 60_000, "force": True}
+
+    def end(attempt: Attempt) -> None:
+        batches.record_output(attempt, "console", {})
+        batches.complete_attempt(attempt)
+
+    begun: list[Attempt] = []
+    receiving.clock.advance(20_000)
+    for time_ms in (T1, T2):
+        take(receiving, time_ms)
+        receiving.complete(time_ms)
+
+    def begin_after(read: Any) -> Any:
+        def then_begin(*key: Any, **options: Any) -> Any:
+            answer = read(*key, **options)
+            if not begun:
+                begun.append(batches.begin_attempt("shop", T1, **run))
+            return answer
+
+        return then_begin
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "recorded", begin_after(batches.recorded))
+        assert write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert [batches.get("shop", time_ms).checkpointed_at_ms is None for time_ms in (T1, T2)] == [True, False]
+    end(begun.pop())
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    receiving.clock.advance(60_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(cleanup, "cleanable_batches", begin_after(cleanup.cleanable_batches))
+        assert clean_up(receiving.stream, receiving.ledger, receiving.storage).batches == 1
+    end(begun.pop())
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).batches == 1
