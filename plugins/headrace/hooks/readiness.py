@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import PositionRow, StreamRow
+    from headrace.ledger.rows import PositionRow, ReceiverRow, StreamRow
 
 # Partitions that a reason names; of a thousand it tells the number.
 _MOST_NAMED = 5
@@ -35,6 +36,8 @@ def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: i
 
     By timestamp the batch's records may still lie in Kafka, so this waits also while nothing receives, for as long as
     it takes: until every active partition has passed the batch time, or was drained at the end of the allowed lateness.
+
+    Which of the two holds is as the live receivers receive, and where none lives as the stream is defined.
     """
     if ledger.batches.find(stream, batch_time_ms) is not None:
         return Readiness(True, "the batch is allocated already")
@@ -42,13 +45,36 @@ def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: i
     if now_ms < batch_time_ms:
         return Readiness(False, f"the batch's interval ends in {batch_time_ms - now_ms} ms")
     row = ledger.streams.get(stream)
-    if row.batch_by == "timestamp":
-        return _passed(ledger, row, batch_time_ms, now_ms)
-    return _sealed(ledger, stream, batch_time_ms, grace_ms, now_ms)
+    live = [each for each in ledger.receivers.list(stream) if each.alive(now_ms)]
+    batch_by, otherwise = _received_by(ledger, row, live)
+    if batch_by == "timestamp":
+        found = _passed(ledger, row, live, batch_time_ms, now_ms)
+    else:
+        found = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
+    return replace(found, reason=found.reason + otherwise)
 
 
-def _sealed(ledger: Ledger, stream: str, batch_time_ms: int, grace_ms: int, now_ms: int) -> Readiness:
-    live = [row for row in ledger.receivers.list(stream) if row.alive(now_ms)]
+def _received_by(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow]) -> tuple[str, str]:
+    """By what the live receivers put records into batches, and what to say where that is not as the stream is defined.
+
+    A batch's task registers a changed definition at once, and the receiver job goes on as it began. By arrival no
+    partition ever passes anything, and by timestamp a receiver has older records still to store, whatever is sealed.
+    """
+    job = ledger.jobs.current(row.name)
+    if job is None or not any(each.job_epoch == job.epoch for each in live):
+        return row.batch_by, ""
+    batch_by = str(job.attributes.get("batch_by", row.batch_by))
+    if batch_by == row.batch_by:
+        return batch_by, ""
+    return batch_by, (
+        f"; the stream is by {row.batch_by}, but its receiver job of epoch {job.epoch} still receives by {batch_by}: "
+        "`headrace stop` and `headrace start` let it begin anew"
+    )
+
+
+def _sealed(
+    ledger: Ledger, stream: str, live: Sequence[ReceiverRow], batch_time_ms: int, *, grace_ms: int, now_ms: int
+) -> Readiness:
     if not live:
         return Readiness(True, "no receiver is alive, so there is nothing to wait for")
     late = [str(row.receiver_id) for row in ledger.receivers.unsealed(stream, batch_time_ms)]
@@ -59,7 +85,7 @@ def _sealed(ledger: Ledger, stream: str, batch_time_ms: int, grace_ms: int, now_
     return Readiness(False, f"waiting for {', '.join(late)}")
 
 
-def _passed(ledger: Ledger, row: StreamRow, batch_time_ms: int, now_ms: int) -> Readiness:
+def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_time_ms: int, now_ms: int) -> Readiness:
     if batch_time_ms <= row.sealed_until_ms:
         return Readiness(True, "a later batch is allocated, so nothing can join this one any more")
     behind = _declared(row, ledger.positions.unpassed(row.name, batch_time_ms))
@@ -69,8 +95,7 @@ def _passed(ledger: Ledger, row: StreamRow, batch_time_ms: int, now_ms: int) -> 
         if batch_time_ms <= row.zero_time_ms:
             return Readiness(True, "the stream is younger than this batch, and nothing was received")
         return Readiness(False, "waiting for the receiver job: it has not found any partition yet")
-    live = {each.receiver_id for each in ledger.receivers.list(row.name) if each.alive(now_ms)}
-    owners = {(each.input_id, each.index) for each in live}
+    owners = {(each.receiver_id.input_id, each.receiver_id.index) for each in live}
     named = [
         f"{each.partition.topic}-{each.partition.partition} "
         f"({_awaited(row, each, batch_time_ms, now_ms, owned=(each.input_id, each.receiver_index) in owners)})"

@@ -138,7 +138,12 @@ class ReceiverTracker:
     def _renew(self) -> JobStatus | None:
         """None while the ledger does not answer: the lease stays ours until someone else acquires it."""
         try:
-            attributes = {"receivers": self._summary(), "troubles": sorted(self._told.values())}
+            attributes = {
+                "receivers": self._summary(),
+                "troubles": sorted(self._told.values()),
+                # The stream's definition may be changed meanwhile; its receivers go on by this one.
+                "batch_by": self._stream.batch_by,
+            }
             return self._ledger.jobs.renew(self._lease, attributes=attributes)
         except LedgerUnavailableError as error:
             logger.warning("the job's lease was not renewed, the ledger does not answer: %s", error)

@@ -199,6 +199,28 @@ def test_a_stop_in_the_ledger_is_heard(setting: Setting) -> None:
     assert setting.report == TrackerReport(TrackerEnd.STOPPED, "maintenance")
 
 
+@pytest.mark.parametrize("batch_by", ["arrival", "timestamp"])
+def test_by_what_its_receivers_receive_is_noted_before_one_starts(
+    setting: Setting, make_stream: MakeStream, batch_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The definition may be changed under it: then only the job itself knows."""
+    setting = setting.again(make_stream(receivers=2, batch_by=batch_by))
+    noted: list[object] = []
+    start = setting.launcher.start
+
+    def look_and_start(task: ReceiverTask) -> Handle:
+        job = setting.ledger.jobs.current("air")
+        assert job is not None
+        noted.append(job.attributes.get("batch_by"))
+        return start(task)
+
+    monkeypatch.setattr(setting.launcher, "start", look_and_start)
+    setting.begin()
+    eventually(lambda: len(noted) == 2)
+    setting.end()
+    assert noted == [batch_by, batch_by]
+
+
 def test_should_restart_receiver_after_stopping_it(setting: Setting) -> None:
     setting.begin()
     eventually(lambda: setting.loads() == [2, 2])

@@ -287,6 +287,86 @@ class TestBlocksReadyByTimestamp:
         assert timed.ask()[1].endswith("flights-4 (no receiver is alive to read it) and 3 more")
 
 
+class TestBatchByChangedUnderALiveJob:
+    """Batch tasks register a changed definition at once; a receiver job goes on as it began, until the next one."""
+
+    def by(self, ledger: Ledger, stream: Stream, batch_by: str) -> None:
+        changed = {"batch_by": batch_by, "allowed_lateness": timedelta(seconds=3)}
+        register(ledger, stream.model_copy(update=changed))
+
+    def begin(self, ledger: Ledger, clock: ManualClock, batch_by: str) -> ByTimestamp:
+        """A receiver job, as a tracker begins one."""
+        timed = ByTimestamp(ledger, clock).run()
+        ledger.jobs.renew(timed.job.lease, attributes={"batch_by": batch_by})
+        return timed
+
+    def seal(self, timed: ByTimestamp, sealed: int) -> None:
+        for lease in timed.job.leases:
+            timed.ledger.receivers.heartbeat(lease, sealed_through_ms=sealed)
+
+    def test_from_arrival_to_timestamp(self, stream, ledger, clock):
+        timed = self.begin(ledger, clock, "arrival")
+        self.by(ledger, stream, "timestamp")
+        told = (
+            "; the stream is by timestamp, but its receiver job of epoch 1 still receives by arrival: "
+            "`headrace stop` and `headrace start` let it begin anew"
+        )
+        self.seal(timed, T - 1)
+        assert timed.ask() == (False, "waiting for flights/records/0, flights/records/1" + told)
+        self.seal(timed, T)
+        assert timed.ask() == (True, "all 2 live receiver(s) have stored their blocks" + told)
+
+    def test_from_timestamp_to_arrival(self, stream, ledger, clock):
+        self.by(ledger, stream, "timestamp")
+        timed = self.begin(ledger, clock, "timestamp")
+        self.by(ledger, stream, "arrival")
+        self.seal(timed, T)
+        told = "the stream is by arrival, but its receiver job of epoch 1 still receives by timestamp"
+        ready, reason = timed.ask()
+        # It may store older records yet, which would be late in a batch that is allocated now.
+        assert not ready
+        assert "flights-0 (nothing was read of it yet)" in reason
+        assert told in reason
+        timed.store(0, T)
+        timed.store(1, T)
+        ready, reason = timed.ask()
+        assert ready
+        assert told in reason
+
+    @pytest.mark.parametrize(("before", "after"), [("arrival", "timestamp"), ("timestamp", "arrival")])
+    def test_the_next_job_receives_as_the_stream_says(self, stream, ledger, clock, before, after):
+        self.by(ledger, stream, before)
+        timed = self.begin(ledger, clock, before)
+        self.by(ledger, stream, after)
+        ledger.jobs.release(timed.job.lease)
+        expected = {
+            "arrival": (True, "no receiver is alive, so there is nothing to wait for"),
+            "timestamp": (
+                False,
+                "waiting for flights-0 (no receiver is alive to read it), flights-1 (no receiver is alive to read it)",
+            ),
+        }
+        assert timed.ask() == expected[after]
+        following = self.begin(ledger, clock, after)
+        self.seal(following, T)
+        assert following.ask()[0] == (after == "arrival")
+        assert "still receives" not in following.ask()[1]
+
+    def test_receivers_that_are_gone_receive_by_nothing(self, stream, ledger, clock):
+        """The job's own lease outlives them a little; what comes next is by timestamp."""
+        timed = self.begin(ledger, clock, "arrival")
+        self.by(ledger, stream, "timestamp")
+        clock.advance(21_000)
+        assert ledger.jobs.current("flights").alive(ledger.now_ms())
+        assert not timed.ask()[0]
+
+    def test_a_job_that_noted_nothing_receives_as_the_stream_says(self, stream, ledger, clock):
+        self.by(ledger, stream, "timestamp")
+        timed = ByTimestamp(ledger, clock).run()
+        self.seal(timed, T)
+        assert not timed.ask()[0]
+
+
 class TestSensors:
     def test_what_is_there_is_found_without_deferring(self, stream, ledger):
         sensor = BlocksReadySensor(task_id="await", stream=stream)
