@@ -5,7 +5,7 @@ Airflow asks it too: nothing here imports pyspark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,16 +15,17 @@ from headrace.stream import STATE_STEP
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import BatchOrigin
-    from headrace.stream import Output, Stream, Window
+    from headrace.stream import Output, Stream
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
     """What one output does at a batch time.
 
-    It reads the batches of ``origins``, oldest first. The dead letters of records that do not decode are those of
-    ``fresh``: of the batches that no earlier window of the output held, so that each is written once. ``needs_spark``
-    is False where nothing comes of it. ``skipped`` says why the output has nothing to do at this batch time.
+    Its rows are made of the batches of ``origins``, oldest first. The dead letters of records that do not decode are
+    those of ``fresh``: of the batches since the window before, so that each is written once, whether a window holds it
+    or not. ``needs_spark`` is False where nothing comes of all these. ``skipped`` says why the output has nothing to do
+    at this batch time.
     """
 
     output: Output
@@ -34,9 +35,14 @@ class OutputPlan:
     skipped: str | None = None
 
     @property
+    def read(self) -> tuple[BatchOrigin, ...]:
+        """All that is read, oldest first."""
+        return tuple(sorted({*self.origins, *self.fresh}, key=lambda origin: origin.batch_time_ms))
+
+    @property
     def from_kafka(self) -> bool:
         """Whether some of what it reads is no longer in the log."""
-        return any(origin.source == "kafka" for origin in self.origins)
+        return any(origin.source == "kafka" for origin in self.read)
 
 
 def plan_outputs(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> list[OutputPlan]:
@@ -50,21 +56,20 @@ def _plan(ledger: Ledger, stream: Stream, batch_time_ms: int, output: Output) ->
     if window is not None and not window.is_due(batch_time_ms, interval_ms):
         every = window.slide_ms(interval_ms)
         return OutputPlan(output, skipped=f"no window ends at this batch time, but every {every} ms")
-    times = (batch_time_ms,) if window is None else tuple(window.batch_times_ms(batch_time_ms, interval_ms))
-    by_time = ledger.batches.origins(stream.name, times)
-    origins = tuple(by_time[time] for time in times if time in by_time)
+    held: Iterable[int] = (batch_time_ms,)
+    fresh: Iterable[int] = (batch_time_ms,)
+    if window is not None:
+        held = window.batch_times_ms(batch_time_ms, interval_ms)
+        fresh = window.fresh_times_ms(batch_time_ms, interval_ms)
+    by_time = ledger.batches.origins(stream.name, {*held, *fresh})
     return OutputPlan(
         output,
-        origins,
-        tuple(origin for origin in origins if _is_fresh(origin, window, batch_time_ms, interval_ms)),
-        needs_empty_batches(output, stream) or _hold_records(ledger, stream, origins),
+        tuple(by_time[time] for time in held if time in by_time),
+        tuple(by_time[time] for time in fresh if time in by_time),
+        needs_empty_batches(output, stream) or _hold_records(ledger, stream, sorted(by_time)),
     )
 
 
-def _is_fresh(origin: BatchOrigin, window: Window | None, batch_time_ms: int, interval_ms: int) -> bool:
-    return window is None or origin.batch_time_ms > batch_time_ms - window.slide_ms(interval_ms)
-
-
-def _hold_records(ledger: Ledger, stream: Stream, origins: tuple[BatchOrigin, ...]) -> bool:
+def _hold_records(ledger: Ledger, stream: Stream, times_ms: Sequence[int]) -> bool:
     # The newest first: the batch itself seldom is empty, and then no other is asked.
-    return any(ledger.batches.get(stream.name, origin.batch_time_ms).records for origin in reversed(origins))
+    return any(ledger.batches.get(stream.name, time_ms).records for time_ms in reversed(times_ms))

@@ -138,7 +138,7 @@ class BatchWork:
             undecodable=undecodable or {},
             out=self.out,
             tell=self.tell,
-            earlier=() if plan is None else tuple(origin for origin in plan.origins if origin != self.own),
+            earlier=() if plan is None else tuple(origin for origin in plan.read if origin != self.own),
         )
 
     def _context(self, window: Window | None) -> BatchContext:

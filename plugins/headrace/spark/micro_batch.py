@@ -165,7 +165,7 @@ class _Run:
             own = self._own(batch)
             plans = plan_outputs(self._ledger, stream, batch.batch_time_ms, attempt.outputs)
             leaving = self._leaving(batch.batch_time_ms)
-            check_manifests([own, *leaving, *(origin for plan in plans for origin in plan.origins)])
+            check_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)])
         except Exception as error:
             self._fail(error)
             raise

@@ -152,8 +152,12 @@ class Stream(Part):
 
     @property
     def window_ms(self) -> int:
-        """Milliseconds that the longest window, of an output or of the state, reaches back; 0 without any."""
-        lengths = [output.window.length_ms for output in self.outputs if output.window is not None]
+        """Milliseconds that the longest window, of an output or of the state, reaches back; 0 without any.
+
+        To the window before it, where that has ended longer ago than the window begins.
+        """
+        interval_ms = self.batch_interval_ms
+        lengths = [output.window.reach_ms(interval_ms) for output in self.outputs if output.window is not None]
         if self.state is not None and self.state.window is not None:
             lengths.append(milliseconds(self.state.window))
         return max(lengths, default=0)

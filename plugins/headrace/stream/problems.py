@@ -19,6 +19,7 @@ def problems(stream: Stream) -> Iterator[str]:
     """What each field allows but the whole does not, each with its field and remedy."""
     yield from _missing_or_double(stream)
     yield from _interval_problems(stream)
+    yield from _window_problems(stream)
     yield from _order_problems(stream)
     if len(stream.inputs) > 1 and any(stream.transform_of(output) is None for output in stream.outputs):
         yield "transform: a stream of several inputs needs one, to make one DataFrame of them"
@@ -78,6 +79,17 @@ def _interval_problems(stream: Stream) -> Iterator[str]:
     for field, value, (unit, of) in multiples:
         if value is not None and value % unit:
             yield f"{field}: {milliseconds(value)} ms is no multiple of {of} ({milliseconds(unit)} ms); make it one"
+
+
+def _window_problems(stream: Stream) -> Iterator[str]:
+    if not stream.coalesces:
+        return
+    for output in stream.outputs:
+        if output.window is not None and output.window.slide_ms(stream.batch_interval_ms) != stream.batch_interval_ms:
+            yield (
+                f"outputs.{output.id}.window.slide: {'coalesce' if stream.coalesce else 'trigger'} leaves out batch "
+                "times, and with them the ends of windows; leave slide out, so that every batch ends a window"
+            )
 
 
 def _order_problems(stream: Stream) -> Iterator[str]:

@@ -12,6 +12,9 @@ class Window(Part):
 
     The window of batch time T holds the data interval ``[T - length, T)``. Between two slides an output with a window
     writes nothing, as in Spark: of a slide of 30 s, the batch times that are multiples of 30 s since the epoch count.
+
+    It holds whole batches: one that took over batch times before it (coalescing) is in the windows that its own time is
+    in, with all of its records.
     """
 
     length: Duration
@@ -30,7 +33,18 @@ class Window(Part):
         """Whether a window ends at this batch time."""
         return batch_time_ms % self.slide_ms(batch_interval_ms) == 0
 
+    def reach_ms(self, batch_interval_ms: int) -> int:
+        """Milliseconds back to the window before, or to the window's own begin if that is longer ago."""
+        return max(self.length_ms, self.slide_ms(batch_interval_ms))
+
     def batch_times_ms(self, batch_time_ms: int, batch_interval_ms: int) -> range:
         """The batch times in the window that ends at ``batch_time_ms``, oldest first."""
-        first = batch_time_ms - self.length_ms + batch_interval_ms
-        return range(first, batch_time_ms + 1, batch_interval_ms)
+        return _times_in(self.length_ms, batch_time_ms, batch_interval_ms)
+
+    def fresh_times_ms(self, batch_time_ms: int, batch_interval_ms: int) -> range:
+        """The batch times since the window before this one ended, oldest first."""
+        return _times_in(self.slide_ms(batch_interval_ms), batch_time_ms, batch_interval_ms)
+
+
+def _times_in(span_ms: int, batch_time_ms: int, batch_interval_ms: int) -> range:
+    return range(batch_time_ms - span_ms + batch_interval_ms, batch_time_ms + 1, batch_interval_ms)

@@ -12,6 +12,8 @@ from headrace.batching.cleanup import clean_up
 from headrace.batching.manifest import Manifest
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AllocationConflictError
+from headrace.spark.batch_plan import plan_outputs
+from headrace.stream import ConsoleOutput, Window
 
 from .conftest import START_MS, Receiving
 
@@ -53,6 +55,20 @@ def test_claimed_times_stay_as_they_are(coalescing: Receiving) -> None:
     assert take(coalescing, T3).batch.absorbed == (T2,)
     coalescing.clock.advance(10_000)
     assert take(coalescing, T4).batch.absorbed == ()
+
+
+def test_a_window_holds_whole_batches_and_each_record_once(coalescing: Receiving) -> None:
+    """As docs/stream.md says: T3 took T2 over, and stands in a window with all of its records."""
+    output = ConsoleOutput(window=Window(length="20 s"))
+    coalescing.stream = coalescing.stream.model_copy(update={"outputs": (output,)})
+    read = {}
+    for at_ms in (T1, T3, T4):
+        if at_ms == T4:
+            coalescing.clock.advance(10_000)
+        take(coalescing, at_ms)
+        (plan,) = plan_outputs(coalescing.ledger, coalescing.stream, at_ms, ["console"])
+        read[at_ms] = [Manifest.load(origin.manifest_uri).records for origin in plan.origins]
+    assert read == {T1: [10], T3: [20], T4: [20, 0]}
 
 
 def test_a_stream_that_does_not_coalesce_takes_each_by_itself(coalescing: Receiving) -> None:

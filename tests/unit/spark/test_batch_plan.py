@@ -72,10 +72,12 @@ def test_a_window_reads_the_batches_that_there_are(ledger: Ledger, tmp_path: Pat
         assert not read[number].needs_spark
 
 
-def test_records_between_windows_are_nobodys(ledger: Ledger, tmp_path: Path) -> None:
-    stream = registered(ledger, tmp_path, 3, outputs=ConsoleOutput(window=Window(length="20 s", slide="30 s")))
+def test_records_between_windows_are_looked_at_for_what_does_not_decode(ledger: Ledger, tmp_path: Path) -> None:
+    stream = registered(ledger, tmp_path, 6, outputs=ConsoleOutput(window=Window(length="20 s", slide="30 s")))
     (plan,) = plan_outputs(ledger, stream, 3 * INTERVAL_MS, stream.steps)
-    assert (times(plan.origins), times(plan.fresh)) == ([2, 3], [2, 3])
+    assert (times(plan.origins), times(plan.fresh)) == ([2, 3], [1, 2, 3])
+    (plan,) = plan_outputs(ledger, stream, 6 * INTERVAL_MS, stream.steps)
+    assert (times(plan.origins), times(plan.fresh)) == ([5, 6], [4, 5, 6])
 
 
 def test_an_empty_batch_needs_spark_where_rows_can_come_of_nothing(ledger: Ledger, tmp_path: Path) -> None:

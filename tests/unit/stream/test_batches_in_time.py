@@ -60,6 +60,8 @@ def test_the_log_is_kept_for_the_longest_window_and_an_interval() -> None:
     assert stream(outputs=windows).remember_ms == 310_000
     assert stream(outputs=windows, remember="1 h").remember_ms == 3_600_000
     assert stream(remember="20 s").remember_ms == 20_000
+    apart = elasticsearch(window=Window(length="30 s", slide="1 min"))
+    assert stream(outputs=apart).remember_ms == 70_000, "what lies between two windows is looked at too"
     counting = COUNTS.model_copy(update={"window": timedelta(minutes=1)})
     assert stream(state=counting).remember_ms == 70_000
 
@@ -73,6 +75,17 @@ def test_the_log_is_kept_for_the_longest_window_and_an_interval() -> None:
         ({"state": State(update="a:b", fields="a INT", keys="a", timeout="1 s", returns="changes")}, "state.timeout"),
         ({"state": COUNTS, "limits": Limits(max_concurrent_batches=2)}, "limits.max_concurrent_batches"),
         ({"coalesce": True, "ordered": False}, "ordered"),
+        (
+            {"coalesce": True, "outputs": elasticsearch(window=Window(length="30 s", slide="30 s"))},
+            "outputs.elasticsearch.window.slide",
+        ),
+        (
+            {
+                "trigger": BatchTrigger(min_records=10, max_delay="1 min"),
+                "outputs": elasticsearch(window=Window(length="30 s", slide="20 s")),
+            },
+            "outputs.elasticsearch.window.slide",
+        ),
         ({"state": COUNTS, "outputs": ConsoleOutput(id="state")}, "outputs"),
     ],
 )
@@ -101,6 +114,12 @@ def test_batches_are_ordered_where_a_later_one_builds_on_or_replaces_an_earlier(
     changes: dict[str, Any], ordered: bool
 ) -> None:
     assert stream(**changes).is_ordered is ordered
+
+
+@pytest.mark.parametrize("slide", [None, "10 s"])
+def test_a_stream_that_coalesces_has_windows_at_every_batch(slide: str | None) -> None:
+    window = Window(length="30 s", slide=slide)
+    assert stream(coalesce=True, outputs=elasticsearch(window=window)).outputs[0].window == window
 
 
 def test_an_outputs_transform_is_its_own_or_the_streams() -> None:
@@ -150,7 +169,7 @@ def test_parts_are_checked_by_themselves(make: Any) -> None:
 def test_json_carries_all_of_it() -> None:
     declared = stream(
         outputs=[
-            elasticsearch(window=Window(length="1 min", slide="20 s"), retries=7, transform="words:count"),
+            elasticsearch(window=Window(length="1 min", slide="10 s"), retries=7, transform="words:count"),
             ParquetOutput(path="/data/words/"),
             KafkaOutput(topic="words.counted", connection="kafka_default"),
             ForeachBatchOutput(function="words:mail"),

@@ -22,9 +22,9 @@ class WrittenBatch:
     """The batch that is being written.
 
     ``undecodable`` holds, by input id, the records that do not decode, as far as there are any. ``from_kafka``: the
-    records are read from Kafka again, since the log has let them go. ``earlier`` are the other batches of the output's
-    window. ``target`` names a replay's copy of the output, ""
-    the output itself. ``out`` is where a console prints, ``tell`` gets lines on the progress, for people.
+    records are read from Kafka again, since the log has let them go. ``earlier`` are the other batches that the output
+    reads, those of its window. ``target`` names a replay's copy of the output, "" the output itself. ``out`` is where a
+    console prints, ``tell`` gets lines on the progress, for people.
     """
 
     stream: Stream
