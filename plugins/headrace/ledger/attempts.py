@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
@@ -144,8 +145,11 @@ class BatchAttempts(Role):
                 _event(connection, locked, attempt, EventKind.OUTPUT_COMPLETED, payload)
 
     def complete_attempt(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
-        """End the attempt well. The batch's row after it: COMPLETED when every step of the stream has a record of
+        """End the attempt well. The batch's row after it: COMPLETED when every step that it requires has a record of
         success, else what is left says. The same again changes nothing.
+
+        Required are the steps that the stream had when the batch was first begun and has still; an attempt at all that
+        is missing adds those that the stream has got since.
 
         Args:
             code_version: of the transforms that it ran.
@@ -278,9 +282,13 @@ def _begin(
         if not row.target and row.alive(locked.now_ms)
     ]
     source = source_of(connection, batch)
+    recorded = {step for step, row in newest_outputs(connection, stream, batch_time_ms).items() if is_recorded(row)}
+    if batch.required is None or recorded.union(taken).issuperset(locked.row.outputs):
+        # Also an output that the stream has got since, for this attempt writes it.
+        batch = replace(batch, required=locked.row.outputs)
     attempt = insert_attempt(connection, locked, batch_time_ms, outputs=taken, source=source, **begun)
     goes_on = bool(beside) or (batch.state is BatchState.ALLOCATED and batch.started_at_ms is not None)
-    settled = settle(connection, locked, batch, attempt=attempt.number)
+    settled = settle(connection, locked, batch, attempt=attempt.number, required=list(batch.required or ()))
     if settled.state is BatchState.RUNNING and not goes_on:
         settle(connection, locked, settled, started_at_ms=locked.now_ms)
     payload = {"attempt": attempt.number, "holder": attempt.holder, "way": attempt.way, "outputs": list(taken)}

@@ -36,7 +36,8 @@ def batch_row(row: Row[Any]) -> BatchRow:
     """A row of ``batches``."""
     fields = dict(row._mapping)
     fields["absorbed"] = tuple(fields["absorbed"])
-    fields["steps"] = None if fields["steps"] is None else tuple(fields["steps"])
+    for name in ("required", "steps"):
+        fields[name] = None if fields[name] is None else tuple(fields[name])
     return BatchRow(**fields)
 
 

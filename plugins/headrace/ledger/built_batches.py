@@ -48,7 +48,15 @@ def replace(connection: Connection, batch: BatchRow, now_ms: int, values: Mappin
     connection.execute(
         delete(batch_outputs).where(batch_outputs.c.stream == stream, batch_outputs.c.batch_time_ms == batch_time_ms)
     )
-    cleared = ("code_version", "steps", "started_at_ms", "completed_at_ms", "checkpointed_at_ms", "checkpoint_uri")
+    cleared = (
+        "code_version",
+        "required",
+        "steps",
+        "started_at_ms",
+        "completed_at_ms",
+        "checkpointed_at_ms",
+        "checkpoint_uri",
+    )
     connection.execute(
         update(batches)
         .where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)

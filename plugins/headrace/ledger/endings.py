@@ -68,7 +68,7 @@ class BatchEndings(Role):
 
         Raises:
             BatchNotFoundError: nobody allocated it.
-            BatchStateError: it has completed, or was absorbed.
+            BatchStateError: it has completed, be it that it was run again since and failed; or it was absorbed.
         """
         with self._database.write_stream(stream) as (connection, locked):
             batch = require_batch(connection, stream, batch_time_ms)
@@ -76,6 +76,11 @@ class BatchEndings(Role):
                 return batch
             if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED):
                 raise BatchStateError(f"Batch {batch_time_ms} is {batch.state.value} and cannot be abandoned.")
+            if batch.steps is not None:
+                raise BatchStateError(
+                    f"Batch {batch_time_ms} has completed before, so its records are no gap: it cannot be abandoned.",
+                    remedy="What it wrote is there: run it again, or leave it. No other batch waits for it.",
+                )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
             connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason))
             for row in connection.execute(

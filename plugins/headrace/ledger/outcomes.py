@@ -42,27 +42,36 @@ def is_recorded(row: BatchOutputRow | None) -> bool:
     return row is not None and row.state is AttemptState.COMPLETED
 
 
+def required_steps(locked: LockedStream, batch: BatchRow) -> list[str]:
+    """The steps that the batch completes by, of those that the stream has.
+
+    Those by which it completed before; else those that the stream had when the batch was first begun, so that the
+    attempts that were to complete it do, whatever outputs the stream gets meanwhile.
+    """
+    fixed = batch.required if batch.steps is None else batch.steps
+    return [step for step in locked.row.outputs if fixed is None or step in fixed]
+
+
 def settle(
     connection: Connection, locked: LockedStream, batch: BatchRow, *, by_records: bool = False, **changes: Any
 ) -> BatchRow:
     """Write the state that follows from the batch's outputs, and ``changes``; an event when it has completed.
 
-    A batch that has not completed yet requires the stream's steps as they are registered, one that had completed
-    requires those of them by which it did. ``by_records``: an attempt that has recorded all its outputs counts as
-    ended.
+    ``by_records``: an attempt that has recorded all its outputs counts as ended.
     """
     stream, batch_time_ms = batch.stream, batch.batch_time_ms
     newest = newest_outputs(connection, stream, batch_time_ms)
     running = [row for row in running_attempts(connection, stream, batch_time_ms) if not row.target]
     if by_records:
         running = [row for row in running if not all(is_recorded(newest.get(output)) for output in row.outputs)]
-    steps = locked.row.outputs
-    required = steps if batch.steps is None else [step for step in steps if step in batch.steps]
-    state, error = outcome(required, newest, running, locked.now_ms)
+    state, error = outcome(required_steps(locked, batch), newest, running, locked.now_ms)
     values: dict[str, Any] = {"state": state, "error": error, **changes}
     completes = state is BatchState.COMPLETED and batch.state is not BatchState.COMPLETED
     if state is BatchState.COMPLETED:
-        values["steps"] = [step for step in steps if is_recorded(newest.get(step))]
+        recorded = [step for step in locked.row.outputs if is_recorded(newest.get(step))]
+        known = batch.steps or ()
+        # What it completed by stays, also while the stream has no such output: it may get it again.
+        values["steps"] = [*known, *(step for step in recorded if step not in known)]
         if completes:
             values["completed_at_ms"] = locked.now_ms
     else:
@@ -75,7 +84,7 @@ def settle(
         payload = {
             "attempt": settled.attempt,
             "records": settled.records,
-            "outputs": {step: newest[step].counts for step in values["steps"]},
+            "outputs": {step: newest[step].counts for step in recorded},
         }
         record(connection, stream, locked.now_ms, EventKind.BATCH_COMPLETED, payload, batch_time_ms=batch_time_ms)
     return settled

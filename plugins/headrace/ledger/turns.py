@@ -20,7 +20,10 @@ class BatchTurns(Role):
     """Says what a batch waits for."""
 
     def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> builtins.list[EarlierBatch]:
-        """The oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first."""
+        """The oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first.
+
+        One that has completed once is finished, also when it is run again and fails.
+        """
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
             return earlier_unfinished(connection, stream, batch_time_ms, now_ms, limit)
@@ -36,7 +39,12 @@ def earlier_unfinished(
         # Each state by its index: sorting all of several would read them all.
         query = (
             select(batches.c.batch_time_ms, batches.c.error)
-            .where(batches.c.stream == stream, batches.c.state == state, batches.c.batch_time_ms < batch_time_ms)
+            .where(
+                batches.c.stream == stream,
+                batches.c.state == state,
+                batches.c.batch_time_ms < batch_time_ms,
+                batches.c.steps.is_(None),
+            )
             .order_by(batches.c.batch_time_ms)
             .limit(limit)
         )
@@ -56,9 +64,9 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
     """In an ordered stream a batch waits for the earlier ones, and for those that nobody has claimed yet.
 
     Raises:
-        NotItsTurnError: there are such. A completed batch that is run again waits for none.
+        NotItsTurnError: there are such. A batch that has completed once waits for none when it is run again.
     """
-    if not locked.row.ordered or batch.state is BatchState.COMPLETED:
+    if not locked.row.ordered or batch.steps is not None or batch.state is BatchState.COMPLETED:
         return
     earlier = earlier_unfinished(connection, batch.stream, batch.batch_time_ms, locked.now_ms, 10)
     if not earlier:

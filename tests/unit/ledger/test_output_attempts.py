@@ -226,11 +226,45 @@ def test_an_output_added_later_leaves_a_completed_batch_completed(two: Batches) 
     assert two.finish(two.begin(at=T2)).steps == (*TWO, "topic")
 
 
-def test_an_output_added_before_completion_is_required(two: Batches) -> None:
+def test_an_output_added_while_a_batch_runs_is_not_required(two: Batches) -> None:
     attempt = two.begin()
     two.register(*TWO, "topic")
-    assert two.finish(attempt).state is BatchState.ALLOCATED
-    assert two.begin().outputs == ("topic",)
+    done = two.finish(attempt)
+    assert (done.state, done.steps) == (BatchState.COMPLETED, TWO)
+    # One that was not begun before takes it with it.
+    assert two.finish(two.begin(at=T2)).steps == (*TWO, "topic")
+
+
+def test_what_is_required_is_settled_by_the_first_attempt_even_at_one_output(two: Batches) -> None:
+    index = two.begin("index")
+    two.register(*TWO, "topic")
+    assert two.finish(index).state is BatchState.ALLOCATED
+    topic = two.begin("topic")
+    two.batches.fail_attempt(topic, "boom")
+    assert two.finish(two.begin("files")).state is BatchState.COMPLETED
+
+
+def test_an_attempt_at_all_that_is_missing_takes_an_added_output_with_it(two: Batches) -> None:
+    both = two.begin()
+    two.batches.record_output(both, "index", {})
+    two.batches.fail_attempt(both, "boom")
+    two.register(*TWO, "topic")
+    added = two.begin()
+    assert added.outputs == ("files", "topic")
+    two.batches.record_output(added, "files", {})
+    assert two.batches.fail_attempt(added, "topic is down").error == "topic is down"
+    assert two.finish(two.begin()).steps == (*TWO, "topic")
+
+
+def test_the_steps_of_a_completed_batch_never_become_fewer(two: Batches) -> None:
+    two.finish(two.begin())
+    two.register("topic")
+    two.batches.fail_attempt(two.begin("topic"), "boom")
+    assert two.batches.get("flights", T1).steps == TWO
+    assert two.finish(two.begin("topic")).steps == (*TWO, "topic")
+    two.register(*TWO)
+    half = two.batches.fail_attempt(two.begin("index", force=True), "half written")
+    assert (half.state, half.steps) == (BatchState.FAILED, (*TWO, "topic"))
 
 
 def test_an_output_removed_meanwhile_is_not_required(two: Batches) -> None:
@@ -300,10 +334,28 @@ def test_a_completed_batch_of_an_ordered_stream_is_run_again_out_of_order(build:
     for at in (T1, T2):
         two.finish(two.begin(at=at))
     two.batches.fail_attempt(two.begin("files", at=T1, force=True), "boom")
-    # T1 is unfinished again: T2 may be repeated, T3 has to wait.
+    # T1 was finished once, and later batches are built on that: neither T2 again nor T3 waits for it.
+    failed = two.batches.get("flights", T1)
+    assert (failed.state, failed.error) == (BatchState.FAILED, "boom")
     two.finish(two.begin(at=T2, force=True))
-    with pytest.raises(NotItsTurnError):
-        two.begin(at=T3)
+    assert two.batches.earlier_unfinished("flights", T3) == []
+    two.finish(two.begin(at=T3))
+    # And it waits for none when it is tried once more.
+    two.world.add({0: (10, 20)})
+    assert two.finish(two.begin(at=T1)).state is BatchState.COMPLETED
+
+
+def test_a_batch_that_completed_once_cannot_be_given_up(two: Batches) -> None:
+    two.finish(two.begin())
+    again = two.begin("files", force=True)
+    for _ in range(2):
+        with pytest.raises(BatchStateError, match="has completed before") as refused:
+            two.batches.abandon("flights", T1, "poison")
+        assert "run it again" in str(refused.value.remedy)
+    assert two.batches.fail_attempt(again, "boom").state is BatchState.FAILED
+    with pytest.raises(BatchStateError, match="has completed before"):
+        two.batches.abandon("flights", T1, "poison")
+    assert two.ledger.events.of_batch("flights", T1)[-1].kind == EventKind.BATCH_FAILED
 
 
 def test_outputs_wait_for_the_state(build: Callable[..., Any]) -> None:

@@ -112,3 +112,18 @@ def test_one_that_another_takes_over_is_waited_for(stream, after, toy_batch, con
     ledger.batches.complete_attempt(operator.newer)
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert states(ledger, first, at_ms) == ["completed", "completed"]
+
+
+def test_a_batch_that_failed_when_it_was_run_again_holds_up_nothing(stream, after, toy_batch, connectable, ledger):
+    (first,), at_ms, task = after()
+    allocate(stream, ledger, open_storage(stream.storage.url), first)
+    begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}
+    attempt = ledger.batches.begin_attempt("flights", first, **begun)
+    ledger.batches.record_output(attempt, "elasticsearch", {})
+    ledger.batches.complete_attempt(attempt)
+    again = ledger.batches.begin_attempt("flights", first, **begun, force=True)
+    ledger.batches.fail_attempt(again, "gone from Kafka")
+    run(stream, task)
+    # Nor was it run ahead: whoever asked for it again does that.
+    assert states(ledger, first, at_ms) == ["failed", "completed"]
+    assert ledger.batches.get("flights", first).attempt == again.number

@@ -16,8 +16,9 @@ class BatchRow:
 
     ``absorbed`` are the earlier batch times whose blocks it took over (coalescing), ``absorbed_by_ms`` the batch that
     took this one's. ``built``: it has offset ranges found by timestamps in Kafka, and no blocks; its ``records`` are
-    then an upper bound. ``late_records`` came too late for the batch of their timestamps. ``steps`` are those by which
-    it completed, None before: an output that the stream got later does not make it unfinished.
+    then an upper bound. ``late_records`` came too late for the batch of their timestamps. ``required`` are the
+    steps that the stream had when the batch was first begun, ``steps`` those by which it completed, None before; they
+    stay when it is run again. An output that the stream got later makes it unfinished by neither.
     """
 
     stream: str
@@ -44,6 +45,7 @@ class BatchRow:
     error: str | None
     late_records: int = 0
     built: bool = False
+    required: tuple[str, ...] | None = None
     steps: tuple[str, ...] | None = None
 
 

@@ -37,6 +37,7 @@ batches = Table(
     Column("absorbed", Document, nullable=False),
     Column("absorbed_by_ms", BigInteger),
     Column("attempt", Integer, nullable=False),
+    Column("required", Document),
     Column("steps", Document),
     Column("allocated_at_ms", BigInteger, nullable=False),
     Column("started_at_ms", BigInteger),

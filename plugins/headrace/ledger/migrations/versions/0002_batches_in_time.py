@@ -24,6 +24,7 @@ def upgrade() -> None:
     op.add_column("blocks", sa.Column("event_time_ms", sa.BigInteger(), nullable=True))
     op.add_column("batches", sa.Column("late_records", sa.BigInteger(), nullable=False, server_default="0"))
     op.add_column("batches", sa.Column("built", sa.Boolean(), nullable=False, server_default=sa.false()))
+    op.add_column("batches", sa.Column("required", Document, nullable=True))
     op.add_column("batches", sa.Column("steps", Document, nullable=True))
     op.execute(
         "UPDATE batches SET steps = (SELECT a.outputs FROM batch_attempts a WHERE a.stream = batches.stream"
@@ -190,7 +191,7 @@ def downgrade() -> None:
     for name, columns in (
         ("segments", ("last_batch_time_ms",)),
         ("batch_attempts", ("target", "source", "replay_revision", "code_version")),
-        ("batches", ("late_records", "built", "steps")),
+        ("batches", ("late_records", "built", "required", "steps")),
         ("blocks", ("event_time_ms",)),
         ("positions", ("watermark_ms", "drained_ms")),
         ("streams", ("batch_by", "allowed_lateness_ms")),
