@@ -47,12 +47,16 @@ class OutputRetries:
 
     @contextmanager
     def honoured(self, left: Callable[[], Iterable[str]]) -> Iterator[None]:
-        """An error within becomes Airflow's final one when none of the steps that are then left may be tried again."""
+        """An error within becomes Airflow's final one when steps are left then, and none of them may be tried again.
+
+        With none left an attempt died after its last record, and another try has the ledger see that.
+        """
         try:
             yield
         except (AirflowFailException, AirflowSkipException):
             raise
         except Exception as error:
-            if not any(self.may_try(step, self._try_number + 1) for step in left()):
+            steps = tuple(left())
+            if steps and not any(self.may_try(step, self._try_number + 1) for step in steps):
                 raise AirflowFailException(f"Not to be tried again, by its output's retries: {error}") from error
             raise

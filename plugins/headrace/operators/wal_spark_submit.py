@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowFailException
+
 from headrace.hooks.run_request import run_request
 from headrace.operators.kafka_receiver import holder
 from headrace.operators.output_retries import OutputRetries
@@ -91,7 +93,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         Raises:
             BatchFailedError: a step failed.
-            AirflowFailException: and it is not to be tried again.
+            AirflowFailException: and it is not to be tried again; or steps whose retries are used up are still to do,
+                after the others were done.
         """
         run = _Run(context, run_request(context, self.stream), ledger, storage)
         retries = OutputRetries(self.stream, context, self.output_retries)
@@ -120,10 +123,15 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         )
         try:
             attempt = self._in_its_turn(run, batch, begin)
+            self.run_attempt(run.ledger, attempt, batch, run.context, run.request.parameters)
         except AlreadyCompletedError as error:
             self.log.info("%s", error.what)
-            return
-        self.run_attempt(run.ledger, attempt, batch, run.context, run.request.parameters)
+        given_up = set(left.steps).difference(steps)
+        if given_up and (unwritten := [step for step in self._left(run, at_ms).steps if step in given_up]):
+            raise AirflowFailException(
+                f"Batch {at_ms} was not written to {', '.join(unwritten)}, whose retries are used up. Clear this task "
+                "to have them tried again."
+            )
 
     @property
     def _steps(self) -> tuple[str, ...]:

@@ -89,6 +89,19 @@ def test_no_retry_is_made_for_an_output_that_wants_none(stream, stored, toy_batc
     assert len(ledger.batches.attempts("flights", at_ms)) == 1
 
 
+def test_an_output_that_was_given_up_keeps_the_task_from_success(stream, stored, toy_batch, connectable, ledger):
+    at_ms, task = stored
+    toy_batch("fail")
+    with pytest.raises(BatchFailedError):
+        make(stream).execute(task.context)
+    toy_batch("ok")
+    with pytest.raises(AirflowFailException, match="not written to printed, whose retries are used up"):
+        make(stream).execute(task.again(try_number=2).context)
+    written = {row.output_id: row.state.value for row in ledger.batches.outputs("flights", at_ms)}
+    assert written == {"elasticsearch": "completed", "printed": "failed"}
+    assert task.events == []
+
+
 def test_a_wait_for_a_slot_does_not_allocate_again(stream, stored, source, toy_batch, connectable, ledger, until):
     at_ms, task = stored
     operator = make(stream)

@@ -48,6 +48,11 @@ def test_an_error_is_final_when_nothing_left_may_be_tried_again(patient, make_ta
         raise ValueError("the index is full")
 
 
+def test_an_error_with_nothing_left_to_do_is_tried_again(patient, make_task):
+    with pytest.raises(ValueError, match="died"), retries(patient, make_task, 1, default=0).honoured(lambda: ()):
+        raise ValueError("died after its last record")
+
+
 def test_to_defer_is_no_error(patient, make_task):
     with pytest.raises(TaskDeferred), retries(patient, make_task, 9).honoured(lambda: ("once",)):
         raise TaskDeferred(trigger=None, method_name="m")

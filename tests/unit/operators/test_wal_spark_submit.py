@@ -100,6 +100,18 @@ def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, co
     assert attempt.state.value == "failed"
 
 
+def test_an_attempt_that_dies_after_its_last_record_is_seen_to_be_complete_by_the_retry(
+    stream, allocated, toy_batch, connectable, ledger
+):
+    at_ms, task = allocated()
+    toy_batch("die")
+    with pytest.raises(BatchFailedError, match="signal 9"):
+        make(stream, step="elasticsearch", output_retries=0).execute(task.context)
+    make(stream, step="elasticsearch", output_retries=0).execute(task.again(try_number=2).context)
+    assert ledger.batches.get("flights", at_ms).state.value == "completed"
+    assert len(ledger.batches.attempts("flights", at_ms)) == 1
+
+
 def test_a_completed_batch_is_not_run_again_unless_asked(stream, allocated, toy_batch, connectable, ledger, make_task):
     at_ms, task = allocated()
     make(stream).execute(task.context)

@@ -1,7 +1,7 @@
 """A batch without Spark: it takes the attempt that it is given, and ends as TOY_BATCH says.
 
 ok completes it, fail reports an error, fail:OUTPUT does so when it comes to that output, silent exits well without
-completing, hang waits for SIGTERM.
+completing, die dies after the last record, hang waits for SIGTERM.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ with Ledger.open(arguments.ledger) as ledger:
     if behaviour == "hang":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         time.sleep(60)
-    if behaviour == "ok" or behaviour.startswith("fail:"):
+    if behaviour in ("ok", "die") or behaviour.startswith("fail:"):
         for output in attempt.outputs:
             if behaviour == f"fail:{output}":
                 ledger.batches.fail_attempt(attempt, f"{output} said no")
                 sys.exit(1)
             ledger.batches.record_output(attempt, output, {"indexed": 1})
+        if behaviour == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
         ledger.batches.complete_attempt(attempt)
