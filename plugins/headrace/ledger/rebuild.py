@@ -16,7 +16,7 @@ from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.found import FoundBatch, FoundStream
-from headrace.ledger.rows import StoredBlock
+from headrace.ledger.rows import BatchInputRow, StoredBlock
 from headrace.ledger.states import AttemptState, BatchState, EventKind, PartitionState, ReceiverState
 from headrace.ledger.tables import (
     batch_outputs,
@@ -61,7 +61,7 @@ class Rebuild(Role):
             connection.execute(
                 update(streams)
                 .where(streams.c.name == stream)
-                .values(job_epoch=found.job_epoch, sealed_until_ms=sealed_ms)
+                .values(job_epoch=found.job_epoch, sealed_until_ms=sealed_ms, zero_time_ms=_zero_time_ms(locked, found))
             )
             payload = {"blocks": len(found.blocks), "batches": len(found.batches), **found.notes}
             record(connection, stream, locked.now_ms, EventKind.LEDGER_REBUILT, payload)
@@ -81,6 +81,34 @@ def _require_empty(connection: Connection, locked: LockedStream) -> None:
         )
 
 
+def _zero_time_ms(locked: LockedStream, found: FoundStream) -> int:
+    if found.zero_time_ms is not None:
+        return found.zero_time_ms
+    times = [block.batch_time_ms for block in found.blocks]
+    for batch in found.batches:
+        if batch.inputs and not batch.built:
+            times += [*batch.absorbed, batch.batch_time_ms]
+    return min([locked.row.zero_time_ms, *(time_ms - locked.row.batch_interval_ms for time_ms in times)])
+
+
+def _starting_offsets(found: FoundStream) -> dict[tuple[str, TopicPartition], int]:
+    received = [
+        ((block.info.receiver.input_id, r.partition), r.from_offset)
+        for block in found.blocks
+        for r in block.info.ranges
+    ]
+    received += [
+        ((row.input_id, row.partition), row.from_offset)
+        for batch in found.batches
+        if not batch.built
+        for row in batch.inputs
+    ]
+    starting = dict(found.positions)
+    for key, offset in received:
+        starting[key] = min(starting.get(key, offset), offset)
+    return starting | dict(found.starting_offsets)
+
+
 def _insert_positions(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
     latest: dict[tuple[str, TopicPartition], int] = defaultdict(int)
     watermarks: dict[tuple[str, TopicPartition], int] = defaultdict(int, found.watermarks)
@@ -96,6 +124,7 @@ def _insert_positions(connection: Connection, locked: LockedStream, found: Found
         sizes[topic] = max(sizes[topic], tp.partition + 1)
         current[input_id, tp.topic] = max(current[input_id, tp.topic], tp.incarnation)
     stream, now_ms = locked.row.name, locked.now_ms
+    starting = _starting_offsets(found)
     _insert_all(
         connection,
         topics,
@@ -126,7 +155,7 @@ def _insert_positions(connection: Connection, locked: LockedStream, found: Found
                 **partition_key(tp),
                 "incarnation": tp.incarnation,
                 "next_offset": offset,
-                "starting_offset": offset,
+                "starting_offset": starting[input_id, tp],
                 "last_batch_time_ms": latest[input_id, tp],
                 "watermark_ms": watermarks[input_id, tp],
                 "drained_ms": 0,
@@ -250,7 +279,8 @@ def _insert_batches(connection: Connection, locked: LockedStream, found: FoundSt
 def _insert_batch(
     connection: Connection, locked: LockedStream, batch: FoundBatch, taken: Sequence[StoredBlock]
 ) -> None:
-    inputs = batch.inputs or tuple(sum_inputs(locked.row.name, batch.batch_time_ms, taken))
+    left = tuple(sum_inputs(locked.row.name, batch.batch_time_ms, taken))
+    inputs = batch.inputs or left
     base = {
         "stream": locked.row.name,
         "interval_ms": locked.row.batch_interval_ms,
@@ -280,7 +310,7 @@ def _insert_batch(
             late_records=late,
             built=batch.built,
             steps=list(recorded) if state is BatchState.COMPLETED else None,
-            blocks=sum(row.blocks for row in inputs) if batch.inputs else len(taken),
+            blocks=_count_blocks(batch, inputs, left, len(taken)),
             records=sum(row.records for row in inputs),
             payload_bytes=sum(block.info.payload_bytes for block in taken),
             absorbed=list(batch.absorbed),
@@ -310,6 +340,17 @@ def _insert_batch(
             for output_id, counts in recorded.items()
         ),
     )
+
+
+def _count_blocks(batch: FoundBatch, inputs: Sequence[BatchInputRow], left: Sequence[BatchInputRow], taken: int) -> int:
+    """How many blocks the batch took. Inputs count a block once for each of its partitions."""
+    if batch.blocks is not None:
+        return batch.blocks
+    of_batch = sorted((row.input_id, row.partition, row.blocks) for row in inputs)
+    if of_batch == sorted((row.input_id, row.partition, row.blocks) for row in left):
+        return taken
+    # Some are gone: any number above those that are left says so.
+    return max(taken + 1, sum(row.blocks for row in inputs)) if not batch.built else 0
 
 
 def _insert_all(connection: Connection, table: Any, rows: Iterable[dict[str, Any]]) -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import BatchState, EventKind
-from headrace.ledger.errors import AlreadyCompletedError, LedgerConflictError, LedgerError
+from headrace.ledger.errors import (
+    AllocationConflictError,
+    AlreadyCompletedError,
+    BatchTimeError,
+    LedgerConflictError,
+    LedgerError,
+)
 from headrace.ledger.found import FoundBatch, FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.rows import BatchInputRow
 
@@ -151,3 +157,59 @@ def test_what_is_by_timestamp_and_by_output_comes_back(ledger: Any, clock: Any) 
     # What nobody claimed is counted when it is.
     batch = ledger.batches.allocate("flights", T3, manifest_uri="m", manifest_sha256="3", blocks_expected=1)
     assert batch.late_records == 10
+
+
+def test_what_was_received_is_not_built_from_kafka(ledger: Any, clock: Any) -> None:
+    clock.advance(100_000)
+    late_ms = NOW_MS + 100_000
+    ledger.streams.register("flights", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+    assert ledger.streams.get("flights").zero_time_ms == late_ms
+    ledger.rebuild.restore("flights", found())
+    assert ledger.streams.get("flights").zero_time_ms == T0 - 1000
+    assert {row.partition: row.starting_offset for row in ledger.positions.list("flights")} == {OLD: 0, TP: 0}
+
+    def build(batch_time_ms: int) -> Any:
+        inputs = [BatchInputRow("flights", batch_time_ms, "kafka", OLD, 480, 490, 10, 0)]
+        return ledger.batches.allocate(
+            "flights", batch_time_ms, manifest_uri="m", manifest_sha256="0", inputs=inputs, replace_empty=True
+        )
+
+    with pytest.raises(BatchTimeError, match="zero time"):
+        build(late_ms)
+    with pytest.raises(AllocationConflictError, match="where the stream began"):
+        build(T0 - 5000)
+
+
+def test_where_the_stream_began_comes_back(ledger: Any) -> None:
+    ledger.streams.register("flights", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+    starting = {("kafka", OLD): 0, ("kafka", TP): 7}
+    ledger.rebuild.restore("flights", found(starting_offsets=starting, zero_time_ms=T0 - 3000))
+    assert ledger.streams.get("flights").zero_time_ms == T0 - 3000
+    assert {row.partition: row.starting_offset for row in ledger.positions.list("flights")} == {OLD: 0, TP: 7}
+
+
+def test_a_block_of_two_partitions_is_one_block(ledger: Any) -> None:
+    ledger.streams.register("flights", '{"outputs": []}', batch_interval_ms=1000, block_interval_ms=200)
+    first = block(0, T1)
+    both = replace(first, info=replace(first.info, ranges=(*first.info.ranges, OffsetRange(OLD, 490, 500, 10))))
+    rows = tuple(
+        BatchInputRow("flights", T1, "kafka", r.partition, r.from_offset, r.until_offset, 10, 1)
+        for r in both.info.ranges
+    )
+    gone = {
+        time_ms: tuple(
+            replace(row, batch_time_ms=time_ms, until_offset=row.until_offset + more, blocks=2) for row in rows
+        )
+        for time_ms, more in ((T2, 10), (T3, 20))
+    }
+    batches = [
+        FoundBatch(T1, "m/1", "1", inputs=rows, checkpoint_uri="c"),
+        FoundBatch(T2, "m/2", "2", inputs=gone[T2], checkpoint_uri="c"),
+        FoundBatch(T3, "m/3", "3", inputs=gone[T3], checkpoint_uri="c", blocks=2),
+    ]
+    blocks = [both, block(1, T2)]
+    ledger.rebuild.restore("flights", found(blocks=blocks, batches=batches))
+    assert ledger.batches.get("flights", T1).blocks == 1
+    assert ledger.batches.get("flights", T3).blocks == 2
+    sources = {time: origin.source for time, origin in ledger.batches.origins("flights", [T1, T2, T3]).items()}
+    assert sources == {T1: "log", T2: "kafka", T3: "kafka"}
