@@ -14,6 +14,7 @@ from headrace.blocks import BlockHandle
 from headrace.indexing.originals import OriginalRecord, OriginalRecords
 from headrace.receiving.kafka_ranges import KafkaRangeReader, RangeClients
 from headrace.receiving.offset_ranges import RangeRun, RecordedRange
+from headrace.receiving.replay_errors import RangesGoneError
 from headrace.stream.inputs import KafkaInput
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
@@ -134,9 +135,10 @@ class KafkaOriginalRecords:
         self.close()
 
     def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
-        """The record as Kafka gives it; None if the batch has no such record.
+        """The record as Kafka gives it; None if the batch has no such offset.
 
-        Raises RangesGoneError and RangesUnreadableError: a dead letter without its record is one too few.
+        Raises RangesGoneError, also of a record that compaction removed since the batch read it, and
+        RangesUnreadableError: a dead letter without its record is one too few.
         """
         found = self._find(topic, partition, offset, incarnation)
         if found is None:
@@ -145,7 +147,15 @@ class KafkaOriginalRecords:
         if self._held is None or not _holds(self._held[0], taken, offset):
             self._held = self._read(input_id, taken, offset)
         records = self._held[1]
-        return None if records is None else _record_at(records, pc.equal(records.column("offset"), offset))
+        record = None if records is None else _record_at(records, pc.equal(records.column("offset"), offset))
+        if record is None:
+            raise RangesGoneError(
+                f"Kafka no longer has the record at offset {offset} of {topic}-{partition}, which the batch read: "
+                "compaction removed it.",
+                remedy="Its dead letter cannot be written. Mend the transform or the output, so that it is accepted, "
+                "and run the batch again; it reads what Kafka has.",
+            )
+        return record
 
     def _find(self, topic: str, partition: int, offset: int, incarnation: int) -> tuple[str, RecordedRange] | None:
         if self._ranges is None:
