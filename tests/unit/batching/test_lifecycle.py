@@ -236,7 +236,7 @@ def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
 
 
 def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> None:
-    steps = {"batch_interval_ms": 10_000, "block_interval_ms": 200, "outputs": ("console", "files")}
+    steps: dict[str, Any] = {"batch_interval_ms": 10_000, "block_interval_ms": 200, "outputs": ("console", "files")}
     receiving.ledger.streams.register("shop", receiving.stream.to_json(), **steps)
     receiving.clock.advance(10_000)
     take(receiving, T1)
@@ -258,7 +258,7 @@ def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_c
     receiving: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches, cleanup = receiving.ledger.batches, receiving.ledger.cleanup
-    run = {"holder": "again", "way": "connect", "lease_ms": 60_000, "force": True}
+    run: dict[str, Any] = {"holder": "again", "way": "connect", "lease_ms": 60_000, "force": True}
 
     def end(attempt: Attempt) -> None:
         batches.record_output(attempt, "console", {})
