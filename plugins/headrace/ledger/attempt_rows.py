@@ -82,12 +82,21 @@ def fence_attempts(
     target: str | None = None,
     outputs: Collection[str] | None = None,
 ) -> None:
-    """Fence what runs the batch: of one target, and only attempts that share an output, where these are given."""
+    """Fence what runs the batch: of one target, and only attempts that share an output, where these are given.
+
+    Of these outputs nothing runs then, whatever became of the attempts that had them.
+    """
     for row in running_attempts(connection, stream, batch_time_ms):
         if target is not None and row.target != target:
             continue
         if outputs is None or not row.outputs or set(row.outputs) & set(outputs):
             end_attempt(connection, row, AttemptState.FENCED, ended_at_ms=now_ms)
+    left = [*_of_batch(batch_outputs, stream, batch_time_ms), batch_outputs.c.state == AttemptState.RUNNING]
+    if target is not None:
+        left.append(batch_outputs.c.target == target)
+    if outputs is not None:
+        left.append(batch_outputs.c.output_id.in_(outputs))
+    connection.execute(update(batch_outputs).where(*left).values(state=AttemptState.FENCED, recorded_at_ms=now_ms))
 
 
 def running_attempts(connection: Connection, stream: str, batch_time_ms: int) -> list[AttemptRow]:

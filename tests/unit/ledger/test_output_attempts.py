@@ -158,6 +158,15 @@ def test_a_zombie_at_two_outputs_that_lost_one_keeps_what_it_recorded_of_the_oth
     assert two.finish(newer).state is BatchState.COMPLETED
 
 
+def test_an_output_is_never_held_by_an_attempt_that_has_ended(two: Batches) -> None:
+    left = two.begin()
+    with two.batches._database.write() as connection:
+        connection.exec_driver_sql("UPDATE batch_attempts SET state = 'completed', ended_at_ms = 1")
+    again = two.begin()
+    assert (left.outputs, again.outputs) == (TWO, TWO)
+    assert two.finish(again).state is BatchState.COMPLETED
+
+
 def test_what_a_fenced_attempt_left_is_to_be_run(two: Batches) -> None:
     two.begin()
     assert two.finish(two.begin("files")).state is BatchState.ALLOCATED

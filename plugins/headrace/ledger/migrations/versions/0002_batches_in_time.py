@@ -26,10 +26,8 @@ def upgrade() -> None:
     op.add_column("batches", sa.Column("built", sa.Boolean(), nullable=False, server_default=sa.false()))
     op.add_column("batches", sa.Column("required", Document, nullable=True))
     op.add_column("batches", sa.Column("steps", Document, nullable=True))
-    op.execute(
-        "UPDATE batches SET steps = (SELECT a.outputs FROM batch_attempts a WHERE a.stream = batches.stream"
-        " AND a.batch_time_ms = batches.batch_time_ms AND a.number = batches.attempt) WHERE state = 'completed'"
-    )
+    _fence_running_attempts()
+    _set_steps()
     op.drop_index("ix_batches_cleaned", table_name="batches")
     op.create_index(
         "ix_batches_uncleaned",
@@ -71,6 +69,27 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("stream", "run_id", name="pk_batch_runs"),
     )
     op.create_index("ix_batch_runs_batch", "batch_runs", ["stream", "batch_time_ms"])
+
+
+def _fence_running_attempts() -> None:
+    """Their processes know nothing of the rows that outputs get here: they would end, and leave these running."""
+    op.execute("UPDATE batch_attempts SET state = 'fenced', ended_at_ms = heartbeat_ms WHERE state = 'running'")
+    op.execute("UPDATE batches SET state = 'allocated' WHERE state = 'running'")
+
+
+def _set_steps() -> None:
+    """The steps by which batches completed, also those that failed since, when they were run again. A batch of a
+    ledger that was rebuilt has no attempts.
+    """
+    op.execute(
+        "UPDATE batches SET steps = (SELECT a.outputs FROM batch_attempts a WHERE a.stream = batches.stream"
+        " AND a.batch_time_ms = batches.batch_time_ms AND a.state = 'completed' ORDER BY a.number DESC LIMIT 1)"
+        " WHERE state <> 'abandoned'"
+    )
+    op.execute(
+        "UPDATE batches SET steps = (SELECT s.outputs FROM streams s WHERE s.name = batches.stream)"
+        " WHERE state = 'completed' AND steps IS NULL"
+    )
 
 
 def _add_last_batch_times() -> None:
