@@ -13,25 +13,24 @@ from headrace.ledger.rows import BatchOrigin, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import batches, blocks, segments
 
-_NONE = (BatchState.ABSORBED, BatchState.ABANDONED)
-
 
 class BatchOrigins(Role):
     """Finds the batches that a window reads."""
 
-    def origins(self, stream: str, times: Iterable[int]) -> dict[int, BatchOrigin]:
+    def origins(self, stream: str, times: Iterable[int], *, abandoned: bool = False) -> dict[int, BatchOrigin]:
         """By batch time where the records are, of those of the times that have a batch.
 
         Absorbed times are left out, since their blocks are in the manifest of the batch that absorbed them; so are
-        abandoned ones, whose records were given up.
+        abandoned ones, whose records were given up, unless they are asked for.
         """
+        left_out = {BatchState.ABSORBED} if abandoned else {BatchState.ABSORBED, BatchState.ABANDONED}
         wanted = sorted(set(times))
         with self._database.read() as connection:
             rows = []
             for part in chunks(wanted):
                 query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
                 rows += [row for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
-            rows = [row for row in rows if row.state not in _NONE]
+            rows = [row for row in rows if row.state not in left_out]
             left = _blocks_left(connection, stream, [row.batch_time_ms for row in rows])
         return {
             row.batch_time_ms: BatchOrigin(

@@ -186,20 +186,19 @@ class _Run:
         )
 
     def _own(self, batch: BatchRow) -> BatchOrigin:
-        for origin in self._origins(batch.batch_time_ms):
-            return origin
-        raise BatchFailedError(f"Batch {batch.batch_time_ms} is {batch.state.value}, so its records are not read.")
-
-    def _origins(self, *times_ms: int) -> tuple[BatchOrigin, ...]:
-        return tuple(self._ledger.batches.origins(self._stream.name, times_ms).values())
+        time_ms = batch.batch_time_ms
+        origin = self._ledger.batches.origins(self._stream.name, [time_ms]).get(time_ms)
+        if origin is None:
+            raise BatchFailedError(f"Batch {time_ms} is {batch.state.value}, so its records are not read.")
+        return origin
 
     def _leaving(self, batch_time_ms: int) -> tuple[BatchOrigin, ...]:
         """The batches whose records leave the state's window at this one."""
         if STATE_STEP not in self._attempt.outputs:
             return ()
-        from headrace.spark.state import leaving_batch_times
+        from headrace.spark.state import leaving_batches
 
-        return self._origins(*leaving_batch_times(self._stream, batch_time_ms))
+        return leaving_batches(self._ledger, self._stream, batch_time_ms)
 
     def _work(self, work: BatchWork) -> None:
         try:

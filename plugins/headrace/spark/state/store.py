@@ -68,6 +68,23 @@ class StateStore:
             remedy='Run the batch\'s step "state" first.',
         )
 
+    def is_built_on(self, batch_time_ms: int, until_ms: int) -> bool | None:
+        """Whether what the update of ``until_ms`` starts from was built on the version of an earlier batch time.
+
+        None where that has been pruned, so that nobody knows.
+        """
+        names = [name for name in self.names() if name.batch_time_ms < until_ms]
+        if not names or batch_time_ms < names[0].batch_time_ms:
+            return None
+        times = [name.batch_time_ms for name in names]
+        if batch_time_ms not in times:
+            return False
+        after = names[times.index(batch_time_ms) + 1 :]
+        if not after:
+            return True
+        based_on = self.read(after[0]).based_on
+        return based_on is not None and based_on[0] == batch_time_ms
+
     def later_than(self, batch_time_ms: int) -> int:
         """How many batches after this one have a version."""
         return sum(name.batch_time_ms > batch_time_ms for name in self.names())

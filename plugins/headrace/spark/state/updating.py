@@ -44,7 +44,7 @@ def update_state(
     Args:
         inputs: the batch's decoded records by input id; for an empty batch DataFrames without rows.
         batch: its batch time, attempt and context.
-        leaving: with ``state.window``, the decoded records of the batches of `leaving_batch_times`, by input id; None
+        leaving: with ``state.window``, the decoded records of the batches of `leaving_batches`, by input id; None
             when there are none.
         keep_from_ms: the oldest batch time that may run again; by default as far back as ``state.remember`` says.
 
@@ -85,23 +85,6 @@ def update_state(
     reach = stream.remember_ms if stream.state.remember is None else milliseconds(stream.state.remember)
     store.prune(version.batch_time_ms - reach if keep_from_ms is None else keep_from_ms)
     return {**counts, "later_versions": later}
-
-
-def leaving_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
-    """The batch times whose records leave the state's window with this batch, oldest first; most often one.
-
-    Several where earlier times have no state of their own, because they were coalesced say; none that was not in the
-    table, because it is from before the first state.
-    """
-    if stream.state is None or stream.state.window is None:
-        return []
-    base = StateStore.of(stream).base_of(batch_time_ms)
-    if base is None:
-        return []
-    window, interval = milliseconds(stream.state.window), stream.batch_interval_ms
-    last = batch_time_ms - window
-    times = range(base.batch_time_ms - window + interval, last + 1, interval)
-    return [time for time in times if time >= base.first_ms]
 
 
 @dataclass
