@@ -36,21 +36,23 @@ class EndOffsets(Protocol):
 
     def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
         """Ask without waiting. The answer does not wait either: None while there is none; then the end of each
-        partition as committed readers see it, without those that Kafka could not tell."""
+        partition as the input's consumers see it, without those that Kafka could not tell."""
         ...
 
 
 class AdminEndOffsets:
-    """``EndOffsets`` by an AdminClient."""
+    """``EndOffsets`` by an AdminClient. For committed readers a partition ends where its first open transaction begins,
+    for the others where its log does."""
 
-    def __init__(self, admin: Any) -> None:
+    def __init__(self, admin: Any, isolation: IsolationLevel) -> None:
         self._admin = admin
+        self._isolation = isolation
 
     def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         futures = self._admin.list_offsets(
             {KafkaPartition(*key): latest for key in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=self._isolation,
             request_timeout=_QUESTION_SECONDS,
         )
 

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from confluent_kafka import IsolationLevel
+
 from headrace.connections import Connection, resolve
 from headrace.receiving.errors import ClientSettingError
 from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
@@ -107,6 +109,14 @@ def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> Client
     config.setdefault("client.id", f"headrace-{group}")
     config.update(_FORCED)
     return config
+
+
+def isolation_level(source: KafkaInput) -> IsolationLevel:
+    """What the input's consumers see, to ask Kafka where partitions end for them. Raises as `consumer_config` does."""
+    level = {**_DEFAULTS, **_connection_config(source), **_checked(source)}["isolation.level"]
+    # librdkafka reads it in any case, too.
+    uncommitted = str(level).strip().lower() == "read_uncommitted"
+    return IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
 
 
 def _prefetch(prefetch_bytes: int) -> ClientConfig:

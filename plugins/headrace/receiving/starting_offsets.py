@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import IsolationLevel
@@ -11,6 +12,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from headrace.receiving.errors import StartingOffsetsError
+from headrace.receiving.kafka_config import isolation_level
 from headrace.stream.inputs import KafkaInput, StartingOffsets, StartingTimestamp
 
 Partition = tuple[str, int]
@@ -36,13 +38,13 @@ def resolve(
     """
     if not partitions:
         return {}
-    wish = source.starting_offsets
+    wish, asking = source.starting_offsets, _Asking(admin, isolation_level(source))
     if isinstance(wish, StartingTimestamp):
-        return _at_timestamp(admin, partitions, wish.timestamp_ms)
+        return _at_timestamp(asking, partitions, wish.timestamp_ms)
     if isinstance(wish, StartingOffsets):
-        return _as_given(admin, partitions, wish.offsets)
+        return _as_given(asking, partitions, wish.offsets)
     latest = wish == "latest" and not appeared
-    return _ask(admin, dict.fromkeys(partitions, _LATEST if latest else _EARLIEST))
+    return asking.ask(dict.fromkeys(partitions, _LATEST if latest else _EARLIEST))
 
 
 def unknown_partitions(source: KafkaInput, topics: Mapping[str, int]) -> list[Partition]:
@@ -58,18 +60,37 @@ def unknown_partitions(source: KafkaInput, topics: Mapping[str, int]) -> list[Pa
     ]
 
 
-def _at_timestamp(admin: Any, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int]:
-    found = _ask(admin, dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Ends are those that the input's consumers see."""
+
+    admin: Any
+    isolation: IsolationLevel
+
+    def ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, int]:
+        if not specs:
+            return {}
+        futures = self.admin.list_offsets(
+            {KafkaPartition(topic, number): spec for (topic, number), spec in specs.items()},
+            isolation_level=self.isolation,
+            request_timeout=_ANSWER_SECONDS,
+        )
+        concurrent.futures.wait(futures.values(), timeout=_ANSWER_SECONDS + 5)
+        return {(each.topic, each.partition): int(future.result(timeout=0).offset) for each, future in futures.items()}
+
+
+def _at_timestamp(asking: _Asking, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int]:
+    found = asking.ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
     # -1: no record is as young as that, so the next one is the first.
-    ends = _ask(admin, {each: _LATEST for each, offset in found.items() if offset < 0})
+    ends = asking.ask({each: _LATEST for each, offset in found.items() if offset < 0})
     return {**found, **ends}
 
 
 def _as_given(
-    admin: Any, partitions: Collection[Partition], offsets: Mapping[str, Mapping[int, int]]
+    asking: _Asking, partitions: Collection[Partition], offsets: Mapping[str, Mapping[int, int]]
 ) -> dict[Partition, int]:
     given = {each: offsets[each[0]][each[1]] for each in partitions if each[1] in offsets.get(each[0], {})}
-    ends = _ask(admin, dict.fromkeys(given, _LATEST))
+    ends = asking.ask(dict.fromkeys(given, _LATEST))
     for (topic, partition), offset in given.items():
         if offset > ends[topic, partition]:
             raise StartingOffsetsError(
@@ -77,16 +98,4 @@ def _as_given(
                 remedy='Name an offset that exists, or "latest".',
             )
     rest = [each for each in partitions if each not in given]
-    return {**given, **_ask(admin, dict.fromkeys(rest, _EARLIEST))}
-
-
-def _ask(admin: Any, specs: Mapping[Partition, Any]) -> dict[Partition, int]:
-    if not specs:
-        return {}
-    futures = admin.list_offsets(
-        {KafkaPartition(topic, number): spec for (topic, number), spec in specs.items()},
-        isolation_level=IsolationLevel.READ_COMMITTED,
-        request_timeout=_ANSWER_SECONDS,
-    )
-    concurrent.futures.wait(futures.values(), timeout=_ANSWER_SECONDS + 5)
-    return {(each.topic, each.partition): int(future.result(timeout=0).offset) for each, future in futures.items()}
+    return {**given, **asking.ask(dict.fromkeys(rest, _EARLIEST))}

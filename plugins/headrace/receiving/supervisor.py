@@ -27,7 +27,7 @@ from headrace.receiving.drainage import AdminEndOffsets, Drainage, EndOffsets
 from headrace.receiving.errors import GeneratorStateError, ReceivingError
 from headrace.receiving.event_times import EventTimes
 from headrace.receiving.heartbeat import Heartbeat
-from headrace.receiving.kafka_config import admin_config, consumer_config
+from headrace.receiving.kafka_config import admin_config, consumer_config, isolation_level
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.ledger_clock import LedgerClock
 from headrace.receiving.partition_state import Gap
@@ -142,7 +142,7 @@ class ReceiverSupervisor:
         if self._stream.batch_by == "timestamp":
             self._event_times = EventTimes(self._stream.batch_interval_ms, self._ledger_clock.now_ms)
             drainage = Drainage(
-                self._end_offsets or AdminEndOffsets(admin()),
+                self._end_offsets or AdminEndOffsets(admin(), isolation_level(self._source)),
                 self._stored_positions,
                 self._ledger_clock.now_ms,
                 lateness_ms=self._stream.allowed_lateness_ms,

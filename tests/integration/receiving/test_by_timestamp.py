@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from confluent_kafka import Producer
 
 from headrace.hooks.readiness import blocks_ready
 from headrace.local.kafka import KafkaServer
+from headrace.receiving.starting_offsets import resolve
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
 
@@ -32,8 +34,22 @@ class Timed:
             producer.produce(self.rig.topic, b"%g" % each, partition=partition, timestamp=at_ms)
         assert producer.flush(30) == 0
 
-    def begin(self) -> None:
-        self.rig.begin(self.rig.define(batch_by="timestamp"))
+    @contextmanager
+    def open_transaction(self, *seconds: float) -> Iterator[None]:
+        """In partition 0; it is aborted in the end."""
+        producer = Producer({"bootstrap.servers": self.rig.bootstrap, "transactional.id": self.rig.prefix})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for each in seconds:
+            producer.produce(self.rig.topic, b"%g" % each, partition=0, timestamp=self.zero + int(each * SECOND))
+        assert producer.flush(30) == 0
+        yield
+        producer.abort_transaction(30)
+
+    def begin(self, *, max_rate: float | None = None, **source: Any) -> None:
+        stream = self.rig.define(batch_by="timestamp", **source)
+        limits = stream.limits.model_copy(update={"max_rate": max_rate})
+        self.rig.begin(stream.model_copy(update={"limits": limits}))
 
     def await_positions(self, *offsets: int) -> None:
         self.rig.await_positions({(self.rig.topic, number): offset for number, offset in enumerate(offsets)})
@@ -124,6 +140,49 @@ def test_with_idle_partitions_a_batch_is_ready_when_its_lateness_is_over(timed: 
     assert min(late_ms) >= 0
     # The best of four, since other tests share the machine.
     assert min(late_ms) < 900
+
+
+def test_who_reads_what_is_not_committed_is_drained_at_the_logs_end(timed: Timed) -> None:
+    """And not where the open transaction begins, which is the end for committed readers."""
+    with timed.open_transaction(0.1):
+        timed.produce(0, *[0.2] * 599)
+        timed.begin(max_rate=150, client={"isolation.level": "read_uncommitted"})
+        seen: dict[int, int] = {}
+
+        def is_drained() -> bool:
+            for row in timed.rig.ledger.positions.list("air"):
+                if row.partition.partition == 0:
+                    seen[row.next_offset] = row.drained_ms
+            return seen.get(600, 0) > 0
+
+        timed.rig.eventually(is_drained, 60)
+        assert {offset: drained_ms for offset, drained_ms in seen.items() if offset < 600 and drained_ms} == {}
+        assert len(seen) > 3
+    timed.rig.end()
+
+
+def test_an_open_transaction_holds_back_what_others_wrote_behind_it(timed: Timed) -> None:
+    """For committed readers: they are drained where it begins, and the rest comes with its end, late if need be."""
+    with timed.open_transaction(0.1):
+        timed.produce(0, 0.2, 0.3)
+        timed.begin()
+        timed.rig.eventually(lambda: len(timed.drained()) == 3 and min(timed.drained()) > 0)
+        assert timed.batches() == {}
+        timed.rig.ledger.batches.seal("air", timed.zero + 4 * SECOND)
+    # With the marker of its end.
+    timed.await_positions(4, 0, 0)
+    timed.rig.end()
+    assert timed.batches() == {5: [(0, 0.2), (0, 0.3)]}
+
+
+@pytest.mark.parametrize(("level", "latest"), [("read_committed", 1), ("read_uncommitted", 3)])
+def test_the_latest_offset_is_that_of_the_inputs_consumers(timed: Timed, level: str, latest: int) -> None:
+    timed.produce(0, 0.1)
+    stream = timed.rig.define(starting_offsets="latest", client={"isolation.level": level})
+    with timed.open_transaction(0.2):
+        timed.produce(0, 0.3)
+        key = (timed.rig.topic, 0)
+        assert resolve(timed.rig.admin, stream.inputs[0], [key], appeared=False) == {key: latest}
 
 
 @pytest.mark.slow

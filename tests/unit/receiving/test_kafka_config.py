@@ -7,9 +7,10 @@ import logging
 from typing import Any
 
 import pytest
+from confluent_kafka import IsolationLevel
 
 from headrace.receiving.errors import ClientSettingError
-from headrace.receiving.kafka_config import admin_config, consumer_config
+from headrace.receiving.kafka_config import admin_config, consumer_config, isolation_level
 from headrace.stream import KafkaInput, Limits
 
 
@@ -48,6 +49,24 @@ def test_secrets_come_from_the_connection(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_clients_own_settings_win_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config(monkeypatch, {"bootstrap.servers": "b:1"}, {"fetch.wait.max.ms": 7})["fetch.wait.max.ms"] == 7
+
+
+@pytest.mark.parametrize(
+    ("extra", "client", "level"),
+    [
+        (None, None, IsolationLevel.READ_COMMITTED),
+        (None, "read_uncommitted", IsolationLevel.READ_UNCOMMITTED),
+        ("READ_UNCOMMITTED", None, IsolationLevel.READ_UNCOMMITTED),
+        ("read_uncommitted", "read_committed", IsolationLevel.READ_COMMITTED),
+    ],
+)
+def test_kafka_is_asked_for_what_the_inputs_consumer_sees(
+    monkeypatch: pytest.MonkeyPatch, extra: str | None, client: str | None, level: IsolationLevel
+) -> None:
+    setting = {"bootstrap.servers": "b:1", "isolation.level": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": setting}))
+    own = {} if client is None else {"isolation.level": client}
+    assert isolation_level(KafkaInput(connection="brokers", topics=("a",), client=own)) is level
 
 
 @pytest.mark.parametrize("name", ["plugin.library.paths", "transactional.id", "debug"])
