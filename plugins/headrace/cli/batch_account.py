@@ -16,8 +16,16 @@ if TYPE_CHECKING:
 
 
 def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool) -> None:
-    """Print the batch. Raises BatchNotFoundError."""
-    batch = ledger.batches.get(stream, batch_time_ms)
+    """Print the batch, or what waits for a batch time that is not allocated.
+
+    Raises:
+        StreamNotFoundError: there is no such stream.
+    """
+    ledger.streams.get(stream)
+    batch = ledger.batches.find(stream, batch_time_ms)
+    if batch is None:
+        _show_waiting(ledger, stream, batch_time_ms, as_json=as_json)
+        return
     origin = ledger.batches.origins(stream, [batch_time_ms]).get(batch_time_ms)
     inputs = ledger.batches.inputs(stream, batch_time_ms)
     outputs = ledger.batches.outputs(stream, batch_time_ms)
@@ -44,6 +52,24 @@ def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool
         ("attempt", "at", "replay", "outputs", "read from", "way", "state", "took", "holder", "error"),
         [_attempt(attempt) for attempt in attempts],
     )
+
+
+def _show_waiting(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool) -> None:
+    row = ledger.streams.get(stream)
+    waiting = next((u for u in ledger.blocks.unclaimed(stream) if u.batch_time_ms == batch_time_ms), None)
+    if as_json:
+        print_json({"batch": None, "waiting": waiting})
+        return
+    if batch_time_ms % row.batch_interval_ms:
+        typer.echo(
+            f"{time_text(batch_time_ms)} is no batch time of {stream}; its interval ends at "
+            f"{time_text(row.batch_time_after(batch_time_ms))}."
+        )
+        return
+    held = "nothing" if waiting is None else f"{waiting.records:,} records in {waiting.blocks:,} blocks"
+    typer.echo(f"Batch {time_text(batch_time_ms)} of {stream} is not allocated yet; the log holds {held} for it.")
+    if waiting is not None and batch_time_ms <= ledger.now_ms():
+        typer.echo("Its DAG run allocates it: if it has none, backfill its interval.")
 
 
 def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:
@@ -84,4 +110,4 @@ def _attempt(attempt: AttemptRow) -> tuple[object, ...]:
 
 
 def _counts(counts: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in counts.items())
+    return ", ".join(f"{name} {value}" for name, value in counts.items() if value not in (0, {}, None)) or "nothing"

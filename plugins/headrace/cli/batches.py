@@ -61,7 +61,9 @@ def batches(
         ],
     )
     if waiting:
-        typer.echo("Unclaimed batch times: blocks that no batch has taken. Run their DAG runs, or backfill them.")
+        typer.echo(
+            "Unclaimed batch times: blocks that no batch has taken yet. If no DAG run is coming to them, backfill them."
+        )
         print_table(
             ("batch time", "blocks", "records"), [(time_text(t.batch_time_ms), t.blocks, t.records) for t in waiting]
         )

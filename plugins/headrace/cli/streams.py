@@ -166,7 +166,11 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
                 position.next_offset,
                 position.receiver_index,
                 position.state.value,
-                *((time_text(position.watermark_ms), time_text(position.drained_ms)) if by_timestamp else ()),
+                *(
+                    (time_text(position.watermark_ms or None), time_text(position.drained_ms or None))
+                    if by_timestamp
+                    else ()
+                ),
                 position.error,
             )
             for position in positions

@@ -36,6 +36,11 @@ def load_reference(reference: str, what: str) -> object:
             f"The {what} {reference} cannot be imported: {error}.",
             remedy="Put its file or package into spark.py_files, or install it where headrace runs.",
         ) from error
+    except Exception as error:
+        raise StreamDefinitionError(
+            f"The {what} {reference} cannot be imported: its module raises {type(error).__name__}: {error}.",
+            remedy=f"Mend the module: python -c 'import {module_name}' shows where.",
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError:

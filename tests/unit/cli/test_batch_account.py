@@ -94,3 +94,10 @@ def test_what_a_batch_took_over_is_told_on_both_sides(stream: Stream) -> None:
         )
     assert "It took over the blocks of 1 earlier batch time(s) that nobody ran" in shown(stream, last_ms)
     assert "took its blocks over." in shown(stream, first_ms)
+
+
+def test_a_time_that_is_not_allocated_is_told_of_too(stream: Stream, batch_time_ms: int) -> None:
+    later_ms = batch_time_ms + INTERVAL_MS
+    assert "is not allocated yet; the log holds nothing for it" in shown(stream, later_ms)
+    assert json.loads(shown(stream, later_ms, "--json")) == {"batch": None, "waiting": None}
+    assert "is no batch time of shop; its interval ends at" in shown(stream, later_ms + 1)
