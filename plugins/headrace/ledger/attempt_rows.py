@@ -99,13 +99,20 @@ def fence_attempts(
     connection.execute(update(batch_outputs).where(*left).values(state=AttemptState.FENCED, recorded_at_ms=now_ms))
 
 
-def running_attempts(connection: Connection, stream: str, batch_time_ms: int) -> list[AttemptRow]:
-    """The attempts at a batch, and at its replays, that have not ended, whether they live or not."""
+def running_attempts(
+    connection: Connection, stream: str, batch_time_ms: int, *, revision: int | None = None
+) -> list[AttemptRow]:
+    """The attempts at a batch, and at its replays, that have not ended, whether they live or not.
+
+    ``revision``: only those of replays by this one of their definitions.
+    """
     query = select_attempts().where(
         batch_attempts.c.stream == stream,
         batch_attempts.c.state == AttemptState.RUNNING,
         batch_attempts.c.batch_time_ms == batch_time_ms,
     )
+    if revision is not None:
+        query = query.where(batch_attempts.c.replay_revision == revision)
     return [attempt_row(row) for row in connection.execute(query)]
 
 
@@ -120,15 +127,28 @@ def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[Atte
 
 
 def newest_outputs(
-    connection: Connection, stream: str, batch_time_ms: int, target: str = ""
+    connection: Connection, stream: str, batch_time_ms: int, target: str = "", *, revision: int | None = None
 ) -> dict[str, BatchOutputRow]:
-    """By output what its newest attempt made of it, or is at."""
+    """By output what its newest attempt made of it, or is at; ``revision``: by this definition of the replay only."""
     query = (
         select(batch_outputs)
         .where(*_of_batch(batch_outputs, stream, batch_time_ms), batch_outputs.c.target == target)
         .order_by(batch_outputs.c.attempt, batch_outputs.c.output_id)
     )
+    if revision is not None:
+        attempts = select(batch_attempts.c.number).where(
+            *_of_batch(batch_attempts, stream, batch_time_ms), batch_attempts.c.replay_revision == revision
+        )
+        query = query.where(batch_outputs.c.attempt.in_(attempts))
     return {row.output_id: BatchOutputRow(**row._mapping) for row in connection.execute(query)}
+
+
+def revision_of(connection: Connection, attempt: Attempt) -> int | None:
+    """Which of its replay's definitions the attempt began with; None if it is one at the batch itself."""
+    revision: int | None = connection.execute(
+        select(batch_attempts.c.replay_revision).where(*identity(attempt))
+    ).scalar_one()
+    return revision
 
 
 def require_running(connection: Connection, attempt: Attempt) -> None:

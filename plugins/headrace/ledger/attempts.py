@@ -35,7 +35,7 @@ from headrace.ledger.errors import (
 from headrace.ledger.events import record
 from headrace.ledger.origins import source_of
 from headrace.ledger.outcomes import is_recorded, settle
-from headrace.ledger.replays import settle_replay
+from headrace.ledger.replays import present_revision, settle_replay
 from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow, BatchRow
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
 from headrace.ledger.tables import batch_attempts, batch_outputs
@@ -204,13 +204,15 @@ class BatchAttempts(Role):
             return [attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
 
     def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> builtins.list[BatchOutputRow]:
-        """The newest record or failure of each output, by id. One that is being written has neither.
+        """The newest record or failure of each output, by id. One that is being written has neither. Of a replay, what
+        the definition wrote that the batch was last begun with.
 
         Args:
             target: the name of a replay, "" for the batch itself.
         """
         with self._database.read() as connection:
-            rows = newest_outputs(connection, stream, batch_time_ms, target).values()
+            revision = present_revision(connection, stream, batch_time_ms, target) if target else None
+            rows = newest_outputs(connection, stream, batch_time_ms, target, revision=revision).values()
         return sorted((row for row in rows if row.state in _ENDED), key=lambda row: row.output_id)
 
     def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, dict[str, Any]]]:

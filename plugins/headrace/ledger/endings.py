@@ -15,7 +15,7 @@ from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import batch_inputs, batches, blocks
+from headrace.ledger.tables import batch_inputs, batches, blocks, replays
 
 
 class BatchEndings(Role):
@@ -64,7 +64,8 @@ class BatchEndings(Role):
             return require_batch(connection, stream, batch_time_ms)
 
     def abandon(self, stream: str, batch_time_ms: int, reason: str) -> BatchRow:
-        """Give a batch up, which is final: its ranges become gaps, and its log may go. Twice is harmless.
+        """Give a batch up, which is final: its ranges become gaps, its log may go, and its replays that have not
+        completed are given up with it. Twice is harmless.
 
         Raises:
             BatchNotFoundError: nobody allocated it.
@@ -83,6 +84,15 @@ class BatchEndings(Role):
                 )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
             connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason))
+            connection.execute(
+                update(replays)
+                .where(
+                    replays.c.stream == stream,
+                    replays.c.batch_time_ms == batch_time_ms,
+                    replays.c.state != BatchState.COMPLETED,
+                )
+                .values(state=BatchState.ABANDONED, error=reason)
+            )
             for row in connection.execute(
                 select(batch_inputs).where(
                     batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, insert, select, update
+from sqlalchemy import Connection, Row, exists, func, insert, select, update
 
-from headrace.ledger.attempt_rows import fence_attempts, insert_attempt, newest_outputs, running_attempts
+from headrace.ledger.attempt_rows import fence_attempts, insert_attempt, newest_outputs, revision_of, running_attempts
 from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import BatchStateError, LedgerError
@@ -47,6 +47,7 @@ class BatchReplays(Role):
         Args:
             target: the replay's name.
             definition: the replayed stream as JSON; every output in it is to be written for the replay to complete.
+                Another one than before begins the replay anew: what was written by the one before does not count.
             outputs: ids of those that this attempt writes.
 
         Raises:
@@ -100,12 +101,19 @@ class BatchReplays(Role):
             return [_replay_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
 
     def unreplayed(self, stream: str, target: str, from_ms: int, until_ms: int) -> builtins.list[int]:
-        """The completed batches of times ``[from_ms, until_ms)`` that the replay has not completed, oldest first."""
+        """The completed batches of times ``[from_ms, until_ms)`` that the replay has not completed, oldest first.
+
+        Also those that it completed by another definition than its newest.
+        """
+        newest = select(func.max(replay_definitions.c.revision)).where(
+            replay_definitions.c.stream == stream, replay_definitions.c.target == target
+        )
         done = exists().where(
             replays.c.stream == batches.c.stream,
             replays.c.target == target,
             replays.c.batch_time_ms == batches.c.batch_time_ms,
             replays.c.state == BatchState.COMPLETED,
+            replays.c.revision == newest.scalar_subquery(),
         )
         query = select(batches.c.batch_time_ms).where(
             batches.c.stream == stream,
@@ -121,11 +129,17 @@ class BatchReplays(Role):
 def settle_replay(
     connection: Connection, locked: LockedStream, attempt: Attempt, *, code_version: str | None = None
 ) -> None:
-    """Write what follows for the replay's batch from an attempt at it that has ended."""
+    """Write what follows for the replay's batch from an attempt at it that has ended.
+
+    Nothing, if the batch was begun with another definition since: what this one wrote is somewhere else.
+    """
     stream, batch_time_ms, target = attempt.stream, attempt.batch_time_ms, attempt.target
     row = connection.execute(select(replays).where(*_key(attempt))).one()
-    newest = newest_outputs(connection, stream, batch_time_ms, target)
-    running = [other for other in running_attempts(connection, stream, batch_time_ms) if other.target == target]
+    if row.revision != revision_of(connection, attempt):
+        return
+    newest = newest_outputs(connection, stream, batch_time_ms, target, revision=row.revision)
+    others = running_attempts(connection, stream, batch_time_ms, revision=row.revision)
+    running = [other for other in others if other.target == target]
     state, error = outcome(row.outputs, newest, running, locked.now_ms)
     values: dict[str, Any] = {"state": state, "error": error}
     if code_version is not None:
@@ -140,12 +154,22 @@ def settle_replay(
         record(connection, stream, locked.now_ms, kind, payload, batch_time_ms=batch_time_ms)
 
 
+def present_revision(connection: Connection, stream: str, batch_time_ms: int, target: str) -> int | None:
+    """Which of the replay's definitions the batch was last begun with; None if with none."""
+    query = select(replays.c.revision).where(
+        replays.c.stream == stream, replays.c.target == target, replays.c.batch_time_ms == batch_time_ms
+    )
+    return connection.execute(query).scalar_one_or_none()
+
+
 def _note(connection: Connection, locked: LockedStream, attempt: Attempt, required: Sequence[str]) -> None:
     """The replay's row of the batch, which runs now."""
     row = connection.execute(select(replays).where(*_key(attempt))).one_or_none()
+    revision = revision_of(connection, attempt)
     values = {
         "state": BatchState.RUNNING,
         "attempt": attempt.number,
+        "revision": revision,
         "outputs": list(required),
         "completed_at_ms": None,
         "error": None,
@@ -154,8 +178,10 @@ def _note(connection: Connection, locked: LockedStream, attempt: Attempt, requir
         key = {"stream": attempt.stream, "target": attempt.target, "batch_time_ms": attempt.batch_time_ms}
         connection.execute(insert(replays).values(**key, **values, started_at_ms=locked.now_ms))
         return
-    if row.state in (BatchState.COMPLETED, BatchState.FAILED):
+    if row.state in (BatchState.COMPLETED, BatchState.FAILED) or row.revision != revision:
         values["started_at_ms"] = locked.now_ms
+    if row.revision != revision:
+        values["code_version"] = None
     connection.execute(update(replays).where(*_key(attempt)).values(**values))
 
 

@@ -132,6 +132,73 @@ def test_a_definition_is_kept_once(world: Any) -> None:
     assert [row.definition for row in world.ledger.batches.attempts("flights", T1)] == [None, COPY, changed]
 
 
+def changed(*outputs: str) -> str:
+    return json.dumps({"outputs": [{"id": output, "index": "other"} for output in outputs]})
+
+
+def test_what_another_definition_has_written_does_not_count(world: Any) -> None:
+    batches = world.ledger.batches
+    both = json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})
+    for at in (T1, T2):
+        finish(world, replay(world, at, definition=both, outputs=["index", "files"]))
+    assert batches.unreplayed("flights", "v2", T1, T3) == []
+    finish(world, replay(world, definition=changed("index", "files")))
+    (row,) = batches.replays("flights", "v2", T1, T2)
+    assert (row.state, row.completed_at_ms) == (BatchState.ALLOCATED, None)
+    assert [row.output_id for row in batches.outputs("flights", T1, target="v2")] == ["index"]
+    # Neither does what it wrote of batches that the present one has not come to.
+    assert batches.unreplayed("flights", "v2", T1, T3) == [T1, T2]
+    finish(world, replay(world, definition=changed("index", "files"), outputs=["files"]))
+    assert batches.unreplayed("flights", "v2", T1, T3) == [T2]
+    # The first definition again is another time of it: its place has been changed back.
+    finish(world, replay(world, T2, definition=both))
+    assert batches.unreplayed("flights", "v2", T1, T3) == [T1, T2]
+
+
+def test_an_attempt_by_an_older_definition_completes_nothing(world: Any) -> None:
+    batches = world.ledger.batches
+    both = json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})
+    older = replay(world, definition=both, outputs=["files"])
+    index = replay(world, definition=changed("index", "files"))
+    finish(world, index)
+    (row,) = batches.replays("flights", "v2", T1, T2)
+    assert row.state is BatchState.ALLOCATED
+    finish(world, older)
+    (row,) = batches.replays("flights", "v2", T1, T2)
+    assert (row.state, row.code_version) == (BatchState.ALLOCATED, "fixed")
+    assert batches.unreplayed("flights", "v2", T1, T2) == [T1]
+    finish(world, replay(world, definition=changed("index", "files"), outputs=["files"]))
+    assert batches.unreplayed("flights", "v2", T1, T2) == []
+
+
+def test_an_older_definition_does_not_end_what_the_present_one_has_completed(world: Any) -> None:
+    batches = world.ledger.batches
+    older = replay(world, definition=json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]}), outputs=["files"])
+    finish(world, replay(world, definition=changed("index")), "newer")
+    batches.fail_attempt(older, "late")
+    (row,) = batches.replays("flights", "v2", T1, T2)
+    assert (row.state, row.code_version, row.error) == (BatchState.COMPLETED, "newer", None)
+    kinds = [event.kind for event in world.ledger.events.of_batch("flights", T1)]
+    assert (kinds.count(EventKind.REPLAY_COMPLETED), kinds.count(EventKind.REPLAY_FAILED)) == (1, 0)
+
+
+def test_with_its_batch_a_replay_is_given_up(world: Any) -> None:
+    batches = world.ledger.batches
+    done, running = replay(world, T3, target="done"), replay(world, T3)
+    finish(world, done)
+    batches.fail_attempt(replay(world, T3, target="failed"), "boom")
+    batches.abandon("flights", T3, "poison")
+    found = {name: batches.replays("flights", name, T3, T3 + 1)[0] for name in ("done", "v2", "failed")}
+    given_up = (BatchState.ABANDONED, "poison")
+    assert {name: (row.state, row.error) for name, row in found.items()} == {
+        "done": (BatchState.COMPLETED, None),
+        "v2": given_up,
+        "failed": given_up,
+    }
+    with pytest.raises(AttemptFencedError):
+        batches.fail_attempt(running, "late")
+
+
 def test_what_cannot_be_replayed(world: Any) -> None:
     world.ledger.batches.abandon("flights", T3, "poison")
     with pytest.raises(BatchStateError, match="abandoned"):

@@ -161,7 +161,10 @@ class BatchOutputRow:
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
     """What became of a batch in a replay: running, completed (each of ``outputs`` has a record of success), failed, or
-    allocated while some of them are still to be begun.
+    allocated while some of them are still to be begun; abandoned with the batch.
+
+    ``revision`` is that of the replay's definition that the batch was last begun with, and what another one wrote does
+    not count.
     """
 
     stream: str
@@ -169,6 +172,7 @@ class ReplayRow:
     batch_time_ms: int
     state: BatchState
     attempt: int
+    revision: int
     outputs: tuple[str, ...]
     code_version: str | None
     started_at_ms: int

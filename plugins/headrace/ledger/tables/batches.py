@@ -152,7 +152,8 @@ replay_definitions = Table(
     PrimaryKeyConstraint("stream", "target", "revision"),
 )
 
-# What became of each batch in a replay, so that a range of them is one short read.
+# What became of each batch in a replay, by the definition that it was last begun with, so that a range of them is one
+# short read.
 replays = Table(
     "replays",
     metadata,
@@ -161,6 +162,7 @@ replays = Table(
     Column("batch_time_ms", BigInteger, nullable=False),
     Column("state", state_column(BatchState), nullable=False),
     Column("attempt", Integer, nullable=False),
+    Column("revision", Integer, nullable=False),
     Column("outputs", Document, nullable=False),
     Column("code_version", Text),
     Column("started_at_ms", BigInteger, nullable=False),

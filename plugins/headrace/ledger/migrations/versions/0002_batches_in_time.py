@@ -176,6 +176,7 @@ def _create_replays() -> None:
         sa.Column("batch_time_ms", sa.BigInteger(), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("revision", sa.Integer(), nullable=False),
         sa.Column("outputs", Document, nullable=False),
         sa.Column("code_version", sa.Text(), nullable=True),
         sa.Column("started_at_ms", sa.BigInteger(), nullable=False),
