@@ -7,7 +7,7 @@ records leave offsets that never come.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -37,6 +37,8 @@ _MOST_RECORDS = 20_000
 _FIRST_RECORDS = 500
 # consume() waits this long for as many as it was asked for, also where the last ones are there.
 _CONSUME_SECONDS = 0.05
+# Before what ended in an error is fetched again.
+_AGAIN_SECONDS = 0.1
 
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _FINAL = frozenset(
@@ -87,13 +89,17 @@ def check_ranges(clients: RangeClients, runs: Sequence[RangeRun]) -> None:
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a run was read; ``seen`` counts the records of each of its ranges."""
+    """How far a run was read; ``seen`` counts the records of each of its ranges.
+
+    ``is_anew``: it is fetched again, and nothing has come of that yet, so the client may still tell its old position.
+    """
 
     run: RangeRun
     next_offset: int
     seen: np.ndarray[Any, Any]
     untils: np.ndarray[Any, Any]
     end: int | None = None
+    is_anew: bool = False
 
     @classmethod
     def of(cls, run: RangeRun) -> Self:
@@ -211,16 +217,18 @@ class KafkaRangeReader:
             messages = self._consumer.consume(self._records_at_once, _CONSUME_SECONDS)
         except KafkaException as error:
             raise RangesUnreadableError(f"Kafka's client failed: {error}.") from error
+        held: set[tuple[str, int]] = set()
         if any([message.error() is not None for message in messages]):
-            messages = self._sort_out(messages, open_runs)
+            messages, held = self._sort_out(messages, open_runs)
         cursors = {key: Cursor(reading.run.partition, reading.next_offset) for key, reading in open_runs.items()}
         converted = convert(messages, cursors)
         batch = self._count(converted, open_runs)
         progressed = False
-        for key, position in self._positions(converted, open_runs).items():
+        for key, position in self._positions(converted, open_runs, held).items():
             reading = open_runs[key]
             progressed = progressed or position > reading.next_offset
             reading.next_offset = max(position, reading.next_offset)
+        self._fetch_again([open_runs[key] for key in held])
         return batch, progressed
 
     def _count(self, converted: Converted, open_runs: dict[tuple[str, int], _Reading]) -> pa.RecordBatch | None:
@@ -246,29 +254,40 @@ class KafkaRangeReader:
         return kept if kept.num_rows else None
 
     def _positions(
-        self, converted: Converted, open_runs: dict[tuple[str, int], _Reading]
+        self, converted: Converted, open_runs: dict[tuple[str, int], _Reading], held: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], int]:
-        """Where the client stands: past control records and what compaction removed."""
+        """Where the client stands: past control records and what compaction removed, but not past an error."""
         positions = {(each.topic, each.partition): position for each, position in converted.positions.items()}
-        for told in self._consumer.position([KafkaPartition(*key) for key in open_runs]):
+        for key in positions:
+            open_runs[key].is_anew = False
+        asked = [key for key, reading in open_runs.items() if key not in held and not reading.is_anew]
+        for told in self._consumer.position([KafkaPartition(*key) for key in asked]) if asked else ():
             key = (told.topic, told.partition)
             positions[key] = max(positions.get(key, 0), told.offset, open_runs[key].end or 0)
         return positions
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _sort_out(self, messages: Sequence[Any], open_runs: dict[tuple[str, int], _Reading]) -> list[Any]:
-        """The records among ``messages``, up to the first error of each partition."""
-        good = []
+    def _sort_out(
+        self, messages: Sequence[Any], open_runs: dict[tuple[str, int], _Reading]
+    ) -> tuple[list[Any], set[tuple[str, int]]]:
+        """The records among ``messages``, of each partition up to its first error, and the partitions that have one.
+
+        The end of a partition is no error. What comes behind one may come after something that the client passed over.
+        """
+        good: list[Any] = []
+        held: set[tuple[str, int]] = set()
         for message in messages:
-            error = message.error()
+            error, key = message.error(), (message.topic(), message.partition())
+            if key in held:
+                continue
             if error is None:
                 good.append(message)
                 continue
-            reading = open_runs.get((message.topic(), message.partition()))
+            reading = open_runs.get(key)
             if error.code() == KafkaError._PARTITION_EOF:
                 if reading is not None:
-                    reading.end = message.offset()
+                    reading.end, reading.is_anew = message.offset(), False
             elif reading is not None and error.code() in _OUT_OF_RANGE:
                 # Retention came in between: it is asked what is left.
                 check_kept(self._ask(), [each.run for each in open_runs.values()])
@@ -278,7 +297,22 @@ class KafkaRangeReader:
                 raise RangesUnreadableError(f"Kafka's {where} cannot be read: {error.name()}: {error.str()}.")
             else:
                 self._on_error(error)
-        return good
+                if reading is not None:
+                    held.add(key)
+        return good, held
+
+    def _fetch_again(self, readings: Sequence[_Reading]) -> None:
+        """From where each of them stands; what the client holds of it beyond that is dropped."""
+        if not readings:
+            return
+        # An error that stays is told by the stall; until then it is not to keep the broker busy.
+        time.sleep(_AGAIN_SECONDS)
+        self._consumer.incremental_unassign([KafkaPartition(*reading.run.key) for reading in readings])
+        self._consumer.incremental_assign(
+            [KafkaPartition(*reading.run.key, reading.next_offset) for reading in readings]
+        )
+        for reading in readings:
+            reading.is_anew = True
 
     def _on_error(self, error: Any) -> None:
         """Most errors pass, since librdkafka connects again by itself; the last is told if this one does not."""

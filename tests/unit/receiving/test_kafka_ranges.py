@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from headrace.blocks import TopicPartition
+from headrace.receiving import kafka_ranges
 from headrace.receiving.kafka_ranges import KafkaRangeReader, RangeClients
 from headrace.receiving.offset_questions import Kept, OffsetQuestions
 from headrace.receiving.offset_ranges import RangeRun
@@ -94,6 +95,33 @@ def test_what_stands_after_a_damaged_record_is_not_taken_for_all(clicks: Clicks)
     clicks.kafka.produce("clicks", 0, b"a", FakeEntry(b"b", kind="damaged"), b"c")
     with pytest.raises(RangesUnreadableError, match="clicks-0, offset 1 cannot be read"):
         clicks.read(clicks.run(0, 0, (3, 3)))
+
+
+def test_what_comes_behind_a_passing_error_is_fetched_again_from_there(clicks: Clicks) -> None:
+    """Not taken as if nothing lay between: of a range without a count nobody would miss it."""
+    clicks.kafka.produce("clicks", 0, b"a", b"b", b"c", b"d")
+    clicks.kafka.produce("clicks", 1, b"e")
+    with clicks.reader() as reader:
+        error = KafkaError(KafkaError.KAFKA_STORAGE_ERROR, "a disk")
+        end = KafkaError(KafkaError._PARTITION_EOF, "the end")
+        clicks.consumers[-1].events = [
+            Message(topic="clicks", partition=0, offset=0, value=b"a", timestamp=(1, 1)),
+            Message(topic="clicks", partition=0, offset=1, error=error),
+            Message(topic="clicks", partition=0, offset=3, value=b"d", timestamp=(1, 1)),
+            Message(topic="clicks", partition=0, offset=4, error=end),
+        ]
+        batches = reader.read([clicks.run(0, 0, (4, None)), clicks.run(1, 0, (1, None))])
+        found = sorted(row["value"] for batch in batches for row in batch.to_pylist())
+    assert found == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_an_error_that_stays_is_told_and_nothing_behind_it_is_taken(
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_ranges, "_FINAL", frozenset())
+    clicks.kafka.produce("clicks", 0, b"a", FakeEntry(b"b", kind="damaged"), b"c")
+    with pytest.raises(RangesUnreadableError, match=r"clicks-0 \[0, 3\) from offset 1 on.*last error: _BAD_MSG"):
+        clicks.read(clicks.run(0, 0, (3, None)), stall_seconds=0.2)
 
 
 @pytest.mark.parametrize("compacted", [True, False])
