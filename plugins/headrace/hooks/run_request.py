@@ -1,7 +1,8 @@
 """What a DAG run asks of its batch, by its type, its params and its conf.
 
 Whoever may trigger a run gives these values, so each is checked against the stream before anything runs. They choose
-among what the stream declares; none of them is run, rendered or made part of a command's text.
+among what the stream declares; none of them is run, rendered or made part of a command: parameters reach the batch by
+its attempt's row in the ledger.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from headrace.errors import HeadraceError
-from headrace.stream.parameters import ParameterError, merged
+from headrace.hooks.run_identity import RunIdentity, run_identity
+from headrace.stream.parameters import ATTRIBUTE, ParameterError, merged
 from headrace.stream.state import STATE_STEP
 
 if TYPE_CHECKING:
@@ -30,12 +32,10 @@ class RunRequestError(HeadraceError):
 class RunRequest:
     """``outputs`` None: all of them. ``parameters`` None: the stream's own.
 
-    ``run_id`` and ``clear_number`` (how often the run was cleared) tell one asking from another: a retry of a task
-    asks for nothing anew, a cleared run does.
+    ``run`` tells one asking from another: a retry of a task asks for nothing anew, a cleared run does.
     """
 
-    run_id: str
-    clear_number: int = 0
+    run: RunIdentity
     is_backfill: bool = False
     reprocess: bool = False
     outputs: tuple[str, ...] | None = None
@@ -52,8 +52,8 @@ class RunRequest:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What an attempt keeps of the run that began it."""
-        return {"run_id": self.run_id, "clear_number": self.clear_number}
+        """What an attempt keeps of the run that began it, and what it finds of its parameters there."""
+        return {**self.run.attributes, **({} if self.parameters is None else {ATTRIBUTE: dict(self.parameters)})}
 
 
 def run_request(context: Context, stream: Stream) -> RunRequest:
@@ -68,8 +68,7 @@ def run_request(context: Context, stream: Stream) -> RunRequest:
     asked = {**context.get("params", {}), **(run.conf or {})}
     try:
         return RunRequest(
-            run_id=run.run_id,
-            clear_number=run.clear_number or 0,
+            run=run_identity(context),
             is_backfill=run.run_type == "backfill",
             reprocess=_flag(asked, "reprocess"),
             outputs=_outputs(asked.get("outputs"), stream),

@@ -1,7 +1,7 @@
 """The asset of a stream's batches: other DAGs run after a completed batch, and read its numbers.
 
 A task's plain outlet brings an event whenever the task succeeds, and the checkpoint succeeds after a failed batch too.
-An alias brings one only when it is told to (`emit_batch_event`).
+An alias brings one only when it is told to (`emit_batch_events`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
+from headrace.hooks.run_identity import run_identity
+from headrace.timetables.micro_batch import to_ms
+
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from headrace.hooks.run_identity import RunIdentity
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import AttemptRow, BatchOutputRow, BatchRow
+    from headrace.ledger.rows import BatchOutputRow, BatchRow
     from headrace.stream import Stream
+
+# Runs begin by Airflow's clock, and batches complete by the ledger's.
+_CLOCKS_APART_MS = 60_000
+# A run that has done more ahead tells of the latest.
+_MOST_AHEAD = 1_000
 
 
 def batch_asset(stream: Stream | str) -> Asset:
@@ -26,44 +35,57 @@ def batch_asset(stream: Stream | str) -> Asset:
 
 
 def batch_alias(stream: Stream | str) -> AssetAlias:
-    """The outlet of a task that calls `emit_batch_event`."""
+    """The outlet of a task that calls `emit_batch_events`."""
     return AssetAlias(f"{_name(stream)}_batches", group="headrace")
 
 
-def emit_batch_event(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> bool:
-    """Have this task's success emit the batch's event, if the batch completed in this run; whether it did.
+def emit_batch_events(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> list[int]:
+    """Have this task's success emit the event of the run's batch, if it completed in this run, and of each earlier
+    batch that the run has completed ahead; the batch times, in order.
 
-    A run that was repeated without running the batch again emits nothing, nor does one whose batch failed. What the
-    run of a later batch did in this one's place counts as this run's. The task needs ``outlets=[batch_alias(stream)]``.
-    Airflow keeps the event with the task's success, in one transaction: a task that dies before emits it in its next
-    try.
+    A run that finds its batch done emits nothing, nor does one whose batch failed. The task needs
+    ``outlets=[batch_alias(stream)]``. Airflow keeps the events with the task's success, in one transaction: a task that
+    dies before emits them in its next try.
     """
+    run = run_identity(context)
+    told = []
+    for at_ms in (*_completed_ahead(context, ledger, stream, batch_time_ms), batch_time_ms):
+        numbers = _numbers_of_own(run, ledger, stream, at_ms)
+        if numbers is not None:
+            context["outlet_events"][batch_alias(stream)].add(batch_asset(stream), extra=numbers)
+            told.append(at_ms)
+    return told
+
+
+def _completed_ahead(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> list[int]:
+    """The earlier batch times that have completed since the run began: this run's work may be among them."""
+    from headrace.ledger.states import EventKind
+
+    # Only there a run does what comes before it.
+    if not ledger.streams.get(stream).ordered:
+        return []
+    began = context["dag_run"].start_date
+    since_ms = 0 if began is None else to_ms(began) - _CLOCKS_APART_MS
+    completed = ledger.events.latest(stream, [EventKind.BATCH_COMPLETED], limit=_MOST_AHEAD)
+    times = {event.batch_time_ms for event in completed if event.at_ms >= since_ms and event.batch_time_ms is not None}
+    return sorted(time_ms for time_ms in times if time_ms < batch_time_ms)
+
+
+def _numbers_of_own(run: RunIdentity, ledger: Ledger, stream: str, batch_time_ms: int) -> dict[str, Any] | None:
+    """The batch's numbers if it is complete, and the last of it was done by this run since it was last cleared."""
     from headrace.ledger.states import BatchState
 
     batch = ledger.batches.find(stream, batch_time_ms)
     if batch is None or batch.state is not BatchState.COMPLETED:
-        return False
+        return None
     outputs = ledger.batches.outputs(stream, batch_time_ms)
-    written_by = {output.attempt for output in outputs}
-    attempts = ledger.batches.attempts(stream, batch_time_ms)
-    if not any(_is_of(attempt, context) for attempt in attempts if attempt.number in written_by):
-        return False
-    context["outlet_events"][batch_alias(stream)].add(
-        batch_asset(stream), extra=_numbers(batch, outputs, tried=sum(not attempt.target for attempt in attempts))
-    )
-    return True
-
-
-def _is_of(attempt: AttemptRow, context: Context) -> bool:
-    """Whether the attempt was made by this task's run since it was last cleared, or in its place."""
-    from headrace.operators.steps_to_run import AHEAD
-
-    dag_run = context["dag_run"]
-    clear_number = dag_run.clear_number or 0
-    if attempt.attributes.get(AHEAD) and clear_number == 0:
-        return True
-    told = (attempt.attributes.get("run_id"), attempt.attributes.get("clear_number") or 0)
-    return told == (dag_run.run_id, clear_number)
+    if not outputs:
+        return None
+    last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt)).attempt
+    attempts = [attempt for attempt in ledger.batches.attempts(stream, batch_time_ms) if not attempt.target]
+    if not any(run.made(attempt.attributes) for attempt in attempts if attempt.number == last):
+        return None
+    return _numbers(batch, outputs, tried=len(attempts))
 
 
 def _numbers(batch: BatchRow, outputs: Sequence[BatchOutputRow], *, tried: int) -> dict[str, Any]:

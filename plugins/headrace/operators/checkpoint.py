@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.operators.batch import BatchStepOperator
-from headrace.operators.batch_events import batch_alias, emit_batch_event
+from headrace.operators.batch_events import batch_alias, emit_batch_events
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,7 +19,7 @@ class CheckpointOperator(BatchStepOperator):
     """Writes the stream's checkpoint: positions, allocations and completed batches, for recovery without the ledger.
 
     It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint. A batch that
-    completed in this run emits its asset event.
+    completed in this run emits its asset event, and so do those that the run completed ahead.
 
     :param stream: the stream.
     """
@@ -34,7 +34,7 @@ class CheckpointOperator(BatchStepOperator):
         with self.opened() as (ledger, storage):
             at_ms = self.batch_time_ms(context, ledger)
             write_checkpoint_after(self.stream, ledger, storage, at_ms, self.log)
-            emit_batch_event(context, ledger, self.stream.name, at_ms)
+            emit_batch_events(context, ledger, self.stream.name, at_ms)
 
 
 def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.hooks.run_request import run_request
 from headrace.operators.allocate_blocks import allocate_for_run
-from headrace.operators.batch_events import batch_alias, emit_batch_event
+from headrace.operators.batch_events import batch_alias, emit_batch_events
 from headrace.operators.checkpoint import write_checkpoint_after
 from headrace.operators.cleanup import clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
@@ -91,7 +91,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
                 self.log.exception("After the batch failed, its stream was not checkpointed and cleaned up.")
             raise
         self._conclude(ledger, storage, at_ms)
-        emit_batch_event(context, ledger, self.stream.name, at_ms)
+        emit_batch_events(context, ledger, self.stream.name, at_ms)
         batch = ledger.batches.get(self.stream.name, at_ms)
         return {"batch_time_ms": at_ms, "state": batch.state.value, "records": batch.records, "blocks": batch.blocks}
 

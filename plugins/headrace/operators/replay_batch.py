@@ -85,7 +85,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
             lease_ms=LEASE_MS[way],
             attributes=request.attributes,
         )
-        self.run_attempt(ledger, attempt, batch, context, request.parameters)
+        self.run_attempt(ledger, attempt, batch, context)
 
     def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
         from headrace.ledger.states import BatchState
@@ -110,7 +110,6 @@ class ReplayBatchOperator(SparkAttemptOperator):
             row.target == self.target
             and row.state is AttemptState.COMPLETED
             and self.step in row.outputs
-            and (row.attributes.get("run_id"), row.attributes.get("clear_number"))
-            == (request.run_id, request.clear_number)
+            and request.run.made(row.attributes)
             for row in ledger.batches.attempts(self.stream.name, at_ms)
         )

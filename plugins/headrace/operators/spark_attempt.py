@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -156,12 +155,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         attempt: Attempt,
         batch: BatchRow,
         context: Context,
-        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         """Run a begun attempt to its end; what has nothing to write is done without Spark.
-
-        Args:
-            parameters: for the transforms, in place of the stream's own.
 
         Raises:
             BatchFailedError: it did not complete; the ledger knows of the failure.
@@ -179,7 +174,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             "Batch %d, attempt %d at %s: %d records in %d blocks, by way %s.",
             batch.batch_time_ms, attempt.number, steps, batch.records, batch.blocks, attempt.way,
         )  # fmt: skip
-        self._run_in_spark(ledger, attempt, context, spark=needs.spark, parameters=parameters)
+        self._run_in_spark(ledger, attempt, context, spark=needs.spark)
         self.log.info("Attempt %d at batch %d has completed.", attempt.number, batch.batch_time_ms)
 
     def _run_in_spark(
@@ -189,7 +184,6 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         context: Context,
         *,
         spark: bool,
-        parameters: Mapping[str, Any] | None,
     ) -> None:
         from headrace.ledger.errors import LedgerError
         from headrace.ledger.states import AttemptState
@@ -198,8 +192,6 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             "--ledger", self.stream.ledger, "--stream", self.stream.name,
             "--batch-time", str(attempt.batch_time_ms), "--attempt", str(attempt.number), "--way", attempt.way,
         ]  # fmt: skip
-        if parameters is not None:
-            self._arguments += ["--parameters", json.dumps(parameters)]
         try:
             if spark and attempt.way == "submit":
                 # A task may run several attempts; the provider's operator would use the first one's arguments again.

@@ -81,15 +81,15 @@ class _History:
         self._attempts = attempts
 
     def _clear(self, row: AttemptRow) -> int | None:
+        run = self._request.run
         if row.attributes.get(AHEAD) and not self._request.reprocess:
-            # Made in this run's place before it came, so it is this run's first work.
-            return 0
-        if row.attributes.get("run_id") == self._request.run_id:
-            return int(row.attributes.get("clear_number") or 0)
-        return None
+            # Made in the place of the batch's own run, so it is the first work of one that was there and waited. One
+            # that was made since then (a backfill over what has long been done) has not had its turn.
+            return 0 if run.clear_number or run.existed(row.started_at_ms) else None
+        return run.clear_of(row.attributes)
 
     def is_of_this_clear(self, number: int) -> bool:
-        return self._own.get(number) == self._request.clear_number
+        return self._own.get(number) == self._request.run.clear_number
 
     @property
     def repeats(self) -> bool:
@@ -106,4 +106,4 @@ class _History:
             for row in self._attempts
             if row.number in self._own and row.state is AttemptState.COMPLETED
         ]
-        return bool(completed) and self._request.clear_number > max(completed)
+        return bool(completed) and self._request.run.clear_number > max(completed)

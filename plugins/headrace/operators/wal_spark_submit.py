@@ -16,6 +16,7 @@ from headrace.operators.spark_attempt import (
     BatchFailedError,
     SparkAttemptOperator,
 )
+from headrace.stream.parameters import ATTRIBUTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -123,7 +124,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         )
         try:
             attempt = self._in_its_turn(run, batch, begin)
-            self.run_attempt(run.ledger, attempt, batch, run.context, run.request.parameters)
+            self.run_attempt(run.ledger, attempt, batch, run.context)
         except AlreadyCompletedError as error:
             self.log.info("%s", error.what)
         given_up = set(left.steps).difference(steps)
@@ -170,7 +171,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         now_ms = run.ledger.now_ms()
         for row in live_attempts(run.ledger, batch):
-            others = row.attributes.get("run_id") not in (None, run.request.run_id)
+            others = row.attributes.get("run_id") not in (None, run.request.run.run_id)
             if others and row.alive(now_ms) and set(row.outputs) & set(steps):
                 self.wait(
                     f"Batch {batch.batch_time_ms} is being run by {row.holder}, attempt {row.number}.",
@@ -243,10 +244,9 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     def _run_ahead(self, run: _Run, batch: BatchRow) -> None:
         """Run what is left of a batch that is another run's."""
         from headrace.ledger.errors import AlreadyCompletedError
-        from headrace.operators.steps_to_run import AHEAD
 
         self.await_application(run.ledger, batch, self.stream.steps)
-        begin = self._beginning(run, batch, None, force=False, attributes={**run.request.attributes, AHEAD: True})
+        begin = self._beginning(run, batch, None, force=False, attributes=self._ahead(run, batch))
         try:
             attempt = self._in_its_turn(run, batch, begin)
             self.run_attempt(run.ledger, attempt, batch, run.context)
@@ -262,3 +262,13 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 remedy="Mend what makes it fail, and let this task try again; if the batch can never succeed, give it "
                 f"up: `headrace abandon {self.stream.name} {batch.batch_time_ms} --reason WHY`.",
             ) from error
+
+    def _ahead(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
+        """What the attempt in another run's place keeps: it is for that run's parameters, as its last attempt had them,
+        those of them that the stream still has."""
+        from headrace.operators.steps_to_run import AHEAD, live_attempts
+
+        tried = live_attempts(run.ledger, batch)
+        given = tried[-1].attributes.get(ATTRIBUTE) if tried else None
+        known = {name: value for name, value in (given or {}).items() if name in self.stream.parameters}
+        return {**run.request.run.attributes, AHEAD: True, **({ATTRIBUTE: known} if known else {})}

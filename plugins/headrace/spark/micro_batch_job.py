@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
@@ -38,7 +38,7 @@ class AttemptUnknownError(HeadraceError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     raise_on_sigterm()
     tell = _teller(options.stream, options.batch_time)
     watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
@@ -71,11 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, tell: Callable[[str], None]) -> BatchResult:
-    given = None if options.parameters is None else parameters.parse(options.parameters)
     registered = Stream.from_json(ledger.streams.get(options.stream).definition)
-    # Before the attempt begins: one that cannot be run should not take the batch from another.
-    parameters.merged(registered, given)
-    attempt = _attempt(options, ledger)
+    attempt, given = _begin(options, ledger, registered) if options.attempt is None else _begun(options, ledger)
     stream = registered if attempt.definition is None else Stream.from_json(attempt.definition)
     replay = f" of replay {attempt.target}" if attempt.target else ""
     tell(f"attempt {attempt.number}{replay}, {options.way}: {', '.join(attempt.outputs)}")
@@ -107,22 +104,29 @@ def _session(options: argparse.Namespace, ledger: Ledger, stream: Stream, attemp
     return spark
 
 
-def _attempt(options: argparse.Namespace, ledger: Ledger) -> Attempt:
-    """The attempt that the caller began, or one begun now."""
-    if options.attempt is None:
-        holder = f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}"
-        return ledger.batches.begin_attempt(
-            options.stream,
-            options.batch_time,
-            holder=holder,
-            way=options.way,
-            lease_ms=options.lease_ms,
-            outputs=options.outputs,
-            force=options.force,
-        )
+def _begin(options: argparse.Namespace, ledger: Ledger, stream: Stream) -> tuple[Attempt, Any]:
+    """An attempt begun here, and what it is given of parameters."""
+    given = None if options.parameters is None else parameters.parse(options.parameters)
+    # Before the attempt begins: one that cannot be run should not take the batch from another.
+    parameters.merged(stream, given)
+    attempt = ledger.batches.begin_attempt(
+        options.stream,
+        options.batch_time,
+        holder=f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}",
+        way=options.way,
+        lease_ms=options.lease_ms,
+        outputs=options.outputs,
+        force=options.force,
+        attributes=None if given is None else {parameters.ATTRIBUTE: given},
+    )
+    return attempt, given
+
+
+def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
+    """The attempt that the caller began, and what it was given of parameters then: a command line is for all to see."""
     for row in ledger.batches.attempts(options.stream, options.batch_time):
         if row.number == options.attempt:
-            return row.claim()
+            return row.claim(), row.attributes.get(parameters.ATTRIBUTE)
     raise AttemptUnknownError(
         f"The ledger has no attempt {options.attempt} at batch {options.batch_time} of stream {options.stream!r}.",
         remedy="Begin it first, or leave --attempt out to have one begun.",
@@ -149,7 +153,7 @@ class _Sessions:
             self._spark.stop()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="micro_batch.py", description="Run one attempt at a stream's batch.")
     parser.add_argument("--ledger", required=True, help='SQLAlchemy URL without a password, or "connection:<id>"')
     parser.add_argument("--stream", required=True)
@@ -160,13 +164,19 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: tuple(name for name in text.split(",") if name),
         help="ids by comma of what an attempt begun here is to run; by default all that is not done",
     )
-    parser.add_argument("--parameters", help="JSON object of values in the place of the stream's parameters")
+    parser.add_argument(
+        "--parameters",
+        help="JSON object of values in the place of the stream's parameters, for an attempt begun here",
+    )
     parser.add_argument("--way", choices=("connect", "submit"), default="connect")
     parser.add_argument("--force", action="store_true", help="run a completed batch again")
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
     parser.add_argument("--json", action="store_true", help="print the result as the last line of stdout")
     parser.add_argument("--traceback", action="store_true", help="print Spark's whole account of a failure, Java's too")
-    return parser
+    options = parser.parse_args(arguments)
+    if options.attempt is not None and options.parameters is not None:
+        parser.error("--parameters goes without --attempt: an attempt has those that it was begun with")
+    return options
 
 
 def _teller(stream: str, batch_time_ms: int) -> Callable[[str], None]:

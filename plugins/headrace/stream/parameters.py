@@ -11,6 +11,9 @@ from headrace.errors import HeadraceError
 if TYPE_CHECKING:
     from headrace.stream.definition import Stream
 
+ATTRIBUTE = "parameters"
+"""The attribute of an attempt that holds what its run gives."""
+
 
 class ParameterError(HeadraceError):
     """A run gives a parameter that the stream does not declare, or gives no object."""

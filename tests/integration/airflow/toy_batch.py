@@ -6,7 +6,6 @@ As long as the file FAIL_IF is there it fails: at the outputs that the file name
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -19,17 +18,17 @@ parser.add_argument("--stream", required=True)
 parser.add_argument("--batch-time", type=int, required=True)
 parser.add_argument("--attempt", type=int, required=True)
 parser.add_argument("--way", required=True)
-parser.add_argument("--parameters", type=json.loads)
 arguments = parser.parse_args()
 fail_if = Path(os.environ["FAIL_IF"])
 
 with Ledger.open(arguments.ledger) as ledger:
     rows = ledger.batches.attempts(arguments.stream, arguments.batch_time)
-    attempt = next(row for row in rows if row.number == arguments.attempt).claim()
+    row = next(row for row in rows if row.number == arguments.attempt)
+    attempt = row.claim()
     print(f"toy batch, attempt {attempt.number}", flush=True)
     failing = (fail_if.read_text().split() or attempt.outputs) if fail_if.exists() else ()
     for output in attempt.outputs:
         if output in failing:
             sys.exit("the transform said no")
-        ledger.batches.record_output(attempt, output, {"indexed": 1, "parameters": arguments.parameters})
+        ledger.batches.record_output(attempt, output, {"indexed": 1, "parameters": row.attributes.get("parameters")})
     ledger.batches.complete_attempt(attempt)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from headrace.hooks.run_identity import RunIdentity
 from headrace.hooks.run_request import RunRequest, run_request
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream
 
@@ -24,15 +27,21 @@ def stream(tmp_path) -> Stream:
 
 
 def ask(stream, conf=None, *, params=None, run_type="manual", clear_number=2) -> RunRequest:
-    run = SimpleNamespace(run_id="run", clear_number=clear_number, run_type=run_type, conf=conf)
-    return run_request({"dag_run": run, "params": params or {}}, stream)
+    run = SimpleNamespace(
+        run_id="run",
+        clear_number=clear_number,
+        run_type=run_type,
+        conf=conf,
+        start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    return run_request({"dag_run": run, "params": params or {}, "ti": SimpleNamespace(id=uuid4())}, stream)
 
 
 def test_a_run_that_asks_for_nothing(stream):
     found = ask(stream, run_type="scheduled", clear_number=None)
-    assert found == RunRequest("run")
+    assert found == RunRequest(RunIdentity("run", 0, "2026-01-01T00:00:00+00:00"))
     assert found.wants("one")
-    assert found.attributes == {"run_id": "run", "clear_number": 0}
+    assert found.attributes == {"run_id": "run", "clear_number": 0, "run_started": "2026-01-01T00:00:00+00:00"}
 
 
 def test_a_backfills_run_is_known_by_its_type(stream):
@@ -44,6 +53,7 @@ def test_conf_and_params_say_the_same(stream):
     assert ask(stream, asked) == ask(stream, params=asked)
     found = ask(stream, asked)
     assert (found.reprocess, found.outputs, found.parameters, found.from_kafka) == (True, ("one",), {"limit": 5}, True)
+    assert found.attributes["parameters"] == {"limit": 5}
 
 
 def test_the_forms_empty_fields_ask_for_all(stream):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import uuid6
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.hooks.ledger import register
@@ -59,7 +60,9 @@ class Task:
         run_type: str = "scheduled",
         try_number: int = 1,
         retries: int = 4,
+        started: datetime = datetime(2026, 1, 1, tzinfo=UTC),
     ) -> None:
+        self.id = uuid6.uuid7()
         self.dag_id, self.run_id, self.task_id, self.try_number = "flights_batches", run_id, "task", try_number
         self.max_tries = retries
         self.task = SimpleNamespace(retries=retries)
@@ -73,6 +76,7 @@ class Task:
             conf=conf or {},
             clear_number=clear_number,
             run_type=run_type,
+            start_date=started,
         )
 
     def again(self, **changes) -> Task:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
+from headrace.hooks.run_identity import RunIdentity
 from headrace.ledger import Ledger
-from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_event
+from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_events
 from headrace.operators.steps_to_run import AHEAD
 
 STREAM, AT_MS = "flights", 20_000
+STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def attempt(ledger, *outputs, run_id="run", clear_number=0, ends=True, force=Fal
         lease_ms=60_000,
         outputs=outputs or None,
         force=force,
-        attributes={"run_id": run_id, "clear_number": clear_number, **attributes},
+        attributes={**RunIdentity(run_id, clear_number, STARTED.isoformat()).attributes, **attributes},
     )
     for output in begun.outputs:
         ledger.batches.record_output(begun, output, {"indexed": 3})
@@ -45,12 +49,13 @@ def attempt(ledger, *outputs, run_id="run", clear_number=0, ends=True, force=Fal
 def emitted(ledger, run_id="run", clear_number=0) -> list:
     """The events of a checkpoint in this run."""
     context = {
-        "dag_run": SimpleNamespace(run_id=run_id, clear_number=clear_number),
+        "dag_run": SimpleNamespace(run_id=run_id, clear_number=clear_number, start_date=STARTED),
+        "ti": SimpleNamespace(id=uuid4()),
         "outlet_events": OutletEventAccessors(),
     }
-    told = emit_batch_event(context, ledger, STREAM, AT_MS)
+    told = emit_batch_events(context, ledger, STREAM, AT_MS)
     events = context["outlet_events"][batch_alias(STREAM)].asset_alias_events
-    assert told == bool(events)
+    assert told == [event.extra["batch_time_ms"] for event in events]
     return events
 
 
@@ -110,9 +115,16 @@ def test_an_attempt_that_died_after_its_last_record_completed_the_batch_neverthe
     assert len(emitted(ledger)) == 1
 
 
-def test_what_a_later_batchs_run_did_in_this_ones_place_is_told_by_this_one(ledger):
+def test_what_a_later_batchs_run_did_in_this_ones_place_is_not_this_ones_to_tell(ledger):
     attempt(ledger, run_id="the later one", **{AHEAD: True})
-    assert len(emitted(ledger)) == 1
+    assert emitted(ledger) == []
+
+
+def test_of_two_runs_that_wrote_outputs_the_one_that_completed_the_batch_tells(ledger):
+    attempt(ledger, "elasticsearch")
+    attempt(ledger, "lake", run_id="another")
+    assert emitted(ledger) == []
+    assert len(emitted(ledger, run_id="another")) == 1
 
 
 def test_a_replay_is_no_batch_of_the_stream(ledger):

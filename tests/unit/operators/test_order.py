@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batching.allocation import allocate
+from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
+from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
 from headrace.timetables.micro_batch import from_ms
 from headrace.wal.storage import open_storage
@@ -54,18 +58,55 @@ def test_what_nobody_runs_is_allocated_and_run_first_in_order(stream, after, toy
     assert f"Batch {earlier[0]} comes before {at_ms} and is allocated, and nobody runs it" in capsys.readouterr().out
 
 
-def test_their_own_runs_find_them_completed_and_tell_of_them(stream, after, toy_batch, connectable, ledger, make_task):
-    (first,), _, task = after()
+def checkpointed(stream, task) -> list[int]:
+    """The batch times of the events after this task's run."""
+    CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+    return [event["batch_time_ms"] for event in task.events]
+
+
+def test_their_own_runs_find_them_completed_and_the_one_that_did_them_tells(
+    stream, after, toy_batch, connectable, ledger, make_task
+):
+    (first,), at_ms, task = after()
     run(stream, task)
     own = make_task(from_ms(first - stream.batch_interval_ms), run_id="own")
     AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
     run(stream, own)
     run(stream, own.again(run_type="backfill"))
     assert ledger.batches.get("flights", first).attempt == 1
-    CheckpointOperator(task_id="checkpoint", stream=stream).execute(own.context)
-    assert [event["batch_time_ms"] for event in own.events] == [first]
-    run(stream, own.again(clear_number=1))
+    assert checkpointed(stream, task) == [first, at_ms]
+    assert checkpointed(stream, own) == []
+    cleared = own.again(run_id="own", clear_number=1)
+    run(stream, cleared)
     assert ledger.batches.get("flights", first).attempt == 2
+    assert checkpointed(stream, cleared) == [first]
+    assert checkpointed(stream, task.again(clear_number=1)) == []
+
+
+def test_a_backfill_that_was_begun_afterwards_runs_them_again(stream, after, toy_batch, connectable, ledger, make_task):
+    (first,), _, task = after()
+    run(stream, task)
+    later = make_task(from_ms(first - stream.batch_interval_ms), run_type="backfill", started=datetime.now(UTC))
+    run(stream, later)
+    assert ledger.batches.get("flights", first).attempt == 2
+
+
+def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
+    stream, after, toy_batch, connectable, ledger, make_task
+):
+    stream = stream.model_copy(update={"parameters": {"limit": 1}})
+    register(ledger, stream)
+    (first,), _, task = after()
+    own = make_task(from_ms(first - stream.batch_interval_ms), {"parameters": {"limit": 2}}, run_id="own")
+    AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
+    toy_batch("fail")
+    with pytest.raises(BatchFailedError):
+        run(stream, own)
+    toy_batch("ok")
+    run(stream, task)
+    given = [row.attributes.get("parameters") for row in ledger.batches.attempts("flights", first)]
+    assert given == [{"limit": 2}, {"limit": 2}]
+    assert checkpointed(stream, task)[0] == first
 
 
 def test_one_that_lives_is_waited_for(stream, after, toy_batch, connectable, ledger):

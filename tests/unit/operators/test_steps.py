@@ -96,10 +96,16 @@ def test_outputs_that_were_not_asked_for_say_so_and_do_nothing(
     assert f"This run does not ask for {ONE}" in capsys.readouterr().out
 
 
-def test_parameters_reach_the_process_as_one_argument(stream, allocated, toy_batch, connectable, capsys):
-    _, task = allocated()
-    run(stream, ONE, task.again(conf={"parameters": {"limit": "1; rm -rf $(pwd)"}}))
-    assert 'parameters {"limit": "1; rm -rf $(pwd)"}' in capsys.readouterr().out
+def test_parameters_reach_the_process_by_the_attempt(stream, allocated, toy_batch, connectable, ledger, capsys):
+    stream = stream.model_copy(update={"parameters": {"limit": 1}})
+    at_ms, task = allocated()
+    # More than a command line takes, and nothing for all to see.
+    given = {"limit": "x" * 200_000}
+    operator = WalSparkSubmitOperator(task_id="generate", stream=stream, step=ONE)
+    operator.execute(task.again(conf={"parameters": given}).context)
+    assert f"parameters {given}" in capsys.readouterr().out
+    assert not any("xxx" in argument for argument in operator._arguments)
+    assert [row.attributes["parameters"] for row in ledger.batches.attempts("flights", at_ms)] == [given]
     run(stream, TWO, task)
     assert "parameters None" in capsys.readouterr().out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace.hooks.run_identity import RunIdentity
 from headrace.hooks.run_request import RunRequest
 from headrace.ledger.states import AttemptState, BatchState
 from headrace.operators.steps_to_run import steps_to_run
@@ -18,9 +19,10 @@ class Batch:
     attempts: list = field(default_factory=list)
     records: dict = field(default_factory=dict)
 
-    def tried(self, *outputs, run="run", clear=0, state=COMPLETED, **attributes) -> Batch:
+    def tried(self, *outputs, run="run", clear=0, started="monday", state=COMPLETED, **attributes) -> Batch:
         number = len(self.attempts) + 1
-        self.attempts.append(Attempt(number, outputs, state, {"run_id": run, "clear_number": clear, **attributes}))
+        told = RunIdentity(run, clear, started).attributes
+        self.attempts.append(Attempt(number, outputs, state, {**told, **attributes}))
         for output in outputs:
             self.records.pop(output, None)
             if state is not RUNNING:
@@ -32,10 +34,10 @@ class Batch:
         done = [record for record in self.records.values() if record.state is COMPLETED]
         return BatchState.COMPLETED if len(done) == 2 else BatchState.RUNNING
 
-    def left(self, *steps, **request) -> str:
+    def left(self, *steps, clear_number=0, started="monday", existed_ms=0, **request) -> str:
         found = steps_to_run(
             steps or ("a", "b"),
-            request=RunRequest(**{"run_id": "run", **request}),
+            request=RunRequest(RunIdentity("run", clear_number, started, existed_ms), **request),
             batch=self,
             attempts=self.attempts,
             records=self.records.values(),
@@ -49,6 +51,7 @@ class Attempt:
     outputs: tuple
     state: AttemptState
     attributes: dict
+    started_at_ms: int = 1000
 
 
 @dataclass
@@ -100,6 +103,20 @@ def test_a_backfill_does_a_completed_batch_again_once():
     assert batch.left(is_backfill=True, clear_number=1) == "a b"
 
 
+def test_a_backfill_whose_runs_were_deleted_comes_again_by_the_same_ids():
+    batch = Batch().tried("a", "b", run="scheduled").tried("a", "b", repeats=True)
+    assert batch.left(is_backfill=True) == ""
+    assert batch.left(is_backfill=True, started="tuesday") == "a b"
+    batch.tried("a", "b", started="tuesday", repeats=True)
+    assert batch.left(is_backfill=True, started="tuesday") == ""
+
+
+def test_clearing_gives_a_run_another_start():
+    batch = Batch().tried("a", "b").tried("a", "b", clear=2, started="tuesday", repeats=True)
+    assert batch.left(clear_number=2, started="tuesday") == ""
+    assert batch.left(clear_number=3, started="wednesday") == "a b"
+
+
 def test_a_retry_does_not_repeat_what_it_completed():
     batch = Batch().tried("a", "b", run="scheduled")
     batch.tried("a", "b", state=FAILED, repeats=True)
@@ -113,6 +130,12 @@ def test_what_was_run_ahead_is_the_first_work_of_the_batchs_own_run():
     assert batch.left(is_backfill=True) == ""
     assert batch.left(clear_number=1) == "a b"
     assert batch.left(reprocess=True) == "a b"
+
+
+def test_what_was_run_ahead_is_not_the_work_of_a_run_that_was_made_later():
+    batch = Batch().tried("a", "b", run="later", ahead=True)
+    assert batch.left(is_backfill=True, existed_ms=1001) == "a b"
+    assert batch.left(existed_ms=1001) == ""
 
 
 def test_a_run_may_ask_for_some():

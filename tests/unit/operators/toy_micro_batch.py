@@ -20,14 +20,14 @@ parser.add_argument("--stream", required=True)
 parser.add_argument("--batch-time", type=int, required=True)
 parser.add_argument("--attempt", type=int, required=True)
 parser.add_argument("--way", required=True)
-parser.add_argument("--parameters")
 arguments = parser.parse_args()
 behaviour = os.environ.get("TOY_BATCH", "ok")
 
 with Ledger.open(arguments.ledger) as ledger:
     rows = ledger.batches.attempts(arguments.stream, arguments.batch_time)
-    attempt = next(row for row in rows if row.number == arguments.attempt).claim()
-    print(f"toy batch by way {arguments.way}, attempt {attempt.number}, parameters {arguments.parameters}", flush=True)
+    row = next(row for row in rows if row.number == arguments.attempt)
+    attempt, parameters = row.claim(), row.attributes.get("parameters")
+    print(f"toy batch by way {arguments.way}, attempt {attempt.number}, parameters {parameters}", flush=True)
     if behaviour == "fail":
         ledger.batches.fail_attempt(attempt, "the transform said no")
         sys.exit(1)
