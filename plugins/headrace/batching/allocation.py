@@ -9,20 +9,25 @@ task draws up the same manifest.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from headrace.batching.manifest import Manifest, ManifestBlock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AllocationConflictError
 from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.states import BatchState
+from headrace.receiving.offset_ranges import RecordedRange
 from headrace.stream import Stream
-from headrace.wal.errors import StoredFileExistsError
+from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
 # Each means that another run has claimed one of the times to absorb, so that fewer are left to quarrel about.
 _CONFLICTS = 20
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ def allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms:
     """Allocate the batch time's blocks, or give back the allocation that there is.
 
     A stream that coalesces takes over every earlier time that has blocks and no batch. A time that another batch has
-    absorbed stays as it is, and takes nothing.
+    absorbed stays as it is, and takes nothing. An allocated batch's manifest is written again where its file is missing
+    or damaged, if what the ledger has still gives the same.
 
     Args:
         storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
@@ -50,6 +56,8 @@ def allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms:
         StorageError: the manifest cannot be written; nothing is allocated then.
     """
     existing = ledger.batches.find(stream.name, batch_time_ms)
+    if existing is not None:
+        _restore_manifest(stream, ledger, storage, existing)
     batch = existing or _allocate(stream, ledger, storage, batch_time_ms)
     inputs = tuple(ledger.batches.inputs(stream.name, batch_time_ms))
     return Allocation(batch=batch, inputs=inputs, fresh=existing is None)
@@ -57,47 +65,90 @@ def allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms:
 
 def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> BatchRow:
     ledger.batches.seal(stream.name, batch_time_ms)
+    drawn: list[Manifest] = []
     for _ in range(_CONFLICTS):
         absorb = ledger.batches.unclaimed_before(stream.name, batch_time_ms) if stream.coalesces else []
+        blocks = ledger.batches.blocks_of(stream.name, batch_time_ms, absorb=absorb)
+        drawn.append(draw_up(stream, batch_time_ms, blocks))
         try:
-            return _take(stream, ledger, storage, batch_time_ms, absorb)
+            batch = _take(stream, ledger, storage, drawn[-1], blocks=len(blocks), absorb=absorb)
         except AllocationConflictError as error:
             # Another run has claimed one of the times to absorb since they were read.
             conflict = error
+        else:
+            _delete_others(storage.below(stream.name), drawn, batch)
+            return batch
     raise conflict
 
 
-def _take(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, absorb: list[int]) -> BatchRow:
-    blocks = ledger.batches.blocks_of(stream.name, batch_time_ms, absorb=absorb)
-    manifest = draw_up(stream, batch_time_ms, blocks)
-    folder = storage.below(stream.name)
-    try:
-        sha256 = manifest.write(folder)
-    except StoredFileExistsError:
-        # Left by an allocation that crashed before the ledger heard of it, under another definition say; or made by
-        # one that overtook this one, and then it is the batch's for good (rule 5 of the design).
-        existing = ledger.batches.find(stream.name, batch_time_ms)
-        if existing is not None:
-            return existing
-        sha256 = manifest.write(folder, replace=True)
-    batch = ledger.batches.allocate(
+def _take(
+    stream: Stream, ledger: Ledger, storage: LogStorage, manifest: Manifest, *, blocks: int, absorb: list[int]
+) -> BatchRow:
+    written, sha256 = write_beside(storage.below(stream.name), manifest)
+    return ledger.batches.allocate(
         stream.name,
-        batch_time_ms,
-        manifest_uri=manifest.uri,
+        manifest.batch_time_ms,
+        manifest_uri=written.uri,
         manifest_sha256=sha256,
-        blocks_expected=len(blocks),
+        blocks_expected=blocks,
         absorb=absorb,
     )
-    if batch.state is not BatchState.ABSORBED and batch.manifest_sha256 != sha256:
-        _put_back(stream, ledger, folder, batch)
-    return batch
 
 
-def _put_back(stream: Stream, ledger: Ledger, folder: LogStorage, batch: BatchRow) -> None:
-    """Write the manifest of an allocation that overtook this one, over which this one's may have been written."""
+def write_beside(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]:
+    """Write a manifest into the stream's folder, by another name where another has its own; it and its SHA-256.
+
+    The other was left by an allocation that crashed before the ledger heard of it, under another definition say, or is
+    of one that runs: the ledger may name it any moment.
+    """
+    try:
+        return manifest, manifest.write(folder)
+    except StoredFileExistsError:
+        apart = replace(manifest, apart=True)
+        return apart, apart.write(folder)
+
+
+def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRow) -> None:
+    """Delete the files of the batch time that its row does not name: it has one and for good, so none ever will."""
+    paths = {path for manifest in drawn for path in (manifest.path, replace(manifest, apart=True).path)}
+    for path in sorted(paths):
+        # By its name alone: the same folder may be written as another URL.
+        if path.rpartition("/")[2] == batch.manifest_uri.rpartition("/")[2]:
+            continue
+        try:
+            folder.delete(path)
+        except StorageError as error:
+            logger.warning("%s/%s, which is no batch's manifest, stays: %s", folder.url, path, error)
+
+
+def _restore_manifest(stream: Stream, ledger: Ledger, storage: LogStorage, batch: BatchRow) -> None:
+    """Write the batch's manifest again if its file is missing or damaged, and the same bytes can be drawn up still."""
+    path = batch.manifest_uri.removeprefix(f"{stream.folder_url}/")
+    if batch.state is BatchState.ABSORBED or path == batch.manifest_uri:
+        return
+    folder = storage.below(stream.name)
+    try:
+        if hashlib.sha256(folder.read(path)).hexdigest() == batch.manifest_sha256:
+            return
+    except StoredFileMissingError:
+        pass
     manifest = draw_up(stream, batch.batch_time_ms, ledger.batches.blocks_of(stream.name, batch.batch_time_ms))
-    if hashlib.sha256(manifest.to_bytes()).hexdigest() == batch.manifest_sha256:
-        manifest.write(folder, replace=True)
+    if batch.built:
+        manifest = replace(manifest, built=_built_ranges(ledger, batch))
+    data = replace(manifest, interval_ms=batch.interval_ms).to_bytes()
+    if hashlib.sha256(data).hexdigest() == batch.manifest_sha256:
+        folder.write_atomically(path, data)
+        logger.warning("The manifest %s was missing or damaged, and is written again", batch.manifest_uri)
+    else:
+        logger.warning("The manifest %s is missing or damaged, and cannot be written again", batch.manifest_uri)
+
+
+def _built_ranges(ledger: Ledger, batch: BatchRow) -> dict[str, tuple[RecordedRange, ...]]:
+    built: dict[str, list[RecordedRange]] = defaultdict(list)
+    inputs = ledger.batches.inputs(batch.stream, batch.batch_time_ms)
+    for row in sorted(inputs, key=lambda row: row.partition):
+        built[row.input_id].append(RecordedRange(row.partition, row.from_offset, row.until_offset, None))
+    return {input_id: tuple(ranges) for input_id, ranges in built.items()}
 
 
 def draw_up(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Manifest:

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.batching.allocation import Allocation
+from headrace.batching.allocation import Allocation, write_beside
 from headrace.batching.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
@@ -101,8 +101,7 @@ def build_from_kafka(
         folder_url=stream.folder_url,
         built=built,
     )
-    # Its file is of these ranges and no others: what stands there is the same, or what a crash left of it.
-    sha256 = manifest.write(storage.below(stream.name), replace=True)
+    manifest, sha256 = write_beside(storage.below(stream.name), manifest)
     batch = ledger.batches.allocate(
         stream.name,
         batch_time_ms,

@@ -2,7 +2,8 @@
 
 It is written once, beside the log, and is durable before the ledger knows of the allocation (rule 5 of the
 design), so Spark reads this file and needs neither the ledger nor its credentials. The same allocation gives the
-same bytes, so two allocators of one batch time write the same file.
+same bytes, so two allocators of one batch time write the same file. Where they differ, by what they absorb say, no file
+is written over another: the second is named by its contents too, and the ledger says which one counts.
 
 On disk it is a sealed document (`headrace.batching.sealed_document`) that holds ``version``, ``stream``,
 ``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
@@ -32,6 +33,10 @@ VERSION = 1
 VERSION_WITH_RANGES = 2
 FOLDER = "manifests"
 LOG_FOLDER = "log"
+_RESTORE = (
+    "Run the batch's allocate_blocks: it writes the manifest, and the same again while the ledger has the batch's "
+    "blocks and the stream its inputs. Else restore the file from a copy; the batch must not be run by another one."
+)
 
 
 class ManifestError(HeadraceError):
@@ -53,7 +58,7 @@ class Manifest:
     """A batch's blocks by input, each in the order in which they were added to the ledger.
 
     ``folder_url`` is the stream's folder, found from where the manifest was read. ``built`` holds the ranges by input
-    of a batch that was built from Kafka.
+    of a batch that was built from Kafka. ``apart``: it is named by its contents, since another has the plain name.
     """
 
     stream: str
@@ -62,6 +67,7 @@ class Manifest:
     inputs: Mapping[str, tuple[ManifestBlock, ...]]
     folder_url: str
     built: Mapping[str, tuple[RecordedRange, ...]] = field(default_factory=dict)
+    apart: bool = field(default=False, compare=False)
 
     @property
     def log_root(self) -> str:
@@ -80,9 +86,14 @@ class Manifest:
         Ranges that are found at another time may be others, and a built batch may take the place of an empty one: each
         manifest of ranges has a file of its own, and the ledger says which counts.
         """
-        if not any(self.built.values()):
+        if not self._is_named_by_contents:
             return manifest_path(self.batch_time_ms)
-        return f"{FOLDER}/{self.batch_time_ms}-built-{hashlib.sha256(self.to_bytes()).hexdigest()[:16]}.json"
+        name = f"{self.batch_time_ms}-built" if any(self.built.values()) else str(self.batch_time_ms)
+        return f"{FOLDER}/{name}-{hashlib.sha256(self.to_bytes()).hexdigest()[:16]}.json"
+
+    @property
+    def _is_named_by_contents(self) -> bool:
+        return self.apart or any(self.built.values())
 
     @property
     def records(self) -> int:
@@ -142,7 +153,7 @@ class Manifest:
         except DocumentDamagedError as error:
             raise ManifestError(
                 f"The manifest {uri} is damaged: {error}.",
-                remedy="Restore the file, or delete it and allocate the batch again while the ledger has its blocks.",
+                remedy=_RESTORE,
             ) from None
         if fields.get("version") not in (VERSION, VERSION_WITH_RANGES):
             raise ManifestError(
@@ -157,6 +168,7 @@ class Manifest:
             inputs={name: _blocks_from_json(part, fields["segments"]) for name, part in fields["inputs"].items()},
             folder_url=uri.rsplit("/", 2)[0],
             built={name: ranges for name, part in fields["inputs"].items() if (ranges := _ranges_from_json(part))},
+            apart=not uri.endswith(f"/{manifest_path(fields['batch_time_ms'])}"),
         )
 
     @classmethod
@@ -170,18 +182,18 @@ class Manifest:
         try:
             data = open_storage(folder).read(name)
         except StoredFileMissingError:
-            raise ManifestError(
-                f"The manifest {uri} does not exist.", remedy="Run the batch's allocate_blocks first."
-            ) from None
+            raise ManifestError(f"The manifest {uri} does not exist.", remedy=_RESTORE) from None
         if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
             raise ManifestError(
                 f"The manifest {uri} is not the one that the batch was allocated by: its SHA-256 is not the ledger's.",
-                remedy="Restore the file; the batch must not be run by another one.",
+                remedy=_RESTORE,
             )
         return cls.from_bytes(data, uri)
 
     def write(self, storage: LogStorage, *, replace: bool = False) -> str:
         """Write the manifest into the stream's folder, durable on return; gives the SHA-256 of its bytes in hex.
+
+        A file that is named by its contents and has others is damaged, and written anew.
 
         Raises:
             StoredFileExistsError: there is another one, and not ``replace``.
@@ -190,8 +202,13 @@ class Manifest:
         try:
             storage.write_atomically(path, data, exclusive=True)
         except StoredFileExistsError:
-            if storage.read(path) != data:
-                if not replace:
+            try:
+                found = storage.read(path)
+            except StoredFileMissingError:
+                # Its allocator found that another's counts, and took it away meanwhile.
+                return self.write(storage, replace=replace)
+            if found != data:
+                if not (replace or self._is_named_by_contents):
                     raise
                 storage.write_atomically(path, data)
         return hashlib.sha256(data).hexdigest()

@@ -267,3 +267,21 @@ def test_a_topic_that_is_gone_or_another_is_refused(folder: Path, ledger: Ledger
     building.begin({0: 0}, topic_id="id-2")
     with pytest.raises(BatchBuildError, match=r"clicks-0: the topic \(id id-1\) was deleted"):
         building.build(ZERO_MS)
+
+
+def test_a_lost_manifest_of_ranges_is_written_again(folder: Path, ledger: Ledger) -> None:
+    times: list[int | None] = [ZERO_MS - 5_000 + each for each in range(4)]
+    building = Building(folder, ledger, FakeOffsets({0: times, 1: times})).begin({0: 4, 1: 3})
+    first = building.built(ZERO_MS)
+    batch = building.build(ZERO_MS).batch
+    assert building.storage.delete(batch.manifest_uri.removeprefix(f"{building.stream.storage.url}/"))
+    assert allocate(building.stream, ledger, building.storage, ZERO_MS).batch == batch
+    assert building.built(ZERO_MS) == first
+
+
+def test_a_build_without_ranges_writes_over_no_manifest(folder: Path, ledger: Ledger) -> None:
+    building = Building(folder, ledger, FakeOffsets({0: []})).begin({0: 0})
+    before = building.stream.model_copy(update={"inputs": ()})
+    empty = allocate(before, ledger, building.storage, ZERO_MS).batch
+    assert building.build(ZERO_MS).batch == empty
+    assert Manifest.load(empty.manifest_uri, sha256=empty.manifest_sha256).inputs == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_stream_that_does_not_coalesce_takes_each_by_itself(coalescing: Receiv
 def test_a_time_that_is_claimed_meanwhile_is_left_out(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
     batches, stream = coalescing.ledger.batches, coalescing.stream
     blocks_of = batches.blocks_of
-    claimed = []
+    claimed: list[int] = []
 
     def claim_one_meanwhile(*key: Any, **absorb: Any) -> Any:
         if not claimed:
@@ -101,25 +102,79 @@ def test_quarrels_end(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) ->
         take(coalescing, T3)
 
 
-def test_an_allocator_that_wrote_over_the_manifest_of_another_puts_it_back(
+def manifests(receiving: Receiving) -> list[str]:
+    return receiving.storage.below("shop").list("manifests")
+
+
+def test_an_allocator_that_was_overtaken_harms_no_manifest_and_takes_its_own_away(
     coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = coalescing.ledger.batches
-    allocate_in_ledger, calls = batches.allocate, []
+    allocate_in_ledger = batches.allocate
+    calls: list[int] = []
 
     def overtaken(*key: Any, **arguments: Any) -> Any:
         if not calls:
             # This one has read T1 as unclaimed and written its manifest; now T1 is claimed, and the other's is written.
             calls.append(1)
             allocate_in_ledger("shop", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
-            stale = coalescing.storage.below("shop").read(f"manifests/{T3}.json")
-            allocate(coalescing.stream, coalescing.ledger, coalescing.storage, T3)
-            coalescing.storage.below("shop").write_atomically(f"manifests/{T3}.json", stale)
+            overtaking = allocate(coalescing.stream, coalescing.ledger, coalescing.storage, T3)
+            assert manifest_of(overtaking).records == 20
         return allocate_in_ledger(*key, **arguments)
 
     monkeypatch.setattr(batches, "allocate", overtaken)
     taken = take(coalescing, T3)
     assert (taken.batch.absorbed, manifest_of(taken).records) == ((T2,), 20)
+    (left,) = manifests(coalescing)
+    assert taken.batch.manifest_uri == f"{coalescing.stream.folder_url}/{left}"
+
+
+def test_a_crash_while_another_allocates_leaves_the_manifest_that_counts(
+    coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = coalescing.ledger.batches
+    allocate_in_ledger = batches.allocate
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(batches, "allocate", crash)
+        take(coalescing, T3)
+    allocate_in_ledger("shop", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
+
+    def overtaken(*key: Any, **arguments: Any) -> Any:
+        # This one found another's file, and has written its own. It dies when the other's has come to count.
+        (mine,) = {f"{coalescing.stream.folder_url}/{path}" for path in manifests(coalescing)} - {plain}
+        assert arguments["manifest_uri"] == mine
+        allocate_in_ledger(*key, **(arguments | {"manifest_uri": plain, "manifest_sha256": sha256}))
+        raise KeyboardInterrupt
+
+    plain = f"{coalescing.stream.folder_url}/manifests/{T3}.json"
+    sha256 = hashlib.sha256(coalescing.storage.read(f"shop/manifests/{T3}.json")).hexdigest()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(batches, "allocate", overtaken)
+        take(coalescing, T3)
+    again = take(coalescing, T3)
+    assert again.batch.manifest_uri == plain
+    assert manifest_of(again).records == 30
+
+
+def test_a_time_that_is_absorbed_while_it_is_allocated_leaves_no_manifest(
+    coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = coalescing.ledger.batches
+    allocate_in_ledger = batches.allocate
+
+    def absorbed(*key: Any, **arguments: Any) -> Any:
+        monkeypatch.setattr(batches, "allocate", allocate_in_ledger)
+        take(coalescing, T3)
+        return allocate_in_ledger(*key, **arguments)
+
+    monkeypatch.setattr(batches, "allocate", absorbed)
+    assert take(coalescing, T1).batch.state is BatchState.ABSORBED
+    assert manifests(coalescing) == [f"manifests/{T3}.json"]
+    assert manifest_of(take(coalescing, T3)).records == 30
 
 
 def test_what_a_window_reaches_back_to_stays_while_batches_are_caught_up(

@@ -10,7 +10,7 @@ from headrace.batching.allocation import Allocation, allocate, draw_up
 from headrace.batching.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
 from headrace.batching.checkpointing import write_checkpoint
 from headrace.batching.cleanup import clean_up
-from headrace.batching.manifest import Manifest
+from headrace.batching.manifest import Manifest, ManifestError
 from headrace.ledger.errors import BatchTimeError
 from headrace.ledger.rows import Attempt
 from headrace.wal.errors import StorageError
@@ -126,6 +126,33 @@ def test_what_a_crashed_allocation_left_is_replaced(receiving: Receiving) -> Non
     )
     batch = take(receiving, T1).batch
     assert "clicks" in Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256).inputs
+
+
+@pytest.mark.parametrize("harm", ["missing", "damaged"])
+def test_a_manifest_that_was_lost_is_written_again_as_it_was(receiving: Receiving, harm: str) -> None:
+    receiving.store(3)
+    receiving.clock.advance(10_000)
+    batch = take(receiving, T1).batch
+    folder, path = receiving.storage.below("shop"), f"manifests/{T1}.json"
+    whole = folder.read(path)
+
+    def break_it() -> None:
+        if harm == "missing":
+            folder.delete(path)
+        else:
+            folder.write_atomically(path, whole[:-5])
+        with pytest.raises(ManifestError) as refused:
+            Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
+        assert "allocate_blocks" in str(refused.value.remedy)
+
+    break_it()
+    take(receiving, T1)
+    assert folder.read(path) == whole
+    # Only the same: not what is drawn up after its blocks' rows have gone.
+    break_it()
+    receiving.ledger.batches.blocks_of = lambda *_, **__: []  # type: ignore[method-assign]
+    assert take(receiving, T1).batch == batch
+    assert not folder.exists(path) or folder.read(path) == whole[:-5]
 
 
 def test_the_log_goes_when_every_batch_in_the_segment_is_done_with(receiving: Receiving) -> None:
