@@ -12,31 +12,26 @@ import typer
 from headrace.cli.batch_time import milliseconds
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json, time_text
-from headrace.errors import HeadraceError
+from headrace.cli.replayed_index import AliasSwapRefusedError, ReplayedIndex
 
 if TYPE_CHECKING:
     from headrace.indexing.aliases import IndexAlias
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import ReplayRow
     from headrace.stream import ElasticsearchOutput
 
 _MAX_RETRY_SECONDS = 30.0
 _TOLD = 10
-_BEYOND_MS = 2**62
 
 alias = typer.Typer(add_completion=False, no_args_is_help=True, help="Move the alias that a stream writes through.")
-
-
-class AliasSwapRefusedError(HeadraceError):
-    """The alias is not moved, since its readers would miss something."""
 
 
 @dataclasses.dataclass
 class Swap:
     """What a swap does, or has done. Times are batch times, in epoch milliseconds; ``until_ms`` belongs to the range.
 
-    ``missing``: completed batches of the range that the replay has not completed. ``to_run_again``: those after it
-    that the new index does not hold.
+    ``missing``: batches of the range that the output has written, and the replay has not completed, but for those that
+    were ``abandoned`` since and cannot be replayed. ``to_run_again``: those after the range that the new index does not
+    hold, and those that are being written.
     """
 
     stream: str
@@ -48,6 +43,7 @@ class Swap:
     from_ms: int
     until_ms: int
     missing: list[int]
+    abandoned: list[int]
     to_run_again: list[int]
     older_batches: bool
     swapped: bool = False
@@ -78,29 +74,31 @@ def swap(
 ) -> None:
     """Point the alias of an output to the index that a replay wrote, in one step.
 
-    Refused while completed batches are missing in the replay: readers would miss their documents.
+    Refused while batches that the output has written are missing in the replay: readers would miss their documents.
     """
     with opened(ledger) as found:
         declared = _declared(found, name, output)
         with _index_alias(declared) as index_alias:
             move = index_alias.plan(to)
-            rows = _replayed(found, name, replay)
-            _check_index(found, rows, output, to)
-            from_ms = rows[0].batch_time_ms if since is None else milliseconds(since, "--from")
-            until_ms = _newest_completed(found, name) if until is None else milliseconds(until, "--until")
+            known = ReplayedIndex(found, name, output, replay, to)
+            from_ms = known.first_ms if since is None else milliseconds(since, "--from")
+            until_ms = known.newest_ms if until is None else milliseconds(until, "--until")
+            known.check(from_ms, until_ms)
             plan = Swap(
                 name, output, replay, move.alias, move.old, move.new, from_ms, until_ms,
-                missing=found.batches.unreplayed(name, replay, from_ms, until_ms + 1),
-                to_run_again=_left_behind(found, name, replay, until_ms),
-                older_batches=bool(found.batches.list(name, 1, ["completed"], before_ms=from_ms)),
+                missing=known.missing(from_ms, until_ms),
+                abandoned=known.abandoned(from_ms, until_ms),
+                to_run_again=known.to_run_again(from_ms, until_ms),
+                older_batches=bool(known.missing(0, from_ms - 1)),
             )  # fmt: skip
             if plan.missing:
                 _refuse(plan, as_json=as_json)
             if yes and move.old != move.new:
                 index_alias.move(move)
                 plan.swapped = True
-                # What completed while the alias moved may have gone into the old index.
-                plan.to_run_again = _left_behind(found, name, replay, until_ms)
+                # What was written while the alias moved may have gone into the old index, those of the range too.
+                moved = ReplayedIndex(found, name, output, replay, to)
+                plan.to_run_again = sorted({*plan.to_run_again, *moved.to_run_again(from_ms, from_ms - 1)})
     if as_json:
         print_json(plan)
     else:
@@ -140,55 +138,11 @@ def _index_alias(output: ElasticsearchOutput) -> Iterator[IndexAlias]:
         transport.close()
 
 
-def _replayed(ledger: Ledger, name: str, replay: str) -> list[ReplayRow]:
-    rows = ledger.batches.replays(name, replay, 0, _BEYOND_MS)
-    if not rows:
-        raise AliasSwapRefusedError(
-            f"Stream {name!r} has no replay {replay!r}.", remedy="Give the name that replay_dag was given."
-        )
-    return rows
-
-
-def _check_index(ledger: Ledger, rows: Sequence[ReplayRow], output: str, index: str) -> None:
-    """Refuse an index that the replay did not write; its first and its last batch stand for the others."""
-    for row in {at.batch_time_ms: at for at in (rows[0], rows[-1])}.values():
-        written = _index_of(ledger, row, output)
-        if written != index:
-            raise AliasSwapRefusedError(
-                f"Replay {row.target!r} wrote batch {time_text(row.batch_time_ms)} of output {output!r} into "
-                f"{written!r}, not into {index!r}.",
-                remedy="Name the index that the replay writes; another index is another replay.",
-            )
-
-
-def _index_of(ledger: Ledger, row: ReplayRow, output: str) -> str | None:
-    """The index into which the replay wrote the batch last; None if it did not write this output."""
-    from headrace.stream import Stream
-
-    for attempt in reversed(ledger.batches.attempts(row.stream, row.batch_time_ms)):
-        if attempt.target == row.target and attempt.definition is not None:
-            outputs = Stream.from_json(attempt.definition).outputs
-            return next((getattr(each, "index", None) for each in outputs if each.id == output), None)
-    return None
-
-
-def _newest_completed(ledger: Ledger, name: str) -> int:
-    newest = ledger.batches.list(name, 1, ["completed"])
-    return newest[0].batch_time_ms if newest else 0
-
-
-def _left_behind(ledger: Ledger, name: str, replay: str, until_ms: int) -> list[int]:
-    """The batches after the checked range that are written, or being written, and not replayed."""
-    running = [row.batch_time_ms for row in ledger.batches.list(name, states=["running"])]
-    later = ledger.batches.unreplayed(name, replay, until_ms + 1, _BEYOND_MS)
-    return sorted({*later, *(at_ms for at_ms in running if at_ms > until_ms)})
-
-
 def _refuse(plan: Swap, *, as_json: bool) -> None:
     if as_json:
         print_json(plan)
     raise AliasSwapRefusedError(
-        f"Replay {plan.replay!r} has not completed {len(plan.missing)} completed batch(es) of stream {plan.stream!r} "
+        f"Replay {plan.replay!r} has not completed {len(plan.missing)} batch(es) that {plan.stream!r} has written "
         f"from {time_text(plan.from_ms)} to {time_text(plan.until_ms)}: {_times(plan.missing)}.",
         remedy=f"Backfill the replay's DAG over them. Or give --until with a time before {time_text(plan.missing[0])}, "
         "and run the batches after it again once the alias is moved: they write through it.",
@@ -201,14 +155,19 @@ def _tell(plan: Swap) -> None:
     if old == new:
         typer.echo(f"{plan.alias} means {new} already.")
     elif plan.swapped:
-        typer.echo(f"{plan.alias} means {new}, which holds the completed batches of {span}; it was {old}.")
+        typer.echo(f"{plan.alias} means {new}, which holds the batches of {span}; it was {old}.")
     else:
-        typer.echo(f"{plan.alias} means {old}; {new} holds the completed batches of {span}.")
+        typer.echo(f"{plan.alias} means {old}; {new} holds the batches of {span}.")
     if plan.older_batches:
         typer.echo(f"Batches before {time_text(plan.from_ms)} were not replayed: their documents are not in {new}.")
+    if plan.abandoned:
+        typer.echo(
+            f"{len(plan.abandoned)} batch(es) were abandoned after they were written, and are not in {new}: "
+            f"{_times(plan.abandoned)}. Their documents are in {old} alone."
+        )
     if plan.to_run_again:
         typer.echo(
-            f"{len(plan.to_run_again)} later batch(es) are not in {new}, or may not be: {_times(plan.to_run_again)}. "
+            f"{len(plan.to_run_again)} batch(es) are not in {new}, or may not be: {_times(plan.to_run_again)}. "
             "Run them again once the alias is moved: backfill the stream's batch DAG over them, reprocessing completed."
         )
     if not plan.swapped and old != new:

@@ -20,9 +20,10 @@ from headrace.ledger.rows import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import batch_inputs, batches, unclaimed_times
 from headrace.ledger.turns import BatchTurns
+from headrace.ledger.written_outputs import WrittenOutputs
 
 
-class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, BatchOrigins, BatchTurns):
+class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, BatchOrigins, BatchTurns, WrittenOutputs):
     """Everything about batches: `seal`, `allocate`, `begin_attempt`, `complete_attempt`, … and these look-ups."""
 
     def get(self, stream: str, batch_time_ms: int) -> BatchRow:

@@ -115,7 +115,7 @@ def test_a_replay_that_lacks_batches_is_refused_by_their_names(shop: Shop) -> No
     shop.replay(20_000)
     result = shop.swap("--yes")
     assert result.exit_code == 1
-    assert "has not completed 1 completed" in result.output
+    assert "has not completed 1 batch(es)" in result.output
     assert time_text(30_000) in result.output
     assert json.loads(shop.swap("--json").stdout)["missing"] == [30_000]
     assert shop.means() == [shop.old]
@@ -126,7 +126,7 @@ def test_later_batches_may_be_left_to_run_again_and_earlier_ones_are_told(shop: 
     result = shop.swap("--yes", "--until", "1970-01-01T00:00:20Z")
     assert result.exit_code == 0, result.output
     assert shop.means() == [shop.new]
-    assert f"1 later batch(es) are not in {shop.new}, or may not be: {time_text(30_000)}" in result.output
+    assert f"1 batch(es) are not in {shop.new}, or may not be: {time_text(30_000)}" in result.output
     assert f"Batches before {time_text(20_000)} were not replayed" in result.output
 
 

@@ -1,0 +1,64 @@
+"""Which batches stand in the place of one output: the stream's own, or a replay's."""
+
+from __future__ import annotations
+
+from sqlalchemy import and_, or_, select
+
+from headrace.ledger.database import Role
+from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.tables import batch_attempts, batch_outputs, batches, replay_definitions
+
+
+class WrittenOutputs(Role):
+    """Finds the batches that an output holds."""
+
+    def written(self, stream: str, output: str) -> dict[int, BatchState]:
+        """By batch time the states of the batches that the output holds, oldest first.
+
+        Those that have completed, and those of any other state whose output has ever been recorded: another output of
+        theirs failed, say, or they are being run again, or were abandoned.
+        """
+        recorded = batch_outputs.c.batch_time_ms.is_not(None)
+        of_output = and_(
+            batch_outputs.c.stream == batches.c.stream,
+            batch_outputs.c.batch_time_ms == batches.c.batch_time_ms,
+            batch_outputs.c.output_id == output,
+            batch_outputs.c.target == "",
+            batch_outputs.c.state == AttemptState.COMPLETED,
+        )
+        query = (
+            select(batches.c.batch_time_ms, batches.c.state)
+            .select_from(batches.outerjoin(batch_outputs, of_output))
+            .where(batches.c.stream == stream, or_(batches.c.state == BatchState.COMPLETED, recorded))
+            .order_by(batches.c.batch_time_ms)
+        )
+        with self._database.read() as connection:
+            return {row.batch_time_ms: row.state for row in connection.execute(query)}
+
+    def replayed_by(self, stream: str, target: str, output: str) -> dict[int, str]:
+        """By batch time the replay's definition by which the output was written last, oldest first."""
+        query = (
+            select(batch_outputs.c.batch_time_ms, batch_attempts.c.replay_revision)
+            .join(
+                batch_attempts,
+                and_(
+                    batch_attempts.c.stream == batch_outputs.c.stream,
+                    batch_attempts.c.batch_time_ms == batch_outputs.c.batch_time_ms,
+                    batch_attempts.c.number == batch_outputs.c.attempt,
+                ),
+            )
+            .where(
+                batch_outputs.c.stream == stream,
+                batch_outputs.c.target == target,
+                batch_outputs.c.output_id == output,
+                batch_outputs.c.state == AttemptState.COMPLETED,
+            )
+            .order_by(batch_outputs.c.batch_time_ms, batch_outputs.c.attempt)
+        )
+        named = select(replay_definitions.c.revision, replay_definitions.c.definition).where(
+            replay_definitions.c.stream == stream, replay_definitions.c.target == target
+        )
+        with self._database.read() as connection:
+            definitions = {row.revision: row.definition for row in connection.execute(named)}
+            found = {row.batch_time_ms: row.replay_revision for row in connection.execute(query)}
+        return {time_ms: definitions[revision] for time_ms, revision in found.items()}

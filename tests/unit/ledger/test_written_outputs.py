@@ -1,0 +1,63 @@
+"""Which batches an output holds, by its own records of success."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.ledger import BatchState
+
+NOW_MS = 1_700_000_000_000
+T1, T2, T3, T4, T5 = (NOW_MS + 1000 * number for number in range(1, 6))
+RUN = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+
+
+@pytest.fixture
+def world(build: Callable[..., Any]) -> Any:
+    """T1 to T5 allocated; the stream writes an index and files."""
+    world = build(outputs=("index", "files"))
+    world.clock.advance(5500)
+    for time_ms in (T1, T2, T3, T4, T5):
+        world.allocate(time_ms)
+    return world
+
+
+def fail_after(world: Any, at: int, *outputs: str) -> None:
+    """These outputs are written, then the attempt fails."""
+    attempt = world.ledger.batches.begin_attempt("flights", at, force=True, **RUN)
+    for output in outputs:
+        world.ledger.batches.record_output(attempt, output, {})
+    world.ledger.batches.fail_attempt(attempt, "the disk is full")
+
+
+def test_an_output_holds_what_it_has_recorded_whatever_became_of_the_batch(world: Any) -> None:
+    batches = world.ledger.batches
+    world.complete(T1)
+    fail_after(world, T2, "index")
+    fail_after(world, T3, "files")
+    fail_after(world, T4, "index")
+    batches.abandon("flights", T4, "never")
+    held = {T1: BatchState.COMPLETED, T2: BatchState.FAILED, T4: BatchState.ABANDONED}
+    assert batches.written("flights", "index") == held
+    # Run again it has no record of success until it is done, and what it wrote before stands all the same.
+    fail_after(world, T1)
+    assert batches.written("flights", "index")[T1] is BatchState.FAILED
+
+
+def test_a_replay_is_not_the_stream_and_tells_by_which_definition_it_wrote(world: Any) -> None:
+    batches = world.ledger.batches
+    definitions = [json.dumps({"outputs": [{"id": "index"}], "transform": name}) for name in ("first", "second")]
+    for at, definition, succeeds in ((T1, definitions[0], True), (T2, definitions[0], True), (T2, definitions[1], True),
+                                     (T1, definitions[1], False)):  # fmt: skip
+        attempt = batches.begin_replay("flights", at, target="v2", definition=definition, outputs=["index"], **RUN)
+        if succeeds:
+            batches.record_output(attempt, "index", {})
+            batches.complete_attempt(attempt)
+        else:
+            batches.fail_attempt(attempt, "no")
+    assert batches.replayed_by("flights", "v2", "index") == {T1: definitions[0], T2: definitions[1]}
+    assert batches.replayed_by("flights", "v3", "index") == {}
+    assert batches.written("flights", "index") == {}
