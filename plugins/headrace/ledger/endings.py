@@ -15,7 +15,7 @@ from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import batch_inputs, batches, blocks, replays
+from headrace.ledger.tables import batch_attempts, batch_inputs, batches, blocks, replays
 
 
 class BatchEndings(Role):
@@ -84,15 +84,7 @@ class BatchEndings(Role):
                 )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
             connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason))
-            connection.execute(
-                update(replays)
-                .where(
-                    replays.c.stream == stream,
-                    replays.c.batch_time_ms == batch_time_ms,
-                    replays.c.state != BatchState.COMPLETED,
-                )
-                .values(state=BatchState.ABANDONED, error=reason)
-            )
+            _abandon_replays(connection, stream, batch_time_ms, reason)
             for row in connection.execute(
                 select(batch_inputs).where(
                     batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
@@ -112,6 +104,21 @@ class BatchEndings(Role):
             payload = {"reason": reason, "records": batch.records}
             _event(connection, locked, EventKind.BATCH_ABANDONED, batch_time_ms, payload)
             return require_batch(connection, stream, batch_time_ms)
+
+
+def _abandon_replays(connection: Connection, stream: str, batch_time_ms: int, reason: str) -> None:
+    of_batch = (batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms)
+    query = select(batch_attempts.c.target).where(*of_batch, batch_attempts.c.target != "").distinct()
+    # By their names: the index has these before the batch times.
+    targets = connection.execute(query).scalars().all()
+    if targets:
+        unfinished = (
+            replays.c.stream == stream,
+            replays.c.target.in_(targets),
+            replays.c.batch_time_ms == batch_time_ms,
+            replays.c.state != BatchState.COMPLETED,
+        )
+        connection.execute(update(replays).where(*unfinished).values(state=BatchState.ABANDONED, error=reason))
 
 
 def _check_cleanable(connection: Connection, batch: BatchRow) -> None:

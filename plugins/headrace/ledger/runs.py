@@ -21,7 +21,10 @@ class Runs(Role):
             StreamNotFoundError: there is no such stream.
         """
         with self._database.write_stream(stream) as (connection, locked):
-            assigned = _find(connection, stream, run_id)
+            known = select(batch_runs.c.batch_time_ms).where(
+                batch_runs.c.stream == stream, batch_runs.c.run_id == run_id
+            )
+            assigned: int | None = connection.execute(known).scalar_one_or_none()
             if assigned is not None:
                 return assigned
             batch_time_ms = _unassigned(connection, locked, latest=coalesces)
@@ -35,11 +38,6 @@ class Runs(Role):
             )
             return batch_time_ms
 
-    def find(self, stream: str, run_id: str) -> int | None:
-        """The batch time that the run was given, or None if it never asked."""
-        with self._database.read() as connection:
-            return _find(connection, stream, run_id)
-
     def newest(self, stream: str, limit: int = 1_000) -> dict[str, int]:
         """The batch times of runs, of the ``limit`` latest of these."""
         query = (
@@ -50,11 +48,6 @@ class Runs(Role):
         )
         with self._database.read() as connection:
             return {row.run_id: row.batch_time_ms for row in connection.execute(query)}
-
-
-def _find(connection: Connection, stream: str, run_id: str) -> int | None:
-    query = select(batch_runs.c.batch_time_ms).where(batch_runs.c.stream == stream, batch_runs.c.run_id == run_id)
-    return connection.execute(query).scalar_one_or_none()
 
 
 def _unassigned(connection: Connection, locked: LockedStream, *, latest: bool) -> int | None:

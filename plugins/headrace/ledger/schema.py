@@ -29,8 +29,8 @@ def ensure_schema(database: Database, *, migrate: bool) -> None:
     if not migrate:
         raise SchemaError(
             f"The ledger's schema is {version or 'empty'}, this version of headrace needs {HEAD}.",
-            remedy="Run the stream's receiver DAG, which migrates it (KafkaReceiverOperator), or open it once with "
-            "Ledger.open(url).",
+            remedy="Stop what an older headrace runs on it, then run a task of one of the stream's DAGs, any of which "
+            "migrates it, or open it once with Ledger.open(url).",
         )
     with database.write() as connection:
         if not database.is_sqlite:

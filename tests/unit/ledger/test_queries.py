@@ -70,7 +70,6 @@ def walk(world: Any) -> None:
     ledger.positions.unpassed("flights", T1)
     ledger.runs.assign("flights", "manual", coalesces=False)
     ledger.runs.assign("flights", "asset", coalesces=True)
-    ledger.runs.find("flights", "manual")
     ledger.runs.newest("flights")
     ledger.receivers.unsealed("flights", T1)
     ledger.jobs.renew(world.job)
