@@ -15,11 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from headrace.clock import ManualClock
 from headrace.ledger import AttemptState, BatchState, Ledger
-from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError, OutputsMissingError
+from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError, BatchStateError, OutputsMissingError
 from headrace.ledger.rows import Attempt
 
 NOW_MS = 1_700_000_000_000
 STEPS = ("index", "files", "topic")
+# The stream has these all the time, and gets and loses the third.
+ALWAYS = STEPS[:2]
 RUN = {"holder": "task", "way": "connect", "lease_ms": 1_000}
 COPY = '{"outputs": [{"id": "index"}, {"id": "files"}]}'
 CHOICE = st.integers(min_value=0, max_value=9)
@@ -40,32 +42,47 @@ class AnyOrder(RuleBasedStateMachine):
         self.clock = ManualClock(NOW_MS)
         self.ledger = Ledger.open(f"sqlite:///{path}", clock=self.clock)
         self.batches = self.ledger.batches
-        self.ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200, outputs=STEPS)
+        self.register(STEPS)
         self.batches.allocate("s", NOW_MS, manifest_uri="m", manifest_sha256="0")
         self.attempts: list[Attempt] = []
         # By target and output: the attempt that has it, and whether it has recorded or failed it.
         self.owners: dict[tuple[str, str], int] = {}
         self.ended: set[int] = set()
         self.results: dict[tuple[str, str], AttemptState] = {}
+        self.completed_by: tuple[str, ...] | None = None
+
+    @rule(steps=st.sampled_from((STEPS, ALWAYS)))
+    def register(self, steps: tuple[str, ...]) -> None:
+        self.steps = steps
+        self.ledger.streams.register("s", "{}", batch_interval_ms=1000, block_interval_ms=200, outputs=steps)
 
     def teardown(self) -> None:
         self.ledger.close()
 
     @rule(outputs=st.none() | st.sets(st.sampled_from(STEPS), min_size=1), force=st.booleans())
     def begin(self, outputs: set[str] | None, force: bool) -> None:
+        if not (outputs or set()) <= set(self.steps):
+            with pytest.raises(BatchStateError):
+                self.batches.begin_attempt("s", NOW_MS, outputs=sorted(outputs or ()), force=force, **RUN)
+            return
         try:
             attempt = self.batches.begin_attempt(
                 "s", NOW_MS, outputs=None if outputs is None else sorted(outputs), force=force, **RUN
             )
         except AlreadyCompletedError as error:
             assert not force
-            for step in outputs or STEPS:
+            for step in outputs or ALWAYS:
                 assert self.results["", step] is AttemptState.COMPLETED
             assert outputs is not None or error.batch.state is BatchState.COMPLETED
             return
         if not force:
             assert all(self.results.get(("", step)) is not AttemptState.COMPLETED for step in attempt.outputs)
         self.take(attempt)
+        if outputs is None:
+            # What it takes is all that is missing, so the batch completes when all attempts have.
+            required = self.batches.get("s", NOW_MS).required
+            assert required is not None
+            assert set(self.steps) <= set(required) or self.completed_by is not None
 
     @rule(outputs=st.sets(st.sampled_from(("index", "files")), min_size=1), name=st.sampled_from(("v2", "v3")))
     def begin_replay(self, outputs: set[str], name: str) -> None:
@@ -149,8 +166,12 @@ class AnyOrder(RuleBasedStateMachine):
         running = [row for row in self.batches.attempts("s", NOW_MS) if row.state is AttemptState.RUNNING]
         own = [row for row in running if not row.target]
         recorded = [self.results.get(("", step)) for step in STEPS]
+        # What it completed by stays, whatever is done to it then.
+        assert set(self.completed_by or ()) <= set(batch.steps or ())
+        self.completed_by = batch.steps
         if batch.state is BatchState.COMPLETED:
-            assert recorded == [AttemptState.COMPLETED] * len(STEPS)
+            assert recorded[:2] == [AttemptState.COMPLETED] * len(ALWAYS)
+            assert set(ALWAYS) <= set(batch.steps or ())
         elif batch.state is BatchState.FAILED:
             assert AttemptState.FAILED in recorded
             assert batch.error == "boom"
