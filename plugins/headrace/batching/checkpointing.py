@@ -19,6 +19,9 @@ from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
 
+MANY = 10_000
+"""Batches in a checkpoint from which on it says so."""
+
 _write_retry = tenacity.retry(
     retry=tenacity.retry_if_exception_type((StorageError, OSError)),
     stop=tenacity.stop_after_attempt(3),
@@ -32,6 +35,10 @@ def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_
 
     None when the batch time is not a multiple of the stream's checkpoint interval: the next due one covers it.
 
+    It holds every batch that is not cleaned, however many: one that was left out would be run again after a rebuild,
+    whose log is in part gone. So it grows with what the log keeps: a batch for every interval of the remember window,
+    and those that wait, failed, or were completed and not cleaned since.
+
     Raises:
         StorageError: it could not be written, in three tries.
     """
@@ -39,6 +46,12 @@ def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_
         return None
     # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
     batches = ledger.batches.uncleaned(stream.name)
+    if len(batches) > MANY:
+        logger.warning(
+            "%s: %d batches are not cleaned, and every checkpoint holds them all, some 700 bytes each. "
+            "The oldest is %d. Let cleanup run, remember less, or set a longer checkpoint_interval.",
+            stream.name, len(batches), batches[0].batch_time_ms,
+        )  # fmt: skip
     checkpoint = take(ledger, stream.name, batch_time_ms, batches)
     folder = storage.below(stream.name)
     _write_retry(checkpoint.write)(folder)

@@ -64,8 +64,8 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
                 rows += [batch_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
-    def uncleaned(self, stream: str, limit: int = 10_000) -> builtins.list[BatchRow]:
-        """The oldest ``limit`` batches that may still have something in the log."""
+    def uncleaned(self, stream: str, limit: int | None = None) -> builtins.list[BatchRow]:
+        """The oldest ``limit`` batches that may still have something in the log, or all of them."""
         query = select(batches).where(batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None))
         with self._database.read() as connection:
             return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from headrace.batching.allocation import Allocation, allocate, draw_up
 from headrace.batching.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
@@ -13,6 +14,7 @@ from headrace.batching.cleanup import clean_up
 from headrace.batching.manifest import Manifest, ManifestError
 from headrace.ledger.errors import BatchTimeError
 from headrace.ledger.rows import Attempt
+from headrace.ledger.tables import batches as batches_table
 from headrace.wal.errors import StorageError
 from headrace.wal.reader import read_block
 from headrace.wal.storage import LogStorage, open_storage
@@ -260,6 +262,27 @@ def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
     assert write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 2), T1)  # type: ignore[arg-type]
     with pytest.raises(StorageError):
         write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 3), T1)  # type: ignore[arg-type]
+
+
+def test_every_batch_that_is_not_cleaned_is_in_the_checkpoint_however_many(
+    receiving: Receiving, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 10_050
+    row: dict[str, Any] = {"stream": "shop", "interval_ms": 10_000, "state": "completed", "revision": 1, "blocks": 1}
+    row |= {"records": 1, "payload_bytes": 1, "late_records": 0, "built": False, "absorbed": [], "attempt": 0}
+    row |= {"manifest_uri": "m", "manifest_sha256": "0", "allocated_at_ms": 1, "checkpointed_at_ms": 1}
+    times = [START_MS + number * 10_000 for number in range(1, count)]
+    with receiving.ledger.batches._database.write() as connection:
+        connection.execute(insert(batches_table), [{**row, "batch_time_ms": time_ms} for time_ms in times])
+    newest = START_MS + count * 10_000
+    receiving.clock.advance(count * 10_000)
+    take(receiving, newest)
+    receiving.complete(newest)
+    checkpoint = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, newest)
+    assert checkpoint is not None
+    assert [batch["batch_time_ms"] for batch in checkpoint.state["batches"]] == [*times, newest]
+    assert receiving.ledger.batches.get("shop", newest).checkpointed_at_ms is not None
+    assert "10050 batches are not cleaned" in caplog.text
 
 
 def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> None:
