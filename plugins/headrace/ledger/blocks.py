@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId
@@ -21,7 +21,7 @@ from headrace.ledger.errors import (
 )
 from headrace.ledger.events import record_block
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.rows import AddedBlock, ReceiverLease, StoredBlock, UnclaimedTime
+from headrace.ledger.rows import AddedBlock, ReceiverLease, StoredBlock, UnclaimedTime, WaitingTimes
 from headrace.ledger.segments import segment_for
 from headrace.ledger.tables import blocks, positions, receivers, segments, unclaimed_times
 
@@ -146,6 +146,16 @@ class Blocks(Role):
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
             return [UnclaimedTime(row.batch_time_ms, row.blocks, row.records, row.payload_bytes) for row in rows]
+
+    def waiting(self, stream: str, until_ms: int) -> WaitingTimes | None:
+        """What the batch times up to ``until_ms`` hold that have blocks and no batch; None: there is none."""
+        time = unclaimed_times.c.batch_time_ms
+        query = select(func.min(time), func.max(time), func.count(), func.sum(unclaimed_times.c.records)).where(
+            unclaimed_times.c.stream == stream, time <= until_ms
+        )
+        with self._database.read() as connection:
+            first_ms, last_ms, times, records = connection.execute(query).one()
+        return WaitingTimes(first_ms, last_ms, times, int(records)) if times else None
 
     def of_batch(self, stream: str, batch_time_ms: int) -> builtins.list[StoredBlock]:
         """The blocks of one batch time in the order they were added. Their rows go when the log is cleaned."""

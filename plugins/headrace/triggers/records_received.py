@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,7 @@ from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import UnclaimedTime
+    from headrace.ledger.rows import WaitingTimes
 
 _FIRED = "headrace_fired"
 # A ledger that is of another version, or not there yet, is looked for this often, in seconds.
@@ -39,21 +39,21 @@ class Fired:
 
 
 def due(
-    unclaimed: Sequence[UnclaimedTime], now_ms: int, *, min_records: int, max_delay_ms: int, interval_ms: int
+    waiting: WaitingTimes | None, now_ms: int, *, min_records: int, max_delay_ms: int, interval_ms: int
 ) -> Due | None:
-    """Whether a batch is to be started for what waits in ``unclaimed``, the oldest first. Times are milliseconds.
+    """Whether a batch is to be started for what waits. Times are milliseconds.
 
-    Intervals that have not ended do not count, since no batch may take their blocks yet. A record may have come at
-    the very start of its interval, so it is from there that it waits.
+    A record may have come at the very start of its interval, so it is from there that it waits.
+
+    Args:
+        waiting: of intervals that have ended: no batch may take others' blocks yet.
     """
-    waiting = [time for time in unclaimed if time.batch_time_ms <= now_ms]
-    if not waiting:
+    if waiting is None:
         return None
-    through_ms, records = waiting[-1].batch_time_ms, sum(time.records for time in waiting)
-    if records >= min_records:
-        return Due(through_ms, len(waiting), records, "min_records")
-    if now_ms >= waiting[0].batch_time_ms - interval_ms + max_delay_ms:
-        return Due(through_ms, len(waiting), records, "max_delay")
+    if waiting.records >= min_records:
+        return Due(waiting.last_ms, waiting.batch_times, waiting.records, "min_records")
+    if now_ms >= waiting.first_ms - interval_ms + max_delay_ms:
+        return Due(waiting.last_ms, waiting.batch_times, waiting.records, "max_delay")
     return None
 
 
@@ -93,12 +93,12 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
         """What is due and was not fired for."""
-        unclaimed = ledger.blocks.unclaimed(self.stream)
         now_ms = ledger.now_ms()
-        found = due(unclaimed, now_ms, **self._limits)
-        if found is None:
+        waiting = ledger.blocks.waiting(self.stream, now_ms)
+        found = due(waiting, now_ms, **self._limits)
+        if waiting is None or found is None:
             return None
-        awaited = unclaimed[0].batch_time_ms <= self._fired.through_ms
+        awaited = waiting.first_ms <= self._fired.through_ms
         if awaited and now_ms < self._fired.at_ms + self._repeat_after_ms:
             return None
         if awaited:

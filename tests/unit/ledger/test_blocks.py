@@ -18,6 +18,7 @@ from headrace.ledger.errors import (
     PositionNotFoundError,
     StreamNotFoundError,
 )
+from headrace.ledger.rows import WaitingTimes
 
 NOW_MS = 1_700_000_000_000
 
@@ -184,6 +185,17 @@ def test_unclaimed_times_count_what_no_batch_took(world: Any) -> None:
     world.allocate(NOW_MS + 1000)
     assert world.ledger.batches.next_unclaimed("flights") == NOW_MS + 2000
     assert world.ledger.batches.next_unclaimed("flights", after_ms=NOW_MS + 2000) is None
+
+
+def test_all_that_waits_is_counted_however_many_times_it_is(world: Any) -> None:
+    assert world.ledger.blocks.waiting("flights", NOW_MS) is None
+    for offset in range(1_002):
+        world.add({0: (offset, offset + 1)})
+        world.clock.advance(1000)
+    assert world.ledger.blocks.waiting("flights", NOW_MS + 1_001_000) == WaitingTimes(
+        NOW_MS + 1000, NOW_MS + 1_001_000, 1_001, 1_001
+    )
+    assert world.ledger.blocks.waiting("flights", NOW_MS) is None
 
 
 def test_an_unknown_stream_is_named(ledger: Any) -> None:

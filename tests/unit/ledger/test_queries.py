@@ -76,6 +76,7 @@ def walk(world: Any) -> None:
     ledger.jobs.current("flights")
     world.clock.advance(2500)
     ledger.blocks.unclaimed("flights")
+    ledger.blocks.waiting("flights", T2)
     ledger.batches.next_unclaimed("flights")
     ledger.batches.unclaimed_before("flights", T2)
     ledger.batches.earlier_unfinished("flights", T2)

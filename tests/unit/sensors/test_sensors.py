@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
@@ -79,9 +80,9 @@ def fail(ledger: Ledger, job: Job, error: str) -> None:
 def context(logical_date: datetime | None = None):
     run = SimpleNamespace(
         logical_date=logical_date, run_after=datetime.now(UTC), data_interval_end=None, run_id="run", conf={},
-        clear_number=0, run_type="scheduled",
+        clear_number=0, run_type="scheduled", start_date=None,
     )  # fmt: skip
-    return {"dag_run": run}
+    return {"dag_run": run, "ti": SimpleNamespace(id=uuid4())}
 
 
 class TestReceiving:

@@ -7,7 +7,7 @@ import pytest
 from airflow.triggers.base import BaseEventTrigger
 
 from headrace.ledger.errors import LedgerUnavailableError, SchemaError
-from headrace.ledger.rows import UnclaimedTime
+from headrace.ledger.rows import UnclaimedTime, WaitingTimes
 from headrace.triggers import records_received
 from headrace.triggers.records_received import Due, RecordsReceivedTrigger, due
 
@@ -19,29 +19,38 @@ def waiting(**records: int) -> list[UnclaimedTime]:
     return [UnclaimedTime(int(name[1:]) * 1000, 1, count, 10 * count) for name, count in records.items()]
 
 
+def until(now_ms: int, times: list[UnclaimedTime]) -> WaitingTimes | None:
+    """What the ledger tells of them."""
+    ended = [time for time in times if time.batch_time_ms <= now_ms]
+    if not ended:
+        return None
+    records = sum(time.records for time in ended)
+    return WaitingTimes(ended[0].batch_time_ms, ended[-1].batch_time_ms, len(ended), records)
+
+
 class TestDue:
     def test_nothing_waits(self):
-        assert due([], 10_000, **LIMITS) is None
+        assert due(None, 10_000, **LIMITS) is None
 
     def test_enough_records_in_intervals_that_have_ended(self):
-        assert due(waiting(s5=60, s6=40), 6000, **LIMITS) == Due(6000, 2, 100, "min_records")
-        assert due(waiting(s5=60, s6=39), 6000, **LIMITS) is None
+        assert due(until(6000, waiting(s5=60, s6=40)), 6000, **LIMITS) == Due(6000, 2, 100, "min_records")
+        assert due(until(6000, waiting(s5=60, s6=39)), 6000, **LIMITS) is None
 
     def test_an_interval_that_has_not_ended_does_not_count(self):
-        assert due(waiting(s5=60, s6=40), 5999, **LIMITS) is None
+        assert due(until(5999, waiting(s5=60, s6=40)), 5999, **LIMITS) is None
 
     def test_the_oldest_record_has_waited_since_the_start_of_its_interval_at_most(self):
-        assert due(waiting(s5=1, s6=1), 33_999, **LIMITS) is None
-        assert due(waiting(s5=1, s6=1), 34_000, **LIMITS) == Due(6000, 2, 2, "max_delay")
+        assert due(until(33_999, waiting(s5=1, s6=1)), 33_999, **LIMITS) is None
+        assert due(until(34_000, waiting(s5=1, s6=1)), 34_000, **LIMITS) == Due(6000, 2, 2, "max_delay")
 
     def test_a_delay_shorter_than_the_interval_waits_for_its_end(self):
         limits = {**LIMITS, "max_delay_ms": 100}
-        assert due(waiting(s5=1), 4999, **limits) is None
-        assert due(waiting(s5=1), 5000, **limits) == Due(5000, 1, 1, "max_delay")
+        assert due(until(4999, waiting(s5=1)), 4999, **limits) is None
+        assert due(until(5000, waiting(s5=1)), 5000, **limits) == Due(5000, 1, 1, "max_delay")
 
 
 class FakeLedger:
-    """The two questions that the trigger asks."""
+    """The questions that the trigger asks."""
 
     def __init__(self) -> None:
         self.now, self.unclaimed_times = 0, []
@@ -49,6 +58,9 @@ class FakeLedger:
 
     def unclaimed(self, stream):
         return self.unclaimed_times
+
+    def waiting(self, stream, until_ms):
+        return until(until_ms, self.unclaimed(stream))
 
     def now_ms(self):
         return self.now

@@ -27,6 +27,7 @@ from headrace.ledger.rows.receiving import (
     StoredBlock,
     TopicRow,
     UnclaimedTime,
+    WaitingTimes,
 )
 from headrace.ledger.rows.streams import JobLease, JobRow, JobStatus, StreamRow
 
@@ -55,4 +56,5 @@ __all__ = [
     "StreamRow",
     "TopicRow",
     "UnclaimedTime",
+    "WaitingTimes",
 ]

@@ -147,6 +147,16 @@ class UnclaimedTime:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingTimes:
+    """The batch times that have blocks and no batch, however many: the first, the last, and what they hold."""
+
+    first_ms: int
+    last_ms: int
+    batch_times: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentRow:
     """A file of the log. ``path`` is relative to the log's root. ``last_batch_time_ms`` is the latest of its blocks as
     of when it was closed, 0 without any.
