@@ -54,15 +54,16 @@ class KafkaWriter:
 
     def _options(self, batch: WrittenBatch) -> dict[str, str]:
         output = self._output
-        replay = f"-{batch.target}" if batch.target else ""
+        # Ids of streams and outputs hold no ".", so no two of these are the same.
+        place = f"{output.id}.{batch.target}" if batch.target else output.id
         options = {
             "connection": output.connection,
             "bootstrap_servers": output.bootstrap_servers,
             "topic": output.topic,
-            "transaction": f"headrace-{batch.stream.name}-{output.id}{replay}-{batch.batch_time_ms}",
+            "transaction": f"headrace-{batch.stream.name}.{place}-{batch.batch_time_ms}",
             "attempt": str(batch.attempt),
             "transaction_timeout_seconds": str(output.transaction_timeout_seconds),
-            "sent_folder": f"{batch.stream.folder_url}/sent/{quote(output.id, safe='')}/{output.topic}",
+            "sent_folder": f"{batch.stream.folder_url}/sent/{quote(place, safe='')}/{output.topic}",
             "sent_name": f"{batch.batch_time_ms}.json",
         }
         return {name: value for name, value in options.items() if value is not None}

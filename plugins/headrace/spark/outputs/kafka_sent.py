@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import quote
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -50,9 +51,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class SentRecords:
-    """The sent record of one batch, a file at ``folder``/``name`` in a storage.
+    """The sent records of one batch: for each topic's id, a file at ``folder``/``<topic id>``/``name`` in a storage.
 
-    It holds for the topic with the id that it names: one that was made anew under that name has none of the messages.
+    By its id, since one of that name on another cluster, or one that was made anew, has none of the messages.
     """
 
     folder: str
@@ -61,20 +62,23 @@ class SentRecords:
     def find(self, topic_id: str) -> Sent | None:
         """What was sent to this topic, if anything."""
         try:
-            fields: dict[str, Any] = json.loads(open_storage(self.folder).read(self.name))
-            sent = Sent(**{name: fields[name] for name in Sent.__slots__})
+            fields: dict[str, Any] = json.loads(open_storage(self.folder).read(self._path(topic_id)))
+            return Sent(**{name: fields[name] for name in Sent.__slots__})
         except StoredFileMissingError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise HeadraceError(
-                f"{self.folder}/{self.name} does not tell what was sent: {error!r}.",
+                f"{self.folder}/{self._path(topic_id)} does not tell what was sent: {error!r}.",
                 remedy="See whether the topic has the batch, and delete the file.",
             ) from None
-        return sent if sent.topic_id == topic_id else None
 
     def write(self, sent: Sent) -> None:
         """Durable on return."""
-        open_storage(self.folder).write_atomically(self.name, json.dumps({"version": 1, **asdict(sent)}).encode())
+        document = json.dumps({"version": 1, **asdict(sent)}).encode()
+        open_storage(self.folder).write_atomically(self._path(sent.topic_id), document)
+
+    def _path(self, topic_id: str) -> str:
+        return f"{quote(topic_id, safe='')}/{self.name}"
 
 
 class Marker:
