@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import builtins
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, exists, insert, select, update
 
-from headrace.blocks import TopicPartition
 from headrace.ledger.allocations import insert_absorbed, insert_inputs, late_records, sum_inputs
-from headrace.ledger.codec import dump_ranges, partition_key
+from headrace.ledger.codec import dump_ranges
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.found import FoundBatch, FoundStream
+from headrace.ledger.rebuilt_positions import insert_all, insert_positions
 from headrace.ledger.rows import BatchInputRow, StoredBlock
-from headrace.ledger.states import AttemptState, BatchState, EventKind, PartitionState, ReceiverState
+from headrace.ledger.states import AttemptState, BatchState, EventKind, ReceiverState
 from headrace.ledger.tables import (
     batch_outputs,
     batch_runs,
@@ -27,7 +26,6 @@ from headrace.ledger.tables import (
     receivers,
     segments,
     streams,
-    topics,
     unclaimed_times,
 )
 
@@ -45,11 +43,11 @@ class Rebuild(Role):
         """
         with self._database.write_stream(stream) as (connection, locked):
             _require_empty(connection, locked)
-            _insert_positions(connection, locked, found)
+            insert_positions(connection, locked, found)
             _insert_receivers(connection, locked, found)
             _insert_blocks(connection, locked, found)
             _insert_batches(connection, locked, found)
-            _insert_all(
+            insert_all(
                 connection,
                 batch_runs,
                 (
@@ -91,84 +89,8 @@ def _zero_time_ms(locked: LockedStream, found: FoundStream) -> int:
     return min([locked.row.zero_time_ms, *(time_ms - locked.row.batch_interval_ms for time_ms in times)])
 
 
-def _starting_offsets(found: FoundStream) -> dict[tuple[str, TopicPartition], int]:
-    received = [
-        ((block.info.receiver.input_id, r.partition), r.from_offset)
-        for block in found.blocks
-        for r in block.info.ranges
-    ]
-    received += [
-        ((row.input_id, row.partition), row.from_offset)
-        for batch in found.batches
-        if not batch.built
-        for row in batch.inputs
-    ]
-    starting = dict(found.positions)
-    for key, offset in received:
-        starting[key] = min(starting.get(key, offset), offset)
-    return starting | dict(found.starting_offsets)
-
-
-def _insert_positions(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
-    latest: dict[tuple[str, TopicPartition], int] = defaultdict(int)
-    watermarks: dict[tuple[str, TopicPartition], int] = defaultdict(int, found.watermarks)
-    for block in found.blocks:
-        for r in block.info.ranges:
-            key = (block.info.receiver.input_id, r.partition)
-            latest[key] = max(latest[key], block.batch_time_ms)
-            watermarks[key] = max(watermarks[key], min(block.info.event_time_ms or 0, locked.now_ms))
-    sizes: dict[tuple[str, str, str, int], int] = defaultdict(int)
-    current: dict[tuple[str, str], int] = defaultdict(int)
-    for input_id, tp in found.positions:
-        topic = (input_id, tp.topic, tp.topic_id, tp.incarnation)
-        sizes[topic] = max(sizes[topic], tp.partition + 1)
-        current[input_id, tp.topic] = max(current[input_id, tp.topic], tp.incarnation)
-    stream, now_ms = locked.row.name, locked.now_ms
-    starting = _starting_offsets(found)
-    _insert_all(
-        connection,
-        topics,
-        (
-            {
-                "stream": stream,
-                "input_id": input_id,
-                "topic": topic,
-                "topic_id": topic_id,
-                "incarnation": incarnation,
-                "partitions": size,
-                "first_partitions": size,
-                "at_start": False,
-                "current": incarnation == current[input_id, topic],
-                "first_seen_ms": now_ms,
-                "changed_at_ms": now_ms,
-            }
-            for (input_id, topic, topic_id, incarnation), size in sizes.items()
-        ),
-    )
-    _insert_all(
-        connection,
-        positions,
-        (
-            {
-                "stream": stream,
-                "input_id": input_id,
-                **partition_key(tp),
-                "incarnation": tp.incarnation,
-                "next_offset": offset,
-                "starting_offset": starting[input_id, tp],
-                "last_batch_time_ms": latest[input_id, tp],
-                "watermark_ms": watermarks[input_id, tp],
-                "drained_ms": 0,
-                "state": PartitionState.ACTIVE,
-                "updated_at_ms": now_ms,
-            }
-            for (input_id, tp), offset in found.positions.items()
-        ),
-    )
-
-
 def _insert_receivers(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
-    _insert_all(
+    insert_all(
         connection,
         receivers,
         (
@@ -201,7 +123,7 @@ def _insert_blocks(connection: Connection, locked: LockedStream, found: FoundStr
     for block in found.blocks:
         path = block.info.handle.segment
         latest[path] = max(latest[path], block.batch_time_ms)
-    _insert_all(
+    insert_all(
         connection,
         segments,
         (
@@ -223,7 +145,7 @@ def _insert_blocks(connection: Connection, locked: LockedStream, found: FoundStr
     unknown = {block.info.handle.segment for block in found.blocks} - ids.keys()
     if unknown:
         raise LedgerError(f"Blocks were found in segments that were not: {', '.join(sorted(unknown))}.")
-    _insert_all(
+    insert_all(
         connection,
         blocks,
         (
@@ -259,7 +181,7 @@ def _insert_batches(connection: Connection, locked: LockedStream, found: FoundSt
         times = [*batch.absorbed, batch.batch_time_ms]
         claimed.update(times)
         _insert_batch(connection, locked, batch, [block for time_ms in times for block in by_time[time_ms]])
-    _insert_all(
+    insert_all(
         connection,
         unclaimed_times,
         (
@@ -322,7 +244,7 @@ def _insert_batch(
         )
     )
     insert_inputs(connection, inputs)
-    _insert_all(
+    insert_all(
         connection,
         batch_outputs,
         (
@@ -351,9 +273,3 @@ def _count_blocks(batch: FoundBatch, inputs: Sequence[BatchInputRow], left: Sequ
         return taken
     # Some are gone: any number above those that are left says so.
     return max(taken + 1, sum(row.blocks for row in inputs)) if not batch.built else 0
-
-
-def _insert_all(connection: Connection, table: Any, rows: Iterable[dict[str, Any]]) -> None:
-    values = list(rows)
-    if values:
-        connection.execute(insert(table), values)
