@@ -48,7 +48,7 @@ def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_
     batches = ledger.batches.uncleaned(stream.name)
     if len(batches) > MANY:
         logger.warning(
-            "%s: %d batches are not cleaned, and every checkpoint holds them all, some 700 bytes each. "
+            "%s: %d batches are not cleaned, and every checkpoint holds them all, some 600 bytes each. "
             "The oldest is %d. Let cleanup run, remember less, or set a longer checkpoint_interval.",
             stream.name, len(batches), batches[0].batch_time_ms,
         )  # fmt: skip

@@ -300,7 +300,8 @@ def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> N
     (batch,) = checkpoint.state["batches"]
     assert (batch["outputs"], batch["late_records"], batch["built"]) == ({"console": {"printed": 1}}, 0, False)
     (position,) = checkpoint.state["positions"]
-    assert position["watermark_ms"] == 0
+    assert (position["watermark_ms"], position["starting_offset"]) == (0, 0)
+    assert checkpoint.state["stream"]["zero_time_ms"] == START_MS
     assert checkpoint.state["runs"] == {"manual": T1}
 
 
