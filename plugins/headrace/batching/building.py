@@ -72,8 +72,8 @@ def build_from_kafka(
         batch_time_ms: the end of an interval, in milliseconds since the epoch.
 
     Raises:
-        BatchBuildError: the time is after the stream's zero time or has blocks of its own, or Kafka may no longer have
-            all of it; the text says since when it has records.
+        BatchBuildError: the stream's batches build on earlier ones, the time is after its zero time or has blocks of
+            its own, or Kafka may no longer have all of it; the text says since when it has records.
         BatchTimeError: the time is no interval end.
         RangesUnreadableError: Kafka does not answer.
         StorageError: the manifest cannot be written; nothing is allocated then.
@@ -134,6 +134,13 @@ def _allocation(ledger: Ledger, batch: BatchRow, *, fresh: bool) -> Allocation:
 def _refuse(stream: Stream, ledger: Ledger, batch_time_ms: int, existing: BatchRow | None) -> None:
     zero_ms = ledger.streams.get(stream.name).zero_time_ms
     name = f"Batch {batch_time_ms} ({readable_time(batch_time_ms)}) of stream {stream.name!r}"
+    builder = _what_builds_on_earlier_batches(stream)
+    if builder is not None:
+        raise BatchBuildError(
+            f"{name} is not built from Kafka: {builder}, so batches cannot come before those that there are.",
+            remedy="Define a stream of another name over the same topics, with batch_by='timestamp' and with "
+            "starting_offsets from before that time: it runs all batches in their order.",
+        )
     if batch_time_ms > zero_ms:
         raise BatchBuildError(
             f"{name} is not built from Kafka: the stream has its own batches after {zero_ms} "
@@ -149,6 +156,13 @@ def _refuse(stream: Stream, ledger: Ledger, batch_time_ms: int, existing: BatchR
             f"{name} is not built from Kafka: it has {held:,} blocks that the stream received.",
             remedy="Run it as it is.",
         )
+
+
+def _what_builds_on_earlier_batches(stream: Stream) -> str | None:
+    if stream.state is not None:
+        return "each batch starts from the state that the one before left"
+    windows = (output.id for output in stream.outputs if output.window is not None)
+    return next((f"output {output_id!r} has a window over earlier batches" for output_id in windows), None)
 
 
 class _Neighbours:

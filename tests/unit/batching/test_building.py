@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,7 @@ from headrace.ledger.errors import BatchTimeError
 from headrace.receiving.offset_questions import Kept
 from headrace.receiving.offset_ranges import RecordedRange
 from headrace.receiving.topic_watch import SeenTopic
-from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream import ConsoleOutput, KafkaInput, State, Stream, Window
 from headrace.wal.storage import open_storage
 
 ZERO_MS = 1_700_000_000_000
@@ -229,6 +230,23 @@ def test_times_after_the_streams_beginning_are_refused(folder: Path, ledger: Led
         building.build(ZERO_MS + INTERVAL_MS)
     with pytest.raises(BatchTimeError):
         building.build(ZERO_MS - 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"state": State(update="m:f", fields="word STRING", keys="word")}, "starts from the state"),
+        ({"outputs": (ConsoleOutput(window=Window(length="20 s")),)}, "output 'console' has a window"),
+    ],
+)
+def test_a_stream_whose_batches_build_on_earlier_ones_gets_none_before_them(
+    folder: Path, ledger: Ledger, fields: dict[str, Any], told: str
+) -> None:
+    building = Building(folder, ledger, FakeOffsets({0: [ago(0.5)]})).begin({0: 1})
+    building.stream = building.stream.model_copy(update=fields)
+    with pytest.raises(BatchBuildError, match=rf"{told}.*batch_by='timestamp'"):
+        building.build(ZERO_MS)
+    assert ledger.batches.find(building.stream.name, ZERO_MS) is None
 
 
 def test_a_beginning_that_is_not_known_is_refused(folder: Path, ledger: Ledger) -> None:
