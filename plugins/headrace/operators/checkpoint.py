@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.batch_events import batch_alias, emit_batch_events
+from headrace.timetables.micro_batch import from_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 class CheckpointOperator(BatchStepOperator):
     """Writes the stream's checkpoint: positions, allocations and completed batches, for recovery without the ledger.
 
-    It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint. A batch that
-    completed in this run emits its asset event, and so do those that the run completed ahead.
+    It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint. What is left
+    of a batch that is not complete is named in a warning: a run that asks for some of the outputs succeeds without it.
+    A batch that completed in this run emits its asset event, and so do those that the run completed ahead.
 
     :param stream: the stream.
     """
@@ -34,6 +36,7 @@ class CheckpointOperator(BatchStepOperator):
         with self.opened() as (ledger, storage):
             at_ms = self.batch_time_ms(context, ledger)
             write_checkpoint_after(self.stream, ledger, storage, at_ms, self.log)
+            warn_of_what_is_left(self.stream, ledger, at_ms, self.log)
             emit_batch_events(context, ledger, self.stream.name, at_ms)
 
 
@@ -49,3 +52,29 @@ def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, 
         log.info("No checkpoint is due at batch %d; the next one covers it.", at_ms)
     else:
         log.info("Checkpoint %s/%s", stream.folder_url, written.path)
+
+
+def warn_of_what_is_left(stream: Stream, ledger: Ledger, at_ms: int, log: Any) -> None:
+    """Name the steps by which the batch is not complete and that no attempt is at, and how to have them run."""
+    from headrace.ledger.states import AttemptState, BatchState
+    from headrace.operators.steps_to_run import live_attempts
+
+    batch = ledger.batches.find(stream.name, at_ms)
+    if batch is None or batch.state not in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
+        return
+    now_ms = ledger.now_ms()
+    seen_to = {
+        row.output_id for row in ledger.batches.outputs(stream.name, at_ms) if row.state is AttemptState.COMPLETED
+    }
+    for attempt in live_attempts(ledger, batch):
+        if attempt.alive(now_ms):
+            seen_to.update(attempt.outputs)
+    required = batch.steps or batch.required or stream.steps
+    left = [step for step in stream.steps if step in required and step not in seen_to]
+    if left:
+        log.warning(
+            "Batch %d is not complete, %s left to do: %s. Clear what failed of this run; what it did not ask for is "
+            "done by a run without `outputs` of any other date from %s until %s.",
+            at_ms, "one step is" if len(left) == 1 else f"{len(left)} steps are", ", ".join(left),
+            from_ms(at_ms - batch.interval_ms).isoformat(), from_ms(at_ms).isoformat(),
+        )  # fmt: skip

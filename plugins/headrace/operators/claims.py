@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A task should not create runs for an hour; the next batch's task goes on where this one stopped.
+# A task should not create runs for an hour; the next batch's task goes on where this one stopped. In a stream whose
+# batches run in order it finds nothing to go on with: this run does all that comes before it, so that those of the
+# times beyond these are run without runs of their own.
 MOST_AT_ONCE = 50
 
 

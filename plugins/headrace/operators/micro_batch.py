@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.hooks.run_request import run_request
 from headrace.operators.allocate_blocks import allocate_for_run
 from headrace.operators.batch_events import batch_alias, emit_batch_events
-from headrace.operators.checkpoint import write_checkpoint_after
+from headrace.operators.checkpoint import warn_of_what_is_left, write_checkpoint_after
 from headrace.operators.cleanup import clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
@@ -97,4 +97,5 @@ class MicroBatchOperator(WalSparkSubmitOperator):
 
     def _conclude(self, ledger: Ledger, storage: LogStorage, at_ms: int) -> None:
         write_checkpoint_after(self.stream, ledger, storage, at_ms, self.log)
+        warn_of_what_is_left(self.stream, ledger, at_ms, self.log)
         clean_up_after(self.stream, ledger, storage, at_ms, self.log)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import pytest
 
 from headrace.batching.allocation import allocate
+from headrace.hooks.ledger import register
 from headrace.operators import allocate_blocks
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.cleanup import BatchNotCheckpointedError, CleanupOperator
+from headrace.stream import ConsoleOutput
 from headrace.timetables.micro_batch import from_ms
 
 
@@ -108,6 +110,26 @@ class TestCheckpoint:
         CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
         assert ledger.batches.get("flights", at_ms).checkpointed_at_ms is None
         assert "Checkpoint " in capsys.readouterr().out
+
+    def test_what_is_left_of_a_batch_is_named_unless_an_attempt_is_at_it(self, allocated, ledger, stream, capsys):
+        at_ms, task = allocated()
+        more = (*stream.outputs, ConsoleOutput(id="one"), ConsoleOutput(id="two"))
+        stream = stream.model_copy(update={"outputs": more})
+        register(ledger, stream)
+        begun = {"holder": "test", "way": "submit", "lease_ms": 60_000}
+        for output in ("elasticsearch", "one"):
+            attempt = ledger.batches.begin_attempt("flights", at_ms, outputs=[output], **begun)
+            if output == "elasticsearch":
+                ledger.batches.record_output(attempt, output, {})
+                ledger.batches.complete_attempt(attempt)
+        CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+        assert f"Batch {at_ms} is not complete, one step is left to do: two." in capsys.readouterr().out
+        ledger.batches.fail_attempt(attempt, "no")
+        CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+        assert "2 steps are left to do: one, two." in capsys.readouterr().out
+        complete(ledger, at_ms)
+        CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+        assert "left to do" not in capsys.readouterr().out
 
     def test_a_batch_that_was_never_allocated_has_nothing(self, stream, ledger, make_task):
         task = make_task(from_ms(1_700_000_000_000))
