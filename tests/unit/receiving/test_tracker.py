@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.blocks import ReceiverId
+from headrace.hooks.readiness import blocks_ready
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import JobLease
@@ -219,6 +220,33 @@ def test_by_what_its_receivers_receive_is_noted_before_one_starts(
     eventually(lambda: len(noted) == 2)
     setting.end()
     assert noted == [batch_by, batch_by]
+
+
+def test_batches_go_on_when_the_stream_is_by_timestamp_and_its_job_by_arrival(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    row = setting.ledger.streams.get("air")
+    setting.ledger.streams.register(
+        "air",
+        setting.stream.model_copy(update={"batch_by": "timestamp"}).to_json(),
+        batch_interval_ms=row.batch_interval_ms,
+        block_interval_ms=row.block_interval_ms,
+        batch_by="timestamp",
+        allowed_lateness_ms=3_600_000,
+    )
+
+    def ready(batch_time_ms: int) -> bool:
+        found = blocks_ready(setting.ledger, "air", batch_time_ms=batch_time_ms, grace_ms=60_000)
+        assert not found.ready or "still receives by arrival" in found.reason
+        return found.ready
+
+    for _ in range(2):
+        at_ms = row.batch_time_after(setting.ledger.now_ms())
+        eventually(lambda at_ms=at_ms: ready(at_ms))  # type: ignore[misc]
+    setting.end()
+    setting.ledger.jobs.release(setting.job)
+    at_ms = row.batch_time_after(setting.ledger.now_ms()) - row.batch_interval_ms
+    assert not blocks_ready(setting.ledger, "air", batch_time_ms=at_ms, grace_ms=0).ready
 
 
 def test_should_restart_receiver_after_stopping_it(setting: Setting) -> None:
