@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.stream.outputs import ForeachBatchOutput
 from headrace.stream.references import load_reference
 
 if TYPE_CHECKING:
@@ -117,9 +118,11 @@ def add_py_files(stream: Stream) -> list[Path]:
 def check_transform(stream: Stream) -> None:
     """Find every output's transform as a batch would, with ``spark.py_files``, and see that it takes the inputs.
 
-    So with the state's update. Raises StreamDefinitionError or TransformError. They are not called: there is no Spark
-    here.
+    So with the state's update, and the functions of ForeachBatchOutputs. Raises StreamDefinitionError or
+    TransformError. They are not called: there is no Spark here.
     """
+    from headrace.spark.outputs.foreach_batch import load_foreach
+
     inputs = {source.id: None for source in stream.inputs}
     batch = BatchContext.of(stream.name, 0, stream.batch_interval_ms, 1)
     frames = {} if stream.state is None else dict.fromkeys(STATE_FRAMES)
@@ -130,6 +133,8 @@ def check_transform(stream: Stream) -> None:
         transform = load_transform(stream, output)
         if transform is not None:
             arguments(transform, inputs, batch, frames)
+        if isinstance(output, ForeachBatchOutput):
+            load_foreach(stream, output)
 
 
 def apply_transform(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.errors import HeadraceError
 from headrace.spark.transforms import (
     BatchContext,
     TransformError,
@@ -17,7 +18,7 @@ from headrace.spark.transforms import (
     load_transform,
     takes,
 )
-from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
+from headrace.stream import ConsoleOutput, ForeachBatchOutput, KafkaInput, SparkSettings, Stream
 
 CONTEXT = BatchContext.of("clicks", 1_700_000_010_000, 10_000, 2)
 
@@ -149,6 +150,19 @@ def test_every_outputs_own_transform_is_checked(tmp_path: Path) -> None:
     own = ConsoleOutput(transform=f"{__name__}:misnamed")
     with pytest.raises(TransformError, match="the stream's inputs are"):
         check_transform(stream(tmp_path).model_copy(update={"outputs": (own,)}))
+
+
+@pytest.mark.parametrize(("function", "told"), [("misnamed", r"takes \(\)"), ("nowhere", "nowhere")])
+def test_the_function_of_a_foreach_batch_output_is_checked(tmp_path: Path, function: str, told: str) -> None:
+    output = ForeachBatchOutput(function=f"{__name__}:{function}")
+    with pytest.raises(HeadraceError, match=told):
+        check_transform(stream(tmp_path).model_copy(update={"outputs": (output,)}))
+    found = output.model_copy(update={"function": f"{__name__}:write_somewhere"})
+    check_transform(stream(tmp_path).model_copy(update={"outputs": (found,)}))
+
+
+def write_somewhere(frame: Any, batch: Any) -> None:
+    """What a ForeachBatchOutput calls."""
 
 
 def misnamed() -> None:
