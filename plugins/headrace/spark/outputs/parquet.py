@@ -37,21 +37,17 @@ class ParquetWriter:
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
         """Publish the rows; counts ``rows``, ``files`` and ``bytes``.
 
-        Without a frame there are no columns to tell: nothing is published, and what was goes away.
+        Without a frame there are no columns to tell, and nothing is published; what was stays.
         Raises OutputRowsError; in Spark AttemptReplacedError and OutputFolderError.
         """
-        claim = self._claim(batch)
         if frame is None:
-            if claim.published.exists():
-                claim.take()
-                claim.withdraw()
             return {"rows": 0, "files": 0, "bytes": 0}
         from headrace.spark.outputs.parquet_schema import check_columns
         from headrace.spark.outputs.parquet_sink import FORMAT, ParquetDataSource
 
         check_columns(frame.schema, self._output.id)
         frame.sparkSession.dataSource.register(ParquetDataSource)
-        options = {"claim": json.dumps(asdict(claim)), "compression": self._output.compression}
+        options = {"claim": json.dumps(asdict(self._claim(batch))), "compression": self._output.compression}
 
         def save(report: str) -> None:
             frame.write.format(FORMAT).options(**options, report=report).mode("append").save()

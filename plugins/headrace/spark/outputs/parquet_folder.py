@@ -115,15 +115,6 @@ class Claim:
             self._discard(self.folder, listed=replaced)
             self._sweep()
 
-    def withdraw(self) -> None:
-        """Publish nothing: what was published before goes away."""
-        with self._told("publish"):
-            with contextlib.suppress(FileNotFoundError):
-                self.published.rename(self.folder / "replaced")
-                sync_directory(Path(self.path))
-            self._discard(self.folder, listed=True)
-            self._sweep()
-
     def drop(self) -> None:
         """Give the claim up; nothing is left of it."""
         self._discard(self.folder)

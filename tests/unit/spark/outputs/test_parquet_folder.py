@@ -213,16 +213,6 @@ def test_what_a_task_did_not_write_to_its_end_is_not_published(claim: Claim) -> 
     assert not claim.published.exists()
 
 
-def test_an_empty_batch_takes_away_what_was_published(claim: Claim) -> None:
-    claim.take()
-    claim.publish([put(claim, "a.parquet")])
-    again = replace(claim, attempt=2)
-    again.take()
-    again.withdraw()
-    assert sorted(each.name for each in Path(claim.path).iterdir()) == [parquet_folder.HIDDEN]
-    assert hidden(claim) == []
-
-
 def test_a_path_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputFolderError, match="'parquet' cannot claim batch 1000"):
