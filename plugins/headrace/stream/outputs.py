@@ -205,9 +205,10 @@ class ForeachBatchOutput(_Output):
     """Anything else: ``function`` ("module:function") is called with the batch's DataFrame and its `BatchContext`, and
     by its parameter ``undecodable``, if it has one, with the records that do not decode, a DataFrame by input id.
 
-    It may be called more than once for a batch (a retry, a repeat, a crash between its end and its record), so what it
-    writes has to be named by ``batch.batch_time``, or replaced, or otherwise the same when it is written again. It may
-    return a mapping of counts, which are kept in the ledger. An exception fails the output, and nothing else.
+    It may be called more than once for a batch (a retry, a repeat, a crash between its end and its record; in a stream
+    whose batches run in order also by a later batch's run, whatever ``retries`` says), so what it writes has to be
+    named by ``batch.batch_time``, or replaced, or otherwise the same when it is written again. It may return a mapping
+    of counts, which are kept in the ledger. An exception fails the output, and nothing else.
     """
 
     kind: Literal["foreach_batch"] = "foreach_batch"
