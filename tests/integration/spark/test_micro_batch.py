@@ -26,7 +26,7 @@ from headrace.blocks import TopicPartition
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.receiving.kafka_ranges import RangeClients
-from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
+from headrace.spark.micro_batch import BatchFailedError, BatchResult, run_micro_batch
 from headrace.spark.micro_batch_job import main
 from headrace.stream import (
     ColumnIds,
@@ -286,6 +286,29 @@ def test_the_command_refuses_parameters_before_it_takes_the_batch(
     assert "has no parameter limit, but threshold" in capsys.readouterr().err
     assert not batch.ledger.batches.attempts("clicks", time_ms)
     assert command(batch, time_ms, "--parameters", '{"threshold": 1}') == 0
+    (attempt,) = batch.ledger.batches.attempts("clicks", time_ms)
+    assert attempt.attributes["parameters"] == {"threshold": 1}
+
+
+def test_an_attempt_that_the_caller_began_has_the_parameters_of_its_row(
+    command: Callable[..., int], make_batch_ledger: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch_ledger(parameters={"threshold": 3, "limit": 1})
+    given: list[dict[str, Any]] = []
+
+    def noted(*_: Any, parameters: dict[str, Any], **__: Any) -> BatchResult:
+        given.append(parameters)
+        return BatchResult("clicks", time_ms, 1, records=0, blocks=0, seconds=0.0)
+
+    monkeypatch.setattr("headrace.spark.micro_batch_job.run_micro_batch", noted)
+    time_ms = batch.allocate()
+    attempt = batch.ledger.batches.begin_attempt(
+        "clicks", time_ms, holder="test", way="submit", lease_ms=30_000, attributes={"parameters": {"threshold": 5}}
+    )
+    with pytest.raises(SystemExit):
+        command(batch, time_ms, "--attempt", str(attempt.number), "--parameters", "{}")
+    assert command(batch, time_ms, "--attempt", str(attempt.number)) == 0
+    assert given == [{"threshold": 5, "limit": 1}]
 
 
 def test_a_manifest_that_is_not_the_allocated_one_fails_the_attempt(
