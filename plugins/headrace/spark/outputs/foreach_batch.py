@@ -105,11 +105,9 @@ def load_foreach(stream: Stream, output: ForeachBatchOutput) -> Callable[..., An
 
 
 def _own_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """The user's frames: without this file's, and without those of Spark below the last call into it."""
-    frames = [frame for frame in traceback.extract_tb(trace) if frame.filename != __file__]
-    while frames and _is_sparks(frames[-1].filename):
-        frames.pop()
-    return frames[-_FRAMES:]
+    """The user's frames: without this file's and Spark's. Those of an executor follow where it failed there."""
+    frames = traceback.extract_tb(trace)
+    return [frame for frame in frames if frame.filename != __file__ and not _is_sparks(frame.filename)][-_FRAMES:]
 
 
 def _is_sparks(filename: str) -> bool:

@@ -98,6 +98,21 @@ def test_its_failure_is_told_with_its_own_frames_alone(write: Write) -> None:
     assert isinstance(raised.value.__cause__, KeyError)
 
 
+def test_sparks_frames_between_the_functions_own_are_left_out(write: Write) -> None:
+    """As where a function fails in an executor: Spark adds the frames that the error had there."""
+    with pytest.raises(FunctionFailedError) as raised:
+        write(
+            "sparks = {}\n"
+            "exec(compile('def collect(f): f()', '/lib/pyspark/sql/dataframe.py', 'exec'), sparks)\n"
+            "def save(frame, batch):\n"
+            "    sparks['collect'](lambda: 1 // 0)\n"
+        )
+    text = str(raised.value)
+    assert "in save" in text
+    assert "in <lambda>" in text
+    assert "pyspark" not in text
+
+
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
