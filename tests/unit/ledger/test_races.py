@@ -108,12 +108,13 @@ def test_a_block_added_beside_allocations_is_in_one_batch(live: Ledger) -> None:
         assert live.batches.get("flights", time_ms).blocks == len(ids)
     left = {row.batch_time_ms: row.blocks for row in live.blocks.unclaimed("flights")}
     assert left == {time_ms: len(ids) for time_ms, ids in by_time.items() if time_ms not in claimed}
-    # The batches' ranges of the partition join without overlap.
-    ends = [0]
-    for time_ms in sorted(claimed):
-        for taken in live.batches.inputs("flights", time_ms):
-            assert taken.from_offset == ends[-1]
-            ends.append(taken.until_offset)
+    # The batches' ranges of the partition join without overlap, but for what was added before the first of them.
+    reached = 0
+    for time_ms in sorted({*claimed, *left}):
+        reached += 10 * left.get(time_ms, 0)
+        for taken in live.batches.inputs("flights", time_ms) if time_ms in claimed else ():
+            assert taken.from_offset == reached
+            reached = taken.until_offset
 
 
 def test_of_two_jobs_one_gets_the_lease(live: Ledger) -> None:
