@@ -41,8 +41,17 @@ _LAG_SECONDS = 1.0
 _DAMAGE_ATTEMPTS = 7
 
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+# What librdkafka passes over unless it is fetched again: damaged messages, and those that it cannot decompress, since it
+# knows no such codec or has no memory.
 _DAMAGED = frozenset(
-    {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG, KafkaError.MSG_SIZE_TOO_LARGE}
+    {
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._NOT_IMPLEMENTED,
+        KafkaError._CRIT_SYS_RESOURCE,
+        KafkaError.INVALID_MSG,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+    }
 )
 
 

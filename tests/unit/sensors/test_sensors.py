@@ -269,10 +269,12 @@ class TestBlocksReadyByTimestamp:
         register(ledger, stream.model_copy(update={"inputs": (other,), "batch_by": "timestamp"}))
         assert timed.ask()[0]
 
-    def test_before_anything_was_received_only_what_is_older_than_the_stream_is_ready(self, timed, clock):
+    def test_nothing_is_ready_before_a_receiver_has_looked_at_the_topic(self, timed, clock):
         clock.advance(5_000)
-        assert timed.ask() == (False, "waiting for the receiver job: it has not found any partition yet")
-        assert timed.ask(T - 10_000) == (True, "the stream is younger than this batch, and nothing was received")
+        waiting = (False, "waiting for the receiver job: it has not found any partition yet")
+        assert timed.ask() == waiting
+        # The topic may begin with records of a time from before the stream.
+        assert timed.ask(T - 10_000) == waiting
 
     def test_what_is_sealed_waits_for_nothing(self, timed, clock):
         timed.run()
