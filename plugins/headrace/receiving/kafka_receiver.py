@@ -41,7 +41,7 @@ _LAG_SECONDS = 1.0
 _DAMAGE_ATTEMPTS = 7
 
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
-# What librdkafka passes over unless it is fetched again: damaged messages, and those that it cannot decompress, since it
+# What librdkafka passes over unless it is fetched again: damaged messages, and those that it cannot decompress, for it
 # knows no such codec or has no memory.
 _DAMAGED = frozenset(
     {
