@@ -83,6 +83,25 @@ def test_their_own_runs_find_them_completed_and_the_one_that_did_them_tells(
     assert checkpointed(stream, task.again(clear_number=1)) == []
 
 
+def test_what_a_run_did_ahead_is_told_though_its_own_batch_fails(
+    stream, after, toy_batch, connectable, ledger, monkeypatch
+):
+    (first,), at_ms, task = after()
+    whole = WalSparkSubmitOperator.run_attempt
+
+    def but_not_the_last(operator, opened, attempt, batch, context):
+        if batch.batch_time_ms == at_ms:
+            opened.batches.fail_attempt(attempt, "no")
+            raise BatchFailedError("no")
+        whole(operator, opened, attempt, batch, context)
+
+    monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", but_not_the_last)
+    with pytest.raises(BatchFailedError):
+        run(stream, task)
+    assert states(ledger, first, at_ms) == ["completed", "failed"]
+    assert checkpointed(stream, task) == [first]
+
+
 def test_a_backfill_that_was_begun_afterwards_runs_them_again(stream, after, toy_batch, connectable, ledger, make_task):
     (first,), _, task = after()
     run(stream, task)

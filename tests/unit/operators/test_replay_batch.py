@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
@@ -40,6 +42,22 @@ def test_a_retry_does_not_repeat_it_and_a_cleared_run_does(stream, allocated, to
     assert len(ledger.batches.attempts("flights", at_ms)) == 1
     run(stream, task.again(clear_number=1))
     assert len(ledger.batches.attempts("flights", at_ms)) == 2
+
+
+def test_a_run_that_was_deleted_and_comes_again_by_the_same_id_replays_again(
+    stream, allocated, toy_batch, connectable, ledger
+):
+    at_ms, task = allocated()
+    run(stream, task)
+    run(stream, task.again(started=datetime.now(UTC)))
+    assert len(ledger.batches.attempts("flights", at_ms)) == 2
+
+
+def test_a_replays_parameters_reach_its_process(stream, allocated, toy_batch, connectable, capsys):
+    stream = stream.model_copy(update={"parameters": {"limit": 1}})
+    _, task = allocated()
+    run(stream, task.again(conf={"parameters": {"limit": 2}}))
+    assert "parameters {'limit': 2}" in capsys.readouterr().out
 
 
 def test_a_run_has_to_say_which_batch(stream, ledger, make_task):
