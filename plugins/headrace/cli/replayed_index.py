@@ -40,7 +40,7 @@ class ReplayedIndex:
         completed = {row.batch_time_ms for row in rows if row.state is BatchState.COMPLETED}
         indexes = _indexes(ledger, stream, replay, output)
         self._indexes = {time_ms: indexes.get(time_ms) for time_ms in sorted(completed)}
-        self._written = ledger.batches.written(stream, output)
+        self._written = ledger.batches.written(stream, output, 0, _BEYOND_MS)
         self._running = [row.batch_time_ms for row in ledger.batches.list(stream, _BEYOND_MS, [BatchState.RUNNING])]
 
     @property
@@ -89,7 +89,7 @@ def _indexes(ledger: Ledger, stream: str, replay: str, output: str) -> dict[int,
 
     by_definition: dict[str, str | None] = {}
     found = {}
-    for time_ms, definition in ledger.batches.replayed_by(stream, replay, output).items():
+    for time_ms, definition in ledger.batches.replayed_by(stream, replay, output, 0, _BEYOND_MS).items():
         if definition not in by_definition:
             outputs = Stream.from_json(definition).outputs
             by_definition[definition] = next(

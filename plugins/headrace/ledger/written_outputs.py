@@ -12,8 +12,8 @@ from headrace.ledger.tables import batch_attempts, batch_outputs, batches, repla
 class WrittenOutputs(Role):
     """Finds the batches that an output holds."""
 
-    def written(self, stream: str, output: str) -> dict[int, BatchState]:
-        """By batch time the states of the batches that the output holds, oldest first.
+    def written(self, stream: str, output: str, from_ms: int, until_ms: int) -> dict[int, BatchState]:
+        """By batch time the states of the batches of times ``[from_ms, until_ms)`` that the output holds, oldest first.
 
         Those that have completed, and those of any other state whose output has ever been recorded: another output of
         theirs failed, say, or they are being run again, or were abandoned.
@@ -29,14 +29,19 @@ class WrittenOutputs(Role):
         query = (
             select(batches.c.batch_time_ms, batches.c.state)
             .select_from(batches.outerjoin(batch_outputs, of_output))
-            .where(batches.c.stream == stream, or_(batches.c.state == BatchState.COMPLETED, recorded))
+            .where(
+                batches.c.stream == stream,
+                batches.c.batch_time_ms >= from_ms,
+                batches.c.batch_time_ms < until_ms,
+                or_(batches.c.state == BatchState.COMPLETED, recorded),
+            )
             .order_by(batches.c.batch_time_ms)
         )
         with self._database.read() as connection:
             return {row.batch_time_ms: row.state for row in connection.execute(query)}
 
-    def replayed_by(self, stream: str, target: str, output: str) -> dict[int, str]:
-        """By batch time the replay's definition by which the output was written last, oldest first."""
+    def replayed_by(self, stream: str, target: str, output: str, from_ms: int, until_ms: int) -> dict[int, str]:
+        """By batch time of ``[from_ms, until_ms)`` the replay's definition by which the output was written last."""
         query = (
             select(batch_outputs.c.batch_time_ms, batch_attempts.c.replay_revision)
             .join(
@@ -49,6 +54,8 @@ class WrittenOutputs(Role):
             )
             .where(
                 batch_outputs.c.stream == stream,
+                batch_outputs.c.batch_time_ms >= from_ms,
+                batch_outputs.c.batch_time_ms < until_ms,
                 batch_outputs.c.target == target,
                 batch_outputs.c.output_id == output,
                 batch_outputs.c.state == AttemptState.COMPLETED,

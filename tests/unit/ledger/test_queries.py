@@ -95,6 +95,8 @@ def walk(world: Any) -> None:
     ledger.batches.complete_attempt(replay, code_version="v")
     ledger.batches.replays("flights", "v2", T1, T2)
     ledger.batches.unreplayed("flights", "v2", T1, T2)
+    ledger.batches.written("flights", "index", T1, T2)
+    ledger.batches.replayed_by("flights", "v2", "index", T1, T2)
     ledger.batches.attempts("flights", T1)
     ledger.cleanup.needed_from("flights")
     ledger.batches.renew_attempt(

@@ -41,10 +41,11 @@ def test_an_output_holds_what_it_has_recorded_whatever_became_of_the_batch(world
     fail_after(world, T4, "index")
     batches.abandon("flights", T4, "never")
     held = {T1: BatchState.COMPLETED, T2: BatchState.FAILED, T4: BatchState.ABANDONED}
-    assert batches.written("flights", "index") == held
+    assert batches.written("flights", "index", T1, T5 + 1) == held
+    assert batches.written("flights", "index", T2, T4) == {T2: BatchState.FAILED}
     # Run again it has no record of success until it is done, and what it wrote before stands all the same.
     fail_after(world, T1)
-    assert batches.written("flights", "index")[T1] is BatchState.FAILED
+    assert batches.written("flights", "index", T1, T5 + 1)[T1] is BatchState.FAILED
 
 
 def test_a_replay_is_not_the_stream_and_tells_by_which_definition_it_wrote(world: Any) -> None:
@@ -58,6 +59,6 @@ def test_a_replay_is_not_the_stream_and_tells_by_which_definition_it_wrote(world
             batches.complete_attempt(attempt)
         else:
             batches.fail_attempt(attempt, "no")
-    assert batches.replayed_by("flights", "v2", "index") == {T1: definitions[0], T2: definitions[1]}
-    assert batches.replayed_by("flights", "v3", "index") == {}
-    assert batches.written("flights", "index") == {}
+    assert batches.replayed_by("flights", "v2", "index", T1, T5 + 1) == {T1: definitions[0], T2: definitions[1]}
+    assert batches.replayed_by("flights", "v3", "index", T1, T5 + 1) == {}
+    assert batches.written("flights", "index", T1, T5 + 1) == {}
