@@ -36,6 +36,8 @@ def test_a_console_has_its_heading_from_a_plain_process(stream, allocated, ledge
 def test_between_two_slides_a_window_is_left_out_without_spark(windowed, stream, allocated, connectable, ledger):
     at_ms, task = allocated()
     while at_ms % 1000 == 0:
+        # A window ends with this one; unfinished it would come first.
+        ledger.batches.abandon("flights", at_ms, "not this one")
         at_ms, task = allocated()
     WalSparkSubmitOperator(task_id="generate", stream=windowed, step="elasticsearch").execute(task.context)
     (row,) = ledger.batches.outputs("flights", at_ms)
