@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
+_NAMES = ("reprocess", "outputs", "parameters", "from_kafka")
+
+
 class RunRequestError(HeadraceError):
     """A run's conf asks for what its stream does not have."""
 
@@ -65,8 +68,10 @@ def run_request(context: Context, stream: Stream) -> RunRequest:
     run = context["dag_run"]
     # Conf is part of the params where Airflow lets it override them (core.dag_run_conf_overrides_params), and where
     # the DAG declares them.
-    asked = {**context.get("params", {}), **(run.conf or {})}
+    params: Mapping[str, Any] = context.get("params", {})
+    asked = {**params, **(run.conf or {})}
     try:
+        _check_names(run.conf or {}, params)
         return RunRequest(
             run=run_identity(context),
             is_backfill=run.run_type == "backfill",
@@ -77,6 +82,18 @@ def run_request(context: Context, stream: Stream) -> RunRequest:
         )
     except (RunRequestError, ParameterError) as error:
         raise AirflowFailException(str(error)) from error
+
+
+def _check_names(conf: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    """Refuse names that nobody reads: a misspelt one would do nothing, and nobody would hear of it."""
+    known = {*_NAMES, *params}
+    unknown = sorted(set(conf) - known)
+    if unknown:
+        raise RunRequestError(
+            f"The run's conf has {', '.join(map(repr, unknown))}, which means nothing here; it may have "
+            f"{', '.join(sorted(known))}.",
+            remedy="Mend the name, or declare one of your own in the DAG's params.",
+        )
 
 
 def _flag(asked: Mapping[str, Any], name: str) -> bool:

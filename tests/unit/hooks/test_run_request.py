@@ -82,3 +82,9 @@ def test_state_is_updated_whatever_outputs_are_asked_for_but_not_again(stream):
 def test_what_the_stream_has_not_is_refused_for_good(stream, conf, why):
     with pytest.raises(AirflowFailException, match=why):
         ask(stream, conf)
+
+
+def test_a_name_that_means_nothing_is_refused_unless_the_dag_declares_it(stream):
+    with pytest.raises(AirflowFailException, match="'reproces', which means nothing here; it may have from_kafka, out"):
+        ask(stream, {"reproces": True})
+    assert ask(stream, {"colour": "red"}, params={"colour": "blue"}).reprocess is False
