@@ -100,12 +100,10 @@ def test_ranges_that_retention_removed_are_named_and_the_rest_is_run(clicks: Cli
     for future in deleted.values():
         future.result(60)
     dag_id = f"{STREAM}_batches"
-    runs = {}
-    for batch in (gone, kept):
-        # Any date inside the interval: its start has a run already.
-        date = _logical(batch.batch_time_ms) + timedelta(milliseconds=7)
-        runs[batch] = clicks.api.trigger(dag_id, logical_date=date, conf={"reprocess": True})
-    wait_until(lambda: clicks.api.run(dag_id, runs[kept])["state"] == "success", seconds=300)
+    # Any date inside the interval: its start has a run already.
+    dates = [_logical(batch.batch_time_ms) + timedelta(milliseconds=7) for batch in (gone, kept)]
+    _, of_kept = [clicks.api.trigger(dag_id, logical_date=date, conf={"reprocess": True}) for date in dates]
+    clicks.api.wait_for_run(dag_id, of_kept, timeout=300)
     wait_until(lambda: _error(clicks, gone.batch_time_ms) is not None, seconds=300)
     error = _error(clicks, gone.batch_time_ms)
     assert error is not None
