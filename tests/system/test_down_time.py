@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pyarrow.dataset
@@ -22,18 +23,15 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
-def clicks(stack: Stack, ledger: Ledger) -> Clicks:
-    """The stream, received, and nothing else on the machine that it has to wait for."""
-    orders = "orders"
-    if orders in {row.name for row in ledger.streams.list()}:
-        ledger.streams.set_desired_state(orders, DesiredState.STOPPED)
-        ledger.jobs.request_stop(orders, "the tests of another stream begin")
-        clicks = Clicks(stack, ledger)
-        clicks.api.pause(f"{orders}_batches")
+def clicks(stack: Stack, ledger: Ledger) -> Iterator[Clicks]:
+    """The stream, while it is received; stopped afterwards, to leave the machine to others."""
     clicks = Clicks(stack, ledger)
     clicks.begin()
     wait_until(lambda: _job_state(ledger) is JobState.RUNNING, seconds=300)
-    return clicks
+    yield clicks
+    clicks.api.pause(f"{STREAM}_batches")
+    ledger.streams.set_desired_state(STREAM, DesiredState.STOPPED)
+    ledger.jobs.request_stop(STREAM, "its tests are over")
 
 
 def test_each_batch_time_of_a_down_time_has_its_records_once(clicks: Clicks) -> None:

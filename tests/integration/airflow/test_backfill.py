@@ -75,7 +75,9 @@ def run_backfill(installation, until):
             installation.api.request("PUT", f"/backfills/{backfill_id}/cancel")
         except AirflowApiError as error:
             assert error.status == http.client.CONFLICT, error
-        return sorted((run for run in runs if run["run_type"] == "backfill"), key=lambda run: run["start_date"])
+        # What was cancelled before its turn has no start.
+        started = [run for run in runs if run["run_type"] == "backfill" and run["start_date"]]
+        return sorted(started, key=lambda run: run["start_date"])
 
     return finish
 
