@@ -75,7 +75,7 @@ def test_a_batch_runs_in_the_receivers_application(application: Any) -> None:
     assert "attempt 1, connect" in done.stderr
     again = application.run_batch(time_ms)
     assert (again.returncode, again.stdout) == (0, "")
-    assert "completed with attempt 1" in again.stderr
+    assert "has completed by attempt 1" in again.stderr
 
 
 def test_the_lease_tells_versions_and_where_to_connect(application: Any) -> None:
