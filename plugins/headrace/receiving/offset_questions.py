@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
+from headrace.receiving.offset_requests import EARLIEST, LATEST, request_offsets
 from headrace.receiving.replay_errors import RangesUnreadableError
 from headrace.receiving.topic_ids import AdminTopicIds
 from headrace.receiving.topic_watch import SeenTopic, TopicWatch
@@ -19,8 +19,6 @@ from headrace.stream.inputs import KafkaInput
 Partition = tuple[str, int]
 """Topic and partition."""
 
-_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _NO_SUCH_PARTITION = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -74,8 +72,8 @@ class OffsetQuestions:
 
         The end is the high watermark: transactions that are open count.
         """
-        firsts = self._ask(dict.fromkeys(partitions, _EARLIEST))
-        ends = self._ask(dict.fromkeys(partitions, _LATEST))
+        firsts = self._ask(dict.fromkeys(partitions, EARLIEST))
+        ends = self._ask(dict.fromkeys(partitions, LATEST))
         # Of a question by time the answer has the found record's own: of the first record here.
         oldest = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)))
         found: dict[Partition, Kept | None] = {}
@@ -104,21 +102,16 @@ class OffsetQuestions:
             return None
 
     def _ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, Any]:
-        if not specs:
-            return {}
         try:
-            futures = self._admin.list_offsets(
-                {KafkaPartition(topic, number): spec for (topic, number), spec in specs.items()},
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=self._seconds,
+            answers = request_offsets(
+                self._admin, specs, isolation=IsolationLevel.READ_UNCOMMITTED, seconds=self._seconds
             )
         except KafkaException as error:
             raise unreadable(f"does not tell its offsets: {error}") from error
-        concurrent.futures.wait(futures.values(), timeout=self._seconds + 5)
-        return {(each.topic, each.partition): self._answer(each, future) for each, future in futures.items()}
+        return {each: self._answer(each, future) for each, future in answers.items()}
 
-    def _answer(self, partition: Any, future: concurrent.futures.Future[Any]) -> Any:
-        name = f"{partition.topic}-{partition.partition}"
+    def _answer(self, partition: Partition, future: concurrent.futures.Future[Any]) -> Any:
+        name = "{}-{}".format(*partition)
         try:
             return future.result(timeout=0)
         except concurrent.futures.TimeoutError:

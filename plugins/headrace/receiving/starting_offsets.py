@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import IsolationLevel
-from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from headrace.receiving.errors import StartingOffsetsError
 from headrace.receiving.kafka_config import isolation_level
+from headrace.receiving.offset_requests import EARLIEST, LATEST, request_offsets
 from headrace.stream.inputs import KafkaInput, StartingOffsets, StartingTimestamp
 
 Partition = tuple[str, int]
-
-_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 _ANSWER_SECONDS = 10.0
 
@@ -44,7 +40,7 @@ def resolve(
     if isinstance(wish, StartingOffsets):
         return _as_given(asking, partitions, wish.offsets)
     latest = wish == "latest" and not appeared
-    return asking.ask(dict.fromkeys(partitions, _LATEST if latest else _EARLIEST))
+    return asking.ask(dict.fromkeys(partitions, LATEST if latest else EARLIEST))
 
 
 def unknown_partitions(source: KafkaInput, topics: Mapping[str, int]) -> list[Partition]:
@@ -68,21 +64,14 @@ class _Asking:
     isolation: IsolationLevel
 
     def ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, int]:
-        if not specs:
-            return {}
-        futures = self.admin.list_offsets(
-            {KafkaPartition(topic, number): spec for (topic, number), spec in specs.items()},
-            isolation_level=self.isolation,
-            request_timeout=_ANSWER_SECONDS,
-        )
-        concurrent.futures.wait(futures.values(), timeout=_ANSWER_SECONDS + 5)
-        return {(each.topic, each.partition): int(future.result(timeout=0).offset) for each, future in futures.items()}
+        answers = request_offsets(self.admin, specs, isolation=self.isolation, seconds=_ANSWER_SECONDS)
+        return {each: int(future.result(timeout=0).offset) for each, future in answers.items()}
 
 
 def _at_timestamp(asking: _Asking, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int]:
     found = asking.ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
     # -1: no record is as young as that, so the next one is the first.
-    ends = asking.ask({each: _LATEST for each, offset in found.items() if offset < 0})
+    ends = asking.ask({each: LATEST for each, offset in found.items() if offset < 0})
     return {**found, **ends}
 
 
@@ -90,7 +79,7 @@ def _as_given(
     asking: _Asking, partitions: Collection[Partition], offsets: Mapping[str, Mapping[int, int]]
 ) -> dict[Partition, int]:
     given = {each: offsets[each[0]][each[1]] for each in partitions if each[1] in offsets.get(each[0], {})}
-    ends = asking.ask(dict.fromkeys(given, _LATEST))
+    ends = asking.ask(dict.fromkeys(given, LATEST))
     for (topic, partition), offset in given.items():
         if offset > ends[topic, partition]:
             raise StartingOffsetsError(
@@ -98,4 +87,4 @@ def _as_given(
                 remedy='Name an offset that exists, or "latest".',
             )
     rest = [each for each in partitions if each not in given]
-    return {**given, **asking.ask(dict.fromkeys(rest, _EARLIEST))}
+    return {**given, **asking.ask(dict.fromkeys(rest, EARLIEST))}

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from headrace.stream.model import Identifier, Part
+from headrace.stream.secrets import check_servers
 
 # What a stream may say to librdkafka. Everything that decides about offsets, assignment or delivery is headrace's
 # own (rules 1 to 3 of the design), and everything secret or about security belongs into the connection.
@@ -108,9 +109,7 @@ class KafkaInput(Part):
     @field_validator("bootstrap_servers")
     @classmethod
     def _servers_hold_no_secret(cls, value: str | None) -> str | None:
-        if value is not None and "@" in value:
-            raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
-        return value
+        return check_servers(value)
 
     @field_validator("topic_pattern")
     @classmethod

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from headrace.stream.model import Identifier, Part
 from headrace.stream.references import check_reference
-from headrace.stream.secrets import url_holds_secret
+from headrace.stream.secrets import check_servers, url_holds_secret
 from headrace.stream.storage import check_storage_url
 from headrace.stream.windows import Window
 
@@ -190,9 +190,7 @@ class KafkaOutput(_Output):
     @field_validator("bootstrap_servers")
     @classmethod
     def _servers_hold_no_secret(cls, value: str | None) -> str | None:
-        if value is not None and "@" in value:
-            raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
-        return value
+        return check_servers(value)
 
     @model_validator(mode="after")
     def _says_where(self) -> Self:

@@ -25,6 +25,13 @@ def url_holds_secret(url: str) -> bool:
         return "@" in url
 
 
+def check_servers(value: str | None) -> str | None:
+    """Kafka's bootstrap servers, if they hold no login; raises ValueError, which a definition's error tells."""
+    if value is not None and "@" in value:
+        raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
+    return value
+
+
 def settings_with_secrets(settings: dict[str, str]) -> list[str]:
     """The names of Spark settings that are called like secrets or whose values hold one."""
     return sorted(

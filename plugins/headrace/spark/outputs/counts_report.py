@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from headrace.spark.outputs.errors import CountsMissingError
+from headrace.spark.outputs.report_files import report_file
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage
 
@@ -23,20 +24,16 @@ def counted(write: Callable[[str], None], batch: WrittenBatch, output_id: str) -
 
     Raises CountsMissingError when it left none.
     """
-    storage = open_storage(f"{batch.stream.folder_url}/reports")
-    replay = f"{batch.target}-" if batch.target else ""
-    # No other attempt has the same: not another output's at the same batch, nor a replay's.
-    name = f"{batch.batch_time_ms}-{replay}{batch.attempt}-{output_id}-counts.json"
-    try:
-        write(f"{batch.stream.folder_url}/reports/{name}")
-        return cast("Counts", json.loads(storage.read(name)))
-    except StoredFileMissingError:
-        raise CountsMissingError(
-            f"Output {output_id!r} was written, but its counts are not in {storage.url}.",
-            remedy="Spark has to see the stream's storage where it runs; then run the batch again.",
-        ) from None
-    finally:
-        storage.delete(name)
+    with report_file(batch, f"{output_id}-counts") as uri:
+        write(uri)
+        folder, _, name = uri.rpartition("/")
+        try:
+            return cast("Counts", json.loads(open_storage(folder).read(name)))
+        except StoredFileMissingError:
+            raise CountsMissingError(
+                f"Output {output_id!r} was written, but its counts are not in {folder}.",
+                remedy="Spark has to see the stream's storage where it runs; then run the batch again.",
+            ) from None
 
 
 def leave_counts(uri: str, counts: Counts) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, VALUE
 from headrace.indexing.reports import IndexingReport
+from headrace.spark.outputs.report_files import report_file
 from headrace.stream import ColumnIds, ElasticsearchOutput
-from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.spark.outputs.writer import Counts, WrittenBatch
     from headrace.stream import KafkaInput
-
-REPORTS_FOLDER = "reports"
 
 
 class ElasticsearchOutputWriter:
@@ -40,7 +36,7 @@ class ElasticsearchOutputWriter:
             return {"rows": 0}
         from headrace.spark.documents import write_documents
 
-        with _report(batch, self._output.id) as uri:
+        with report_file(batch, self._output.id) as uri:
             report = write_documents(
                 frame,
                 self._output,
@@ -54,7 +50,7 @@ class ElasticsearchOutputWriter:
             )
         total = report.counts
         for input_id, rows in batch.undecodable.items():
-            with _report(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
+            with report_file(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
                 total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
         return total.to_dict()
 
@@ -96,18 +92,3 @@ def _earlier(batch: WrittenBatch) -> dict[str, list[str]]:
     for origin in reversed(batch.earlier):
         manifests.setdefault(origin.source, []).append(origin.manifest_uri)
     return manifests
-
-
-@contextmanager
-def _report(batch: WrittenBatch, name: str) -> Iterator[str]:
-    """The URI of a write's report, which is deleted once it was read: the ledger has its counts then.
-
-    No other attempt has the same: not another output's at the same batch, nor a replay's.
-    """
-    folder = f"{batch.stream.folder_url}/{REPORTS_FOLDER}"
-    replay = f"{batch.target}-" if batch.target else ""
-    file = f"{batch.batch_time_ms}-{replay}{batch.attempt}-{name}.json"
-    try:
-        yield f"{folder}/{file}"
-    finally:
-        open_storage(folder).delete(file)
