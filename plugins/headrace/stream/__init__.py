@@ -11,7 +11,7 @@ from headrace.stream.inputs import (
     StartingTimestamp,
     Utf8Decoder,
 )
-from headrace.stream.limits import Limits
+from headrace.stream.limits import Backpressure, Limits
 from headrace.stream.outputs import (
     ColumnIds,
     ConsoleOutput,
@@ -30,6 +30,7 @@ from headrace.stream.windows import Window
 
 __all__ = [
     "STATE_STEP",
+    "Backpressure",
     "BatchTrigger",
     "BytesDecoder",
     "ColumnIds",

@@ -93,6 +93,9 @@ class KafkaInput(Part):
     topic_pattern: str | None = None
     group: str | None = Field(default=None, description="For lag tools only; positions are the ledger's.")
     receivers: PositiveInt = 1
+    preferred_hosts: tuple[str, ...] = Field(
+        default=(), description="Where receivers had best run: one host for all, or one for each."
+    )
     key_decoder: Decoder = BytesDecoder()
     value_decoder: Decoder = BytesDecoder()
     starting_offsets: Literal["earliest", "latest"] | StartingTimestamp | StartingOffsets = "earliest"
@@ -141,6 +144,8 @@ class KafkaInput(Part):
             raise ValueError("name either connection (an Airflow connection id) or bootstrap_servers")
         if bool(self.topics) == (self.topic_pattern is not None):
             raise ValueError("name either topics or topic_pattern")
+        if len(self.preferred_hosts) not in (0, 1, self.receivers):
+            raise ValueError(f"preferred_hosts must name one host, or one for each of the {self.receivers} receivers")
         internal = [topic for topic in self.topics if _INTERNAL_TOPIC.match(topic)]
         if internal:
             raise ValueError(f"topics holds Kafka's internal {', '.join(internal)}; name topics of your own")

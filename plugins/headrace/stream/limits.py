@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from headrace.stream.model import Duration, Part
 
 MIB = 1024 * 1024
+
+
+class Backpressure(Part):
+    """How receivers are slowed down to what batches get through, by Spark's PID estimate (its defaults).
+
+    The factors are without unit and weigh the error of the rate, its backlog and its change; rates are records a
+    second. A rate is first set after the second completed batch.
+    """
+
+    proportional: NonNegativeFloat = 1.0
+    integral: NonNegativeFloat = 0.2
+    derivative: NonNegativeFloat = 0.0
+    min_rate: PositiveFloat = 100.0
+    """The lowest rate of one receiver that it sets."""
 
 
 class Limits(Part):
@@ -19,6 +33,11 @@ class Limits(Part):
     prefetch_bytes: PositiveInt = 128 * MIB
     max_rate: PositiveFloat | None = None
     """Records a second; None for as fast as Kafka gives them."""
+    backpressure: Backpressure | None = None
+    """How batches that take longer than their interval slow the receivers down; None: not at all."""
+    max_log_bytes: PositiveInt | None = None
+    """Bytes of the log that the stream may keep, all receivers together: at more, receiving pauses and Kafka keeps
+    the rest. None for as many as there is room for."""
     segment_bytes: PositiveInt = 128 * MIB
     segment_interval: Duration = timedelta(seconds=60)
     seal_grace: Duration = timedelta(seconds=10)

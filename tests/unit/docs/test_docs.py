@@ -10,6 +10,7 @@ import pytest
 from headrace.cli.main import COMMANDS
 from headrace.ledger import tables
 from headrace.stream import (
+    Backpressure,
     BatchTrigger,
     ColumnIds,
     ConsoleOutput,
@@ -80,6 +81,7 @@ EVERY_PART = [
     Window,
     KeyIds,
     ColumnIds,
+    Backpressure,
 ]
 
 
