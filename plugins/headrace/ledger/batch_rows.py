@@ -35,6 +35,7 @@ def require_batch(connection: Connection, stream: str, batch_time_ms: int) -> Ba
 def batch_row(row: Row[Any]) -> BatchRow:
     """A row of ``batches``."""
     fields = dict(row._mapping)
+    fields.pop("history")
     fields["absorbed"] = tuple(fields["absorbed"])
     for name in ("required", "steps"):
         fields[name] = None if fields[name] is None else tuple(fields[name])

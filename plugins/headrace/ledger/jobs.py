@@ -224,7 +224,7 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
     connection.execute(
         update(receivers)
         .where(receivers.c.stream == stream, receivers.c.state.in_(LIVE_RECEIVERS))
-        .values(state=ReceiverState.LOST, last_error=f"its job (epoch {epoch}) {state.value}")
+        .values(state=ReceiverState.LOST, paused_reason=None, last_error=f"its job (epoch {epoch}) {state.value}")
     )
     connection.execute(
         update(segments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,7 @@ class Receivers(Role):
                 "stats": {},
                 "restarts": row.restarts + 1 if row is not None and row.job_epoch == job.epoch else 0,
                 "stop_requested": False,
+                "paused_reason": None,
             }
             if row is None:
                 connection.execute(insert(receivers).values(**_key(receiver_id), sealed_through_ms=0, **values))
@@ -75,6 +77,7 @@ class Receivers(Role):
         state: ReceiverState | str = ReceiverState.RUNNING,
         error: str | None = None,
         drained: Mapping[TopicPartition, int] | None = None,
+        paused_reason: str | None = None,
     ) -> ReceiverOrders:
         """Extend the lease and hear the orders.
 
@@ -82,6 +85,7 @@ class Receivers(Role):
             sealed_through_ms: everything cut up to this time of the ledger's clock is stored.
             stats: replaces the row's stats, JSON values; None leaves them.
             error: kept as the last error; None leaves the one there is.
+            paused_reason: why it stores nothing for the time being; None: it goes on.
             drained: by partition a time of the ledger's clock at which everything that Kafka had of it was stored.
 
         Raises:
@@ -101,6 +105,7 @@ class Receivers(Role):
                 "heartbeat_ms": now_ms,
                 "lease_until_ms": now_ms + lease.lease_ms,
                 "sealed_through_ms": max(sealed_through_ms, row.sealed_through_ms),
+                "paused_reason": paused_reason,
             }
             if stats is not None:
                 values["stats"] = dict(stats)
@@ -111,7 +116,7 @@ class Receivers(Role):
                 drain(connection, lease.receiver_id, drained, now_ms)
             assigned, revoked = _owned(connection, lease.receiver_id)
             stop = row.stop_requested or row.stop_requested_at_ms is not None
-            return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms)
+            return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms, row.max_rate)
 
     def release(
         self, lease: ReceiverLease, state: ReceiverState | str = ReceiverState.STOPPED, error: str | None = None
@@ -131,7 +136,7 @@ class Receivers(Role):
                 raise lost_receiver(lease)
             if row.state.ended:
                 return
-            values: dict[str, Any] = {"state": ended, "lease_until_ms": locked.now_ms}
+            values: dict[str, Any] = {"state": ended, "lease_until_ms": locked.now_ms, "paused_reason": None}
             if error is not None:
                 values["last_error"] = error
             connection.execute(_this(receiver_id).values(**values))
@@ -144,6 +149,22 @@ class Receivers(Role):
         """Ask this instance of one receiver to stop; its tracker decides whether another one starts."""
         with self._database.write() as connection:
             connection.execute(_this(receiver_id).values(stop_requested=True))
+
+    def set_rate(self, job: JobLease, rates: Mapping[ReceiverId, float | None]) -> None:
+        """Tell receivers, by their next heartbeats, how many records per second they are to read; None: as many as
+        they may. Receivers that have not registered are passed over.
+
+        Raises:
+            LeaseLostError: the job's epoch is stale.
+            LedgerError: a rate is not above 0, or another stream's receiver is named.
+        """
+        for receiver_id, rate in rates.items():
+            if receiver_id.stream != job.stream or not (rate is None or 0 < rate < math.inf):
+                raise LedgerError(f"A job of {job.stream!r} cannot set the rate of {receiver_id} to {rate}.")
+        with self._database.write_stream(job.stream) as (connection, locked):
+            require_job(connection, locked, job)
+            for receiver_id, rate in rates.items():
+                connection.execute(_this(receiver_id).values(max_rate=rate))
 
     def list(self, stream: str) -> builtins.list[ReceiverRow]:
         """The stream's receivers by input and index, whether they live or not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from headrace.blocks import ReceiverId
 from headrace.ledger.database import LockedStream, Role, new_id
@@ -13,7 +13,7 @@ from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
 from headrace.ledger.receivers import require_receiver
 from headrace.ledger.rows import ReceiverLease, SegmentRow
 from headrace.ledger.segment_ends import closing
-from headrace.ledger.tables import receivers, segments
+from headrace.ledger.tables import blocks, receivers, segments
 
 
 class Segments(Role):
@@ -66,6 +66,23 @@ class Segments(Role):
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(segments.c.segment_id).limit(limit))
             return [segment_row(row) for row in rows]
+
+    def stored_bytes(self, stream: str) -> int:
+        """Bytes of the segments that have not been removed. One whose writer did not tell its size, or that is open,
+        counts to the end of its last block.
+        """
+        end = (
+            select(blocks.c.frame_offset + blocks.c.frame_length)
+            .where(blocks.c.segment_id == segments.c.segment_id)
+            .order_by(blocks.c.frame_offset.desc())
+            .limit(1)
+            .scalar_subquery()
+        )
+        query = select(func.coalesce(func.sum(func.coalesce(segments.c.bytes, end, 0)), 0)).where(
+            segments.c.stream == stream, segments.c.removed_at_ms.is_(None)
+        )
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar_one())
 
 
 def segment_for(

@@ -281,3 +281,26 @@ def test_old_events_are_pruned(world: Any) -> None:
     assert events.prune("flights", NOW_MS + 1000, limit=2) == 2
     assert events.prune("flights", NOW_MS + 1000) == before - 2
     assert [event.kind for event in events.list("flights")] == ["commit_failed"]
+
+
+def test_the_logs_bytes_are_those_of_its_files(world: Any) -> None:
+    segments = world.ledger.segments
+    assert segments.stored_bytes("flights") == 0
+    world.add({0: (0, 10)})
+    world.add({0: (10, 20)})
+    # An open one to the end of its last block; a closed one as its writer says, where it does.
+    assert segments.stored_bytes("flights") == 200
+    segments.closed(world.receiver, "0-1-a", 250)
+    assert segments.stored_bytes("flights") == 250
+    world.add({0: (20, 30)}, handle=BlockHandle("0-1-b", 30, 100))
+    segments.opened(world.receiver, "0-1-c")
+    assert segments.stored_bytes("flights") == 250 + 130
+    assert segments.stored_bytes("others") == 0
+    for time_ms in sorted({row.batch_time_ms for row in world.ledger.blocks.unclaimed("flights")}):
+        world.clock.advance(2_000)
+        world.allocate(time_ms)
+        world.complete(time_ms)
+    before_ms = world.clock.now_ms()
+    assert world.ledger.cleanup.claim_removal("flights", ["0-1-a"], before_ms)
+    world.ledger.cleanup.fold_blocks("flights", "0-1-a")
+    assert segments.stored_bytes("flights") == 130

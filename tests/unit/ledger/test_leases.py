@@ -199,3 +199,50 @@ def test_leases_pickle(world: Any) -> None:
     world.ledger.jobs.renew(job)
     assert receiver.receiver_id == ReceiverId("flights", "kafka", 0)
     world.ledger.receivers.heartbeat(receiver, sealed_through_ms=0)
+
+
+def test_a_receiver_says_why_it_pauses(world: Any) -> None:
+    receivers = world.ledger.receivers
+    receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, paused_reason="the disk is full")
+    (row,) = receivers.list("flights")
+    assert (row.paused_reason, row.alive(NOW_MS)) == ("the disk is full", True)
+    receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS)
+    assert receivers.list("flights")[0].paused_reason is None
+
+
+@pytest.mark.parametrize("end", ["release", "register", "job"])
+def test_what_has_ended_is_not_paused(world: Any, end: str) -> None:
+    receivers = world.ledger.receivers
+    receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, paused_reason="the disk is full")
+    if end == "release":
+        receivers.release(world.receiver, ReceiverState.STOPPED)
+    elif end == "register":
+        world.lease(0)
+    else:
+        world.ledger.jobs.release(world.job, JobState.STOPPED)
+    assert receivers.list("flights")[0].paused_reason is None
+
+
+def test_a_receiver_hears_its_rate_and_its_successor_keeps_it(world: Any) -> None:
+    receivers, me = world.ledger.receivers, world.receiver.receiver_id
+    assert receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS).max_rate is None
+    receivers.set_rate(world.job, {me: 120.5, ReceiverId("flights", "kafka", 7): 3.0})
+    assert receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS).max_rate == 120.5
+    assert [row.max_rate for row in receivers.list("flights")] == [120.5]
+    assert receivers.heartbeat(world.lease(0), sealed_through_ms=NOW_MS).max_rate == 120.5
+    receivers.set_rate(world.job, {me: None})
+    assert receivers.list("flights")[0].max_rate is None
+
+
+def test_only_the_present_job_sets_rates_and_only_real_ones(world: Any) -> None:
+    receivers, me = world.ledger.receivers, world.receiver.receiver_id
+    for rate in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(LedgerError):
+            receivers.set_rate(world.job, {me: rate})
+    with pytest.raises(LedgerError):
+        receivers.set_rate(world.job, {ReceiverId("other", "kafka", 0): 1.0})
+    world.clock.advance(10_000)
+    world.ledger.jobs.acquire("flights", holder="second", lease_ms=1000)
+    with pytest.raises(LeaseLostError):
+        receivers.set_rate(world.job, {me: 5.0})
+    assert receivers.list("flights")[0].max_rate is None

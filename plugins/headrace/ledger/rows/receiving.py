@@ -37,18 +37,25 @@ class AssignedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverOrders:
-    """The answer to a heartbeat. ``revoked``: store what was read of them, then release them."""
+    """The answer to a heartbeat. ``revoked``: store what was read of them, then release them. ``max_rate``: records per
+    second that the receiver is to read at most by the stream's rate control, None without any.
+    """
 
     assigned: Mapping[TopicPartition, AssignedPartition]
     revoked: frozenset[TopicPartition]
     stop: bool
     lease_until_ms: int
     now_ms: int
+    max_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRow:
-    """The newest instance of a receiver. It has stored everything up to ``sealed_through_ms``."""
+    """The newest instance of a receiver. It has stored everything up to ``sealed_through_ms``.
+
+    ``paused_reason``: it lives and stores nothing, and why. ``max_rate`` is what the stream's rate control wants of it,
+    in records per second; a later instance takes it over.
+    """
 
     receiver_id: ReceiverId
     epoch: int
@@ -64,6 +71,8 @@ class ReceiverRow:
     last_error: str | None
     restarts: int
     stop_requested: bool
+    paused_reason: str | None = None
+    max_rate: float | None = None
 
     def alive(self, now_ms: int) -> bool:
         """Whether its lease is live at ``now_ms`` and it has not ended."""

@@ -47,6 +47,8 @@ batches = Table(
     Column("cleaned_at_ms", BigInteger),
     Column("cleanup", Document),
     Column("error", Text),
+    # Of the file of the stream's history that holds the row as it is; every checkpoint holds those without.
+    Column("history", Integer),
     PrimaryKeyConstraint("stream", "batch_time_ms"),
     Index("ix_batches_state", "stream", "state", "batch_time_ms"),
 )
@@ -58,6 +60,13 @@ Index(
     batches.c.batch_time_ms,
     sqlite_where=batches.c.cleaned_at_ms.is_(None),
     postgresql_where=batches.c.cleaned_at_ms.is_(None),
+)
+Index(
+    "ix_batches_history",
+    batches.c.stream,
+    batches.c.batch_time_ms,
+    sqlite_where=batches.c.history.is_(None),
+    postgresql_where=batches.c.history.is_(None),
 )
 Index(
     "ix_batches_absorbed",

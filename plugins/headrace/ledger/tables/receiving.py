@@ -6,6 +6,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -80,6 +81,8 @@ receivers = Table(
     Column("last_error", Text),
     Column("restarts", Integer, nullable=False),
     Column("stop_requested", Boolean, nullable=False),
+    Column("paused_reason", Text),
+    Column("max_rate", Float),
     PrimaryKeyConstraint("stream", "input_id", "receiver_index"),
 )
 

@@ -1,0 +1,31 @@
+"""Receivers that pause and follow a rate, and batches that are in a file of the stream's history."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("receivers", sa.Column("paused_reason", sa.Text(), nullable=True))
+    op.add_column("receivers", sa.Column("max_rate", sa.Float(), nullable=True))
+    op.add_column("batches", sa.Column("history", sa.Integer(), nullable=True))
+    op.create_index(
+        "ix_batches_history",
+        "batches",
+        ["stream", "batch_time_ms"],
+        sqlite_where=sa.text("history IS NULL"),
+        postgresql_where=sa.text("history IS NULL"),
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_batches_history", table_name="batches")
+    op.drop_column("batches", "history")
+    for column in ("max_rate", "paused_reason"):
+        op.drop_column("receivers", column)
