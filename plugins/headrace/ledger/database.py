@@ -72,6 +72,13 @@ class Database:
             yield connection
 
     @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A transaction that only reads, and all of whose statements see the same moment."""
+        options = {READS: True} if self.is_sqlite else {READS: True, "isolation_level": "REPEATABLE READ"}
+        with _translated(), self.engine.execution_options(**options).begin() as connection:
+            yield connection
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that writes: durable when the block is left, undone when it raises."""
         with _translated(), self.engine.begin() as connection:

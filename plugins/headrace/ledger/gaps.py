@@ -49,10 +49,11 @@ class Gaps(Role):
         """The newest ``limit`` gaps, newest first."""
         query = select(gaps).where(gaps.c.stream == stream).order_by(gaps.c.gap_id.desc()).limit(limit)
         with self._database.read() as connection:
-            return [_gap_row(row) for row in connection.execute(query)]
+            return [gap_row(row) for row in connection.execute(query)]
 
 
-def _gap_row(row: Row[Any]) -> GapRow:
+def gap_row(row: Row[Any]) -> GapRow:
+    """A row of ``gaps``."""
     return GapRow(
         gap_id=row.gap_id,
         stream=row.stream,

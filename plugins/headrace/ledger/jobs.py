@@ -157,7 +157,7 @@ class Jobs(Role):
         query = select(receiver_jobs).where(receiver_jobs.c.stream == stream)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(receiver_jobs.c.epoch.desc()).limit(limit))
-            return [_job_row(row) for row in rows]
+            return [job_row(row) for row in rows]
 
     def _touch(
         self, connection: Connection, lease: JobLease, values: dict[str, Any], attributes: Mapping[str, Any] | None
@@ -197,10 +197,11 @@ def _job(connection: Connection, stream: str, epoch: int) -> JobRow | None:
     row = connection.execute(
         select(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
     ).one_or_none()
-    return None if row is None else _job_row(row)
+    return None if row is None else job_row(row)
 
 
-def _job_row(row: Row[Any]) -> JobRow:
+def job_row(row: Row[Any]) -> JobRow:
+    """A row of ``receiver_jobs``."""
     return JobRow(**row._mapping)
 
 

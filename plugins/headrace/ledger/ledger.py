@@ -21,6 +21,7 @@ from headrace.ledger.receivers import Receivers
 from headrace.ledger.runs import Runs
 from headrace.ledger.schema import ensure_schema
 from headrace.ledger.segments import Segments
+from headrace.ledger.snapshots import Snapshots
 from headrace.ledger.streams import Streams
 from headrace.ledger.topics import Topics
 from headrace.ledger.urls import engine_url
@@ -49,6 +50,7 @@ class Ledger:
         self.rebuild = Rebuild(database)
         self.gaps = Gaps(database)
         self.events = Events(database)
+        self.snapshots = Snapshots(database)
 
     @classmethod
     def open(

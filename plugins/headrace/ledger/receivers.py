@@ -171,7 +171,7 @@ class Receivers(Role):
         order = (receivers.c.input_id, receivers.c.receiver_index)
         with self._database.read() as connection:
             rows = connection.execute(select(receivers).where(receivers.c.stream == stream).order_by(*order))
-            return [_receiver_row(row) for row in rows]
+            return [receiver_row(row) for row in rows]
 
     def unsealed(self, stream: str, batch_time_ms: int) -> builtins.list[ReceiverRow]:
         """The live receivers that may yet add blocks cut before ``batch_time_ms``."""
@@ -184,7 +184,7 @@ class Receivers(Role):
                     receivers.c.sealed_through_ms < batch_time_ms,
                 )
             )
-            return [receiver for receiver in map(_receiver_row, rows) if receiver.alive(now_ms)]
+            return [receiver for receiver in map(receiver_row, rows) if receiver.alive(now_ms)]
 
 
 def require_receiver(connection: Connection, locked: LockedStream, lease: ReceiverLease) -> Row[Any]:
@@ -281,10 +281,11 @@ def find_receiver(connection: Connection, receiver_id: ReceiverId) -> ReceiverRo
             receivers.c.receiver_index == receiver_id.index,
         )
     ).one_or_none()
-    return None if row is None else _receiver_row(row)
+    return None if row is None else receiver_row(row)
 
 
-def _receiver_row(row: Row[Any]) -> ReceiverRow:
+def receiver_row(row: Row[Any]) -> ReceiverRow:
+    """A row of ``receivers``."""
     fields = dict(row._mapping)
     receiver_id = ReceiverId(fields.pop("stream"), fields.pop("input_id"), fields.pop("receiver_index"))
     for own in ("lease_ms", "segment_id"):

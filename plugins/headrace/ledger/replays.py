@@ -98,7 +98,7 @@ class BatchReplays(Role):
             replays.c.batch_time_ms < until_ms,
         )
         with self._database.read() as connection:
-            return [_replay_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
+            return [replay_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
 
     def unreplayed(self, stream: str, target: str, from_ms: int, until_ms: int) -> builtins.list[int]:
         """The completed batches of times ``[from_ms, until_ms)`` that the replay has not completed, oldest first.
@@ -221,7 +221,8 @@ def _key(attempt: Attempt) -> tuple[Any, ...]:
     )
 
 
-def _replay_row(row: Row[Any]) -> ReplayRow:
+def replay_row(row: Row[Any]) -> ReplayRow:
+    """A row of ``replays``."""
     fields = dict(row._mapping)
     fields["outputs"] = tuple(fields["outputs"])
     return ReplayRow(**fields)

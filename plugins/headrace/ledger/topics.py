@@ -63,7 +63,7 @@ class Topics(Role):
         if input_id is not None:
             query = query.where(topics.c.input_id == input_id)
         with self._database.read() as connection:
-            return [_topic_row(row) for row in connection.execute(query.order_by(*order))]
+            return [topic_row(row) for row in connection.execute(query.order_by(*order))]
 
 
 def _observe(
@@ -173,8 +173,9 @@ def _find(connection: Connection, stream: str, input_id: str, topic: str, topic_
             topics.c.topic_id == topic_id,
         )
     ).one_or_none()
-    return None if row is None else _topic_row(row)
+    return None if row is None else topic_row(row)
 
 
-def _topic_row(row: Row[Any]) -> TopicRow:
+def topic_row(row: Row[Any]) -> TopicRow:
+    """A row of ``topics``."""
     return TopicRow(**row._mapping)

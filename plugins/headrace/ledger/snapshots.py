@@ -1,0 +1,177 @@
+"""All that the ledger says of a stream at one moment: what a check compares with itself, the log and Kafka."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from headrace.ledger.attempt_rows import attempt_row, select_attempts
+from headrace.ledger.batch_rows import batch_input_row, batch_row
+from headrace.ledger.block_rows import stored_block
+from headrace.ledger.database import Role, stream_row
+from headrace.ledger.errors import StreamNotFoundError
+from headrace.ledger.gaps import gap_row
+from headrace.ledger.jobs import job_row
+from headrace.ledger.position_rows import position_row
+from headrace.ledger.receivers import receiver_row
+from headrace.ledger.replays import replay_row
+from headrace.ledger.rows import (
+    AttemptRow,
+    BatchInputRow,
+    BatchOutputRow,
+    BatchRow,
+    GapRow,
+    JobRow,
+    PositionRow,
+    ReceiverRow,
+    ReplayRow,
+    SegmentRow,
+    StoredBlock,
+    StreamRow,
+    TopicRow,
+    UnclaimedTime,
+)
+from headrace.ledger.segments import segment_row
+from headrace.ledger.states import AttemptState
+from headrace.ledger.tables import (
+    batch_attempts,
+    batch_inputs,
+    batch_outputs,
+    batches,
+    blocks,
+    gaps,
+    positions,
+    receiver_jobs,
+    receivers,
+    replays,
+    segments,
+    streams,
+    topics,
+    unclaimed_times,
+)
+from headrace.ledger.topics import topic_row
+
+
+@dataclass(frozen=True)
+class StreamSnapshot:
+    """A stream's rows as of one transaction, at ``now_ms`` of the ledger's clock.
+
+    ``blocks`` come in the order they were added, ``inputs`` along their partitions. ``running`` are the attempts that
+    have not ended, replays' among them; ``newest_attempts`` the highest number of each batch's own attempts.
+    ``outputs`` are the newest of each output, by batch time, replay ("" is the batch itself) and output id.
+    """
+
+    now_ms: int
+    stream: StreamRow
+    jobs: tuple[JobRow, ...]
+    receivers: tuple[ReceiverRow, ...]
+    topics: tuple[TopicRow, ...]
+    positions: tuple[PositionRow, ...]
+    segments: tuple[SegmentRow, ...]
+    blocks: tuple[StoredBlock, ...]
+    batches: tuple[BatchRow, ...]
+    inputs: tuple[BatchInputRow, ...]
+    running: tuple[AttemptRow, ...]
+    newest_attempts: dict[int, int]
+    outputs: dict[tuple[int, str], dict[str, BatchOutputRow]]
+    replays: tuple[ReplayRow, ...]
+    gaps: tuple[GapRow, ...]
+    unclaimed: tuple[UnclaimedTime, ...]
+
+    @cached_property
+    def batch(self) -> dict[int, BatchRow]:
+        """The batches by their times."""
+        return {row.batch_time_ms: row for row in self.batches}
+
+    @cached_property
+    def segment(self) -> dict[str, SegmentRow]:
+        """The segments by their paths, those that were removed too."""
+        return {row.path: row for row in self.segments}
+
+    @cached_property
+    def blocks_by_batch(self) -> dict[int, list[StoredBlock]]:
+        """The blocks that are left of each batch, by the time of the batch that holds them, absorbed ones too; those
+        of times without a batch by their own time."""
+        held: dict[int, list[StoredBlock]] = defaultdict(list)
+        for block in self.blocks:
+            held[self.owner_ms(block.batch_time_ms)].append(block)
+        return held
+
+    @cached_property
+    def inputs_by_batch(self) -> dict[int, list[BatchInputRow]]:
+        """The batches' inputs."""
+        found: dict[int, list[BatchInputRow]] = defaultdict(list)
+        for row in self.inputs:
+            found[row.batch_time_ms].append(row)
+        return found
+
+    def owner_ms(self, batch_time_ms: int) -> int:
+        """The time of the batch that has the blocks of this time: its own, or that which absorbed it."""
+        batch = self.batch.get(batch_time_ms)
+        return batch_time_ms if batch is None or batch.absorbed_by_ms is None else batch.absorbed_by_ms
+
+
+class Snapshots(Role):
+    """Reads all of a stream in one transaction."""
+
+    def take(self, stream: str) -> StreamSnapshot:
+        """Everything but events and what is past: about a kilobyte for each block and each input of a batch.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.snapshot() as connection:
+            return _read(connection, stream, self._database.now_ms(connection))
+
+
+def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
+    row = connection.execute(select(streams).where(streams.c.name == stream)).one_or_none()
+    if row is None:
+        raise StreamNotFoundError(stream)
+
+    def rows(table: Any, *order: Any) -> Any:
+        return connection.execute(select(table).where(table.c.stream == stream).order_by(*order))
+
+    stored = (
+        select(blocks, segments.c.path)
+        .join(segments, segments.c.segment_id == blocks.c.segment_id)
+        .where(blocks.c.stream == stream)
+        .order_by(blocks.c.block_id)
+    )
+    along = (batch_inputs.c.input_id, batch_inputs.c.topic, batch_inputs.c.topic_id, batch_inputs.c.partition)
+    running = select_attempts().where(batch_attempts.c.stream == stream, batch_attempts.c.state == AttemptState.RUNNING)
+    newest = (
+        select(batch_attempts.c.batch_time_ms, func.max(batch_attempts.c.number))
+        .where(batch_attempts.c.stream == stream, batch_attempts.c.target == "")
+        .group_by(batch_attempts.c.batch_time_ms)
+    )
+    outputs: dict[tuple[int, str], dict[str, BatchOutputRow]] = defaultdict(dict)
+    for output in rows(batch_outputs, batch_outputs.c.batch_time_ms, batch_outputs.c.attempt):
+        outputs[output.batch_time_ms, output.target][output.output_id] = BatchOutputRow(**output._mapping)
+    return StreamSnapshot(
+        now_ms=now_ms,
+        stream=stream_row(row),
+        jobs=tuple(job_row(each) for each in rows(receiver_jobs, receiver_jobs.c.epoch)),
+        receivers=tuple(
+            receiver_row(each) for each in rows(receivers, receivers.c.input_id, receivers.c.receiver_index)
+        ),
+        topics=tuple(topic_row(each) for each in rows(topics, topics.c.input_id, topics.c.topic)),
+        positions=tuple(position_row(each) for each in rows(positions, positions.c.input_id, positions.c.topic)),
+        segments=tuple(segment_row(each) for each in rows(segments, segments.c.segment_id)),
+        blocks=tuple(stored_block(each) for each in connection.execute(stored)),
+        batches=tuple(batch_row(each) for each in rows(batches, batches.c.batch_time_ms)),
+        inputs=tuple(batch_input_row(each) for each in rows(batch_inputs, *along, batch_inputs.c.until_offset)),
+        running=tuple(attempt_row(each) for each in connection.execute(running)),
+        newest_attempts={time_ms: number for time_ms, number in connection.execute(newest)},
+        outputs=dict(outputs),
+        replays=tuple(replay_row(each) for each in rows(replays, replays.c.target, replays.c.batch_time_ms)),
+        gaps=tuple(gap_row(each) for each in rows(gaps, gaps.c.gap_id)),
+        unclaimed=tuple(
+            UnclaimedTime(each.batch_time_ms, each.blocks, each.records, each.payload_bytes)
+            for each in rows(unclaimed_times, unclaimed_times.c.batch_time_ms)
+        ),
+    )
