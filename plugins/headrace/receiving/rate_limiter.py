@@ -17,11 +17,37 @@ class RateLimiter:
         """``max_rate`` in records/s; None for no limit."""
         if max_rate is not None and max_rate <= 0:
             raise ValueError(f"max_rate is a positive number of records/s, got {max_rate}")
+        self._max_rate = max_rate
         self._rate = max_rate
         self._clock = clock
         self._lock = threading.Lock()
         self._tokens = 1.0
         self._filled = clock.monotonic()
+
+    @property
+    def rate(self) -> float | None:
+        """The rate in force, in records/s; None for no limit."""
+        with self._lock:
+            return self._rate
+
+    def update(self, wanted: float | None) -> None:
+        """Follow the rate control's ``wanted`` records/s as far as ``max_rate`` allows; None: ``max_rate`` alone.
+
+        What is not above 0 is no rate, and changes nothing.
+        """
+        if wanted is not None and wanted <= 0:
+            return
+        given = [rate for rate in (self._max_rate, wanted) if rate is not None]
+        rate = min(given, default=None)
+        with self._lock:
+            if rate == self._rate:
+                return
+            if self._rate is None:
+                # Without a limit nothing was counted: what was taken since is not held against it.
+                self._tokens, self._filled = 1.0, self._clock.monotonic()
+            else:
+                self._fill(self._rate)
+            self._rate = rate
 
     def grant(self, wanted: int) -> int:
         """How many of ``wanted`` records may be taken now, at least 0; what is taken is told to ``spend``."""

@@ -84,6 +84,36 @@ class TestRateLimiter:
         assert limiter.grant(5_000) == 5_000
         assert limiter.delay() == 0
 
+    def test_updates_when_below_the_max_rate(self) -> None:
+        limiter = RateLimiter(110, ManualClock())
+        limiter.update(105)
+        assert limiter.rate == 105
+        limiter.update(-1)
+        limiter.update(0)
+        assert limiter.rate == 105, "what is no rate changes nothing"
+        limiter.update(None)
+        assert limiter.rate == 110
+
+    def test_stays_below_the_max_rate_despite_large_updates(self) -> None:
+        limiter = RateLimiter(100, ManualClock())
+        limiter.update(105)
+        assert limiter.rate == 100
+
+    def test_a_rate_that_is_set_counts_from_then_on(self) -> None:
+        clock = ManualClock()
+        limiter = RateLimiter(None, clock)
+        limiter.spend(1_000_000)
+        limiter.update(100)
+        taken = 0
+        for _ in range(100):
+            clock.advance(100)
+            granted = limiter.grant(10_000)
+            limiter.spend(granted)
+            taken += granted
+        assert taken == pytest.approx(1_000, rel=0.01)
+        limiter.update(None)
+        assert limiter.grant(5_000) == 5_000
+
     def test_the_rate_holds_over_time_with_small_bursts(self) -> None:
         clock = ManualClock()
         limiter = RateLimiter(1_000, clock)
