@@ -64,6 +64,7 @@ def replace(connection: Connection, batch: BatchRow, now_ms: int, values: Mappin
             **{name: value for name, value in values.items() if name != "stream"},
             state=BatchState.ALLOCATED,
             error=None,
+            history=0,
             cleaned_at_ms=None,
             cleanup=None,
             **dict.fromkeys(cleared),

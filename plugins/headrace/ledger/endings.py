@@ -36,7 +36,7 @@ class BatchEndings(Role):
             if batch.checkpoint_uri == uri:
                 return batch
             connection.execute(
-                _this(stream, batch_time_ms).values(checkpointed_at_ms=locked.now_ms, checkpoint_uri=uri)
+                _this(stream, batch_time_ms).values(checkpointed_at_ms=locked.now_ms, checkpoint_uri=uri, history=0)
             )
             _event(connection, locked, EventKind.BATCH_CHECKPOINTED, batch_time_ms, {"uri": uri})
             return require_batch(connection, stream, batch_time_ms)
@@ -83,7 +83,7 @@ class BatchEndings(Role):
                     remedy="What it wrote is there: run it again, or leave it. No other batch waits for it.",
                 )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
-            connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason))
+            connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason, history=0))
             _abandon_replays(connection, stream, batch_time_ms, reason)
             for row in connection.execute(
                 select(batch_inputs).where(

@@ -14,6 +14,7 @@ from headrace.ledger.database import Database
 from headrace.ledger.engines import open_engine
 from headrace.ledger.events import Events
 from headrace.ledger.gaps import Gaps
+from headrace.ledger.history import History
 from headrace.ledger.jobs import Jobs
 from headrace.ledger.positions import Positions
 from headrace.ledger.rebuild import Rebuild
@@ -47,6 +48,7 @@ class Ledger:
         self.batches = Batches(database)
         self.runs = Runs(database)
         self.cleanup = Cleanup(database)
+        self.history = History(database)
         self.rebuild = Rebuild(database)
         self.gaps = Gaps(database)
         self.events = Events(database)

@@ -65,7 +65,7 @@ def settle(
     if by_records:
         running = [row for row in running if not all(is_recorded(newest.get(output)) for output in row.outputs)]
     state, error = outcome(required_steps(locked, batch), newest, running, locked.now_ms)
-    values: dict[str, Any] = {"state": state, "error": error, **changes}
+    values: dict[str, Any] = {"state": state, "error": error, "history": 0, **changes}
     completes = state is BatchState.COMPLETED and batch.state is not BatchState.COMPLETED
     if state is BatchState.COMPLETED:
         recorded = [step for step in locked.row.outputs if is_recorded(newest.get(step))]

@@ -147,6 +147,7 @@ def settle_replay(
     if state is BatchState.COMPLETED:
         values["completed_at_ms"] = locked.now_ms
     connection.execute(update(replays).where(*_key(attempt)).values(**values))
+    _unfile(connection, attempt)
     kind = _KINDS.get(state)
     if kind is not None:
         counts = {output_id: newest[output_id].counts for output_id in row.outputs if output_id in newest}
@@ -164,6 +165,7 @@ def present_revision(connection: Connection, stream: str, batch_time_ms: int, ta
 
 def _note(connection: Connection, locked: LockedStream, attempt: Attempt, required: Sequence[str]) -> None:
     """The replay's row of the batch, which runs now."""
+    _unfile(connection, attempt)
     row = connection.execute(select(replays).where(*_key(attempt))).one_or_none()
     revision = revision_of(connection, attempt)
     values = {
@@ -183,6 +185,12 @@ def _note(connection: Connection, locked: LockedStream, attempt: Attempt, requir
     if row.revision != revision:
         values["code_version"] = None
     connection.execute(update(replays).where(*_key(attempt)).values(**values))
+
+
+def _unfile(connection: Connection, attempt: Attempt) -> None:
+    """The stream's history holds a batch with its replays: what it says of this one is no longer so."""
+    this = (batches.c.stream == attempt.stream, batches.c.batch_time_ms == attempt.batch_time_ms)
+    connection.execute(update(batches).where(*this, batches.c.history != 0).values(history=0))
 
 
 def _revision(connection: Connection, locked: LockedStream, target: str, definition: str) -> int:

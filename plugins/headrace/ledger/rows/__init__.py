@@ -13,6 +13,8 @@ from headrace.ledger.rows.batches import (
     BatchOutputRow,
     BatchRow,
     EarlierBatch,
+    FiledReplay,
+    ReplayDefinitionRow,
     ReplayRow,
 )
 from headrace.ledger.rows.history import EventRow, GapRow
@@ -42,6 +44,7 @@ __all__ = [
     "BatchRow",
     "EarlierBatch",
     "EventRow",
+    "FiledReplay",
     "GapRow",
     "JobLease",
     "JobRow",
@@ -50,6 +53,7 @@ __all__ = [
     "ReceiverLease",
     "ReceiverOrders",
     "ReceiverRow",
+    "ReplayDefinitionRow",
     "ReplayRow",
     "SegmentRow",
     "StoredBlock",

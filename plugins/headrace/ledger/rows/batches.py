@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.blocks import TopicPartition
@@ -178,3 +179,29 @@ class ReplayRow:
     started_at_ms: int
     completed_at_ms: int | None
     error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FiledReplay:
+    """What became of one batch in a replay (`ReplayRow`), and the counts of the outputs that it has recorded."""
+
+    target: str
+    state: BatchState
+    attempt: int
+    revision: int
+    outputs: tuple[str, ...]
+    code_version: str | None
+    started_at_ms: int
+    completed_at_ms: int | None
+    error: str | None
+    recorded: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayDefinitionRow:
+    """A stream as a replay wrote it: the ``revision``-th of the replay of this name."""
+
+    target: str
+    revision: int
+    definition: str
+    created_at_ms: int

@@ -47,8 +47,9 @@ batches = Table(
     Column("cleaned_at_ms", BigInteger),
     Column("cleanup", Document),
     Column("error", Text),
-    # Of the file of the stream's history that holds the row as it is; every checkpoint holds those without.
-    Column("history", Integer),
+    # The file of the stream's history that holds the batch as it is. 0: none, so that every checkpoint holds it; below
+    # 0: it is being written into one.
+    Column("history", BigInteger, nullable=False, default=0),
     PrimaryKeyConstraint("stream", "batch_time_ms"),
     Index("ix_batches_state", "stream", "state", "batch_time_ms"),
 )
@@ -65,8 +66,8 @@ Index(
     "ix_batches_history",
     batches.c.stream,
     batches.c.batch_time_ms,
-    sqlite_where=batches.c.history.is_(None),
-    postgresql_where=batches.c.history.is_(None),
+    sqlite_where=batches.c.history <= 0,
+    postgresql_where=batches.c.history <= 0,
 )
 Index(
     "ix_batches_absorbed",

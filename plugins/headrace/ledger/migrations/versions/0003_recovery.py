@@ -14,13 +14,13 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("receivers", sa.Column("paused_reason", sa.Text(), nullable=True))
     op.add_column("receivers", sa.Column("max_rate", sa.Float(), nullable=True))
-    op.add_column("batches", sa.Column("history", sa.Integer(), nullable=True))
+    op.add_column("batches", sa.Column("history", sa.BigInteger(), nullable=False, server_default="0"))
     op.create_index(
         "ix_batches_history",
         "batches",
         ["stream", "batch_time_ms"],
-        sqlite_where=sa.text("history IS NULL"),
-        postgresql_where=sa.text("history IS NULL"),
+        sqlite_where=sa.text("history <= 0"),
+        postgresql_where=sa.text("history <= 0"),
     )
 
 

@@ -1,0 +1,124 @@
+"""Which batches are in the files of the stream's history, so that a checkpoint need not hold them all.
+
+Filing takes two transactions, since no lock is held while a file is written: the first marks the batches, and whatever
+changes one of them takes its mark away, so that the second leaves it out.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import and_, or_, select, update
+
+from headrace.ledger.batch_rows import batch_row
+from headrace.ledger.chunks import chunks
+from headrace.ledger.database import Role
+from headrace.ledger.rows import BatchRow, FiledReplay, ReplayDefinitionRow
+from headrace.ledger.states import AttemptState, BatchState
+from headrace.ledger.tables import batch_attempts, batch_outputs, batches, replay_definitions, replays
+
+_SETTLED = or_(
+    and_(batches.c.state == BatchState.COMPLETED, batches.c.checkpointed_at_ms.is_not(None)),
+    batches.c.state.in_((BatchState.ABANDONED, BatchState.ABSORBED)),
+)
+
+
+class History(Role):
+    """Says what a checkpoint has to hold, and keeps account of what is filed."""
+
+    def unfiled(self, stream: str) -> builtins.list[BatchRow]:
+        """The batches that no file of the history holds as they are, oldest first."""
+        query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0)
+        with self._database.read() as connection:
+            return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
+
+    def begin_filing(self, stream: str, count: int) -> tuple[int, builtins.list[BatchRow]] | None:
+        """Mark the oldest ``count`` unfiled batches that are over and checkpointed, None while there are fewer.
+
+        Gives the number of the file to write them into, which is the ledger's time, and the batches.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0, _SETTLED)
+            rows = connection.execute(query.order_by(batches.c.batch_time_ms).limit(count)).all()
+            if len(rows) < count:
+                return None
+            number = locked.now_ms
+            for part in chunks([row.batch_time_ms for row in rows]):
+                connection.execute(
+                    update(batches)
+                    .where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
+                    .values(history=-number)
+                )
+            return number, [batch_row(row) for row in rows]
+
+    def end_filing(self, stream: str, number: int) -> None:
+        """The file is durable: it holds the batches that have not changed since they were marked."""
+        with self._database.write_stream(stream) as (connection, _):
+            connection.execute(
+                update(batches).where(batches.c.stream == stream, batches.c.history == -number).values(history=number)
+            )
+
+    def forget(self, stream: str, kept: Collection[int]) -> int:
+        """The files but these are gone: their batches are in none; how many."""
+        with self._database.write_stream(stream) as (connection, _):
+            return connection.execute(
+                update(batches)
+                .where(batches.c.stream == stream, batches.c.history > 0, batches.c.history.not_in(builtins.list(kept)))
+                .values(history=0)
+            ).rowcount
+
+    def replays_of(self, stream: str, times: Sequence[int]) -> dict[int, builtins.list[FiledReplay]]:
+        """By batch time what became of these batches in replays, each with the counts of its recorded outputs."""
+        found: dict[int, builtins.list[FiledReplay]] = {time_ms: [] for time_ms in times}
+        with self._database.read() as connection:
+            for part in chunks(times):
+                counts: dict[tuple[int, str, int], dict[str, Any]] = {}
+                query = (
+                    select(batch_outputs, batch_attempts.c.replay_revision)
+                    .join(
+                        batch_attempts,
+                        and_(
+                            batch_attempts.c.stream == batch_outputs.c.stream,
+                            batch_attempts.c.batch_time_ms == batch_outputs.c.batch_time_ms,
+                            batch_attempts.c.number == batch_outputs.c.attempt,
+                        ),
+                    )
+                    .where(
+                        batch_outputs.c.stream == stream,
+                        batch_outputs.c.batch_time_ms.in_(part),
+                        batch_outputs.c.target != "",
+                    )
+                )
+                for row in connection.execute(query.order_by(batch_outputs.c.attempt)):
+                    recorded = counts.setdefault((row.batch_time_ms, row.target, row.replay_revision), {})
+                    recorded.pop(row.output_id, None)
+                    if row.state is AttemptState.COMPLETED:
+                        recorded[row.output_id] = row.counts
+                if not counts:
+                    continue
+                # By their names: the index has these before the batch times.
+                targets = sorted({target for _, target, _ in counts})
+                of_times = select(replays).where(
+                    replays.c.stream == stream, replays.c.target.in_(targets), replays.c.batch_time_ms.in_(part)
+                )
+                for row in connection.execute(of_times.order_by(replays.c.batch_time_ms, replays.c.target)):
+                    fields = dict(row._mapping)
+                    fields["outputs"] = tuple(fields["outputs"])
+                    time_ms = fields["batch_time_ms"]
+                    key = (time_ms, fields["target"], fields["revision"])
+                    for own in ("stream", "batch_time_ms"):
+                        fields.pop(own)
+                    found[time_ms].append(FiledReplay(**fields, recorded=counts.get(key, {})))
+        return found
+
+    def replay_definitions(self, stream: str) -> builtins.list[ReplayDefinitionRow]:
+        """Every definition that a replay of the stream's was begun by."""
+        query = select(replay_definitions).where(replay_definitions.c.stream == stream)
+        order = (replay_definitions.c.target, replay_definitions.c.revision)
+        with self._database.read() as connection:
+            return [
+                ReplayDefinitionRow(row.target, row.revision, row.definition, row.created_at_ms)
+                for row in connection.execute(query.order_by(*order))
+            ]
