@@ -243,6 +243,7 @@ class ReceiverSupervisor:
 
     def _follow(self, orders: ReceiverOrders, told_failed: frozenset[TopicPartition]) -> None:
         """``told_failed``: what the ledger had been told to have failed before it gave these orders."""
+        self._limiter.update(orders.max_rate)
         mine = self._kafka.partitions
         for partition, assigned in orders.assigned.items():
             if partition in self._releasing:

@@ -25,6 +25,7 @@ from headrace.receiving.discovery import Discoverer, Discovery, KafkaDiscoverer
 from headrace.receiving.launchers import ReceiverLauncher
 from headrace.receiving.partitioning import Partitioning
 from headrace.receiving.placed_receiver import HANG_SECONDS, RESTART_SECONDS, PlacedReceiver
+from headrace.receiving.rate_controller import RateController
 from headrace.receiving.receiver_task import ReceiverTask
 from headrace.receiving.supervisor import LEASE_MS
 from headrace.stream import Stream
@@ -98,6 +99,7 @@ class ReceiverTracker:
             for source in stream.inputs
             for index in range(source.receivers)
         ]
+        self._rates = RateController(stream, ledger, job_lease, self._clock)
         self._questions: dict[str, Future[Discovery]] = {}
         self._next_question: dict[str, float] = {}
         self._told: dict[str, str] = {}
@@ -124,6 +126,7 @@ class ReceiverTracker:
                 else:
                     self._keep_going(rows, status.now_ms)
                     self._hand_out(rows, status.now_ms)
+                    self._tolerantly(self._rates.follow)
                 self._clock.wait(stop, TICK_SECONDS)
         except LeaseLostError as error:
             logger.error("the receiver job of %s ends: %s", self._stream.name, error)
@@ -162,6 +165,7 @@ class ReceiverTracker:
     def _begin(self) -> None:
         for partitioning in self._partitioning.values():
             partitioning.begin()
+        self._rates.begin()
         self._has_begun = True
 
     def _rows(self) -> list[ReceiverRow] | None:
