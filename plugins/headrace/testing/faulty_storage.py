@@ -68,6 +68,9 @@ class FaultyStorage:
     def delete(self, path: str) -> bool:
         return self._storage.delete(path)
 
+    def sync(self, path: str) -> None:
+        self._storage.sync(path)
+
     def truncate(self, path: str, length: int) -> None:
         self._storage.truncate(path, length)
 

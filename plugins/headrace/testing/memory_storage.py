@@ -56,6 +56,9 @@ class MemoryStorage:
     def delete(self, path: str) -> bool:
         return self.files.pop(self._full(path), None) is not None
 
+    def sync(self, path: str) -> None:
+        self._file(path)
+
     def truncate(self, path: str, length: int) -> None:
         del self._file(path)[length:]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 from headrace.blocks import OffsetRange
 from headrace.errors import HeadraceError
 
 RANGES_SHOWN = 8  # A message is for reading; the error object carries every range.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 def tell_ranges(ranges: Iterable[OffsetRange]) -> str:
@@ -17,6 +19,15 @@ def tell_ranges(ranges: Iterable[OffsetRange]) -> str:
         f"{r.partition.topic}-{r.partition.partition}[{r.from_offset}, {r.until_offset})" for r in ranges[:RANGES_SHOWN]
     )
     return told if len(ranges) <= RANGES_SHOWN else f"{told} and {len(ranges) - RANGES_SHOWN} more"
+
+
+def is_out_of_space(error: BaseException | None) -> bool:
+    """Whether the disk is full, or the user's part of it, at the root of the error: room mends it, nothing else."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return True
+        error = error.__cause__
+    return False
 
 
 class WalError(HeadraceError):
@@ -71,25 +82,41 @@ class PayloadError(WalError):
 
 
 class SegmentMissingError(WalError):
-    """A segment that a handle or a later segment names is not there."""
+    """A segment that a handle or a later segment names is not there; it had ``length`` bytes (None: not known).
 
-    def __init__(self, segment: str, *, named_by: str, length: int | None = None) -> None:
+    ``ranges`` are the offset ranges that were in it, or None where that cannot be known; they are ``exact`` when the
+    ledger told them, otherwise they are inferred from the segments around it (``records`` are upper bounds).
+    """
+
+    def __init__(
+        self,
+        segment: str,
+        *,
+        named_by: str,
+        length: int | None = None,
+        ranges: tuple[OffsetRange, ...] | None = None,
+        exact: bool = True,
+    ) -> None:
         super().__init__(
             f"Segment {segment} is missing from the log"
             + (f" ({length} bytes)" if length is not None else "")
-            + f"; {named_by} names it.",
+            + f"; {named_by} names it."
+            + ("" if ranges is None else f" {_tell_lost(ranges, exact)}"),
             remedy="If cleanup removed it, re-read its offset ranges from Kafka; otherwise restore the file.",
         )
         self.segment = segment
         self.named_by = named_by
+        self.length = length
+        self.ranges = ranges
+        self.exact = exact
 
 
 class DamagedFrameError(WalError):
     """The log holds something other than what was written.
 
     ``offset`` is where the damage starts in ``segment``. ``ranges`` are the offset ranges that cannot be read, or
-    None where that cannot be known; they are ``exact`` when the frame's own header told them, otherwise they are
-    inferred from the frames around it (and their ``records`` are upper bounds).
+    None where that cannot be known; they are ``exact`` when the ledger or the frame's own header told them, otherwise
+    they are inferred from the frames around it (and their ``records`` are upper bounds).
     """
 
     def __init__(
@@ -101,12 +128,8 @@ class DamagedFrameError(WalError):
         *,
         exact: bool = True,
     ) -> None:
-        if ranges is None:
-            lost = "Which offsets were in it is not known from this segment."
-        else:
-            lost = f"Offsets {'lost' if exact else 'lost, as far as the frames around it tell'}: {tell_ranges(ranges)}."
         super().__init__(
-            f"Segment {segment} is damaged at offset {offset}: {reason}. {lost}",
+            f"Segment {segment} is damaged at offset {offset}: {reason}. {_tell_lost(ranges, exact)}",
             remedy="Restore the segment from a copy, or read those offsets again from Kafka.",
         )
         self.segment = segment
@@ -114,6 +137,14 @@ class DamagedFrameError(WalError):
         self.reason = reason
         self.ranges = ranges
         self.exact = exact
+
+
+def _tell_lost(ranges: tuple[OffsetRange, ...] | None, exact: bool) -> str:
+    if ranges is None:
+        return "Which offsets were in it is not known from this segment."
+    if not ranges:
+        return "No offsets were lost."
+    return f"Offsets lost{'' if exact else ', as far as the frames around it tell'}: {tell_ranges(ranges)}."
 
 
 class TornTailError(DamagedFrameError):

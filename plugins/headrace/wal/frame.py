@@ -54,6 +54,7 @@ MAX_PAYLOAD_BYTES = 1 << 30  # 64 times the default bound of a block; Arrow's 32
 _LAYOUT = struct.Struct("<4sBBHQQIII")
 _CRC = struct.Struct("<I")
 PREFIX_BYTES = _LAYOUT.size + _CRC.size
+SEGMENT_ID_OFFSET = 8
 MAX_FRAME_BYTES = PREFIX_BYTES + MAX_HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 
@@ -105,6 +106,11 @@ class Prefix:
 def segment_id(segment: str) -> int:
     """The number by which frames name their segment."""
     return int.from_bytes(hashlib.blake2b(segment.encode(), digest_size=8).digest(), "little")
+
+
+def segment_id_bytes(segment: int) -> bytes:
+    """The segment's id as it stands in each of its frames, at ``SEGMENT_ID_OFFSET``."""
+    return segment.to_bytes(8, "little")
 
 
 def build(header: AnyHeader, payload: pa.Buffer | None, *, segment: int, offset: int) -> tuple[bytes, pa.Buffer | None]:

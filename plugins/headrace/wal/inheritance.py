@@ -1,13 +1,22 @@
-"""What a new epoch's writer finds of the writers before it."""
+"""What a new epoch's writer finds of the writers before it, and what it mends of that."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 
-from headrace.wal.errors import DamagedFrameError, SegmentMissingError, StoredFileMissingError
+from headrace.wal.errors import (
+    DamagedFrameError,
+    RepairRefusedError,
+    SegmentMissingError,
+    StorageError,
+    StoredFileMissingError,
+)
 from headrace.wal.headers import PreviousSegment, PreviousState
-from headrace.wal.scan import TornTail, scan_segment
+from headrace.wal.log_scan import Accepted
+from headrace.wal.lost_ranges import KnownOfSegment
+from headrace.wal.repair import cut_off
+from headrace.wal.scan import SegmentScan, TornTail, scan_segment
 from headrace.wal.segments import SegmentName
 from headrace.wal.storage import LogStorage
 
@@ -16,22 +25,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """Earlier segments that no later header speaks of yet, oldest first; the bytes that a crash left behind them, and
-    what is damaged in them."""
+    """Earlier segments that no later header speaks of yet, oldest first; the bytes that a crash left behind them, cut
+    off where that was possible (``kept``), and what is damaged in them."""
 
     segments: tuple[PreviousSegment, ...] = ()
     torn_tails: tuple[TornTail, ...] = ()
     damage: tuple[DamagedFrameError, ...] = ()
 
 
-def find_inheritance(storage: LogStorage, names: list[SegmentName]) -> Inheritance:
+def take_inheritance(storage: LogStorage, names: list[SegmentName], accepted: Accepted | None = None) -> Inheritance:
     """Looks at the newest of ``names`` (in the order of writing), and at those before it as long as they have no
-    header that could speak of their own predecessors."""
+    header that could speak of their own predecessors; cuts torn tails off. Their writers must be fenced.
+
+    ``accepted``: the blocks that the ledger has accepted in a segment. Bytes on which it relies are never cut off.
+    """
     segments: list[PreviousSegment] = []
     torn_tails: list[TornTail] = []
     damage: list[DamagedFrameError] = []
     for name in reversed(names):
-        scan = scan_segment(storage, name.path, newest=True)
+        known = KnownOfSegment(accepted=None if accepted is None else accepted(name.path))
+        scan = scan_segment(storage, name.path, newest=True, known=known)
         try:
             try:
                 for _ in scan:
@@ -39,15 +52,28 @@ def find_inheritance(storage: LogStorage, names: list[SegmentName]) -> Inheritan
                 length = scan.valid_bytes
             except DamagedFrameError as error:
                 # Not this writer's to mend. All of it is declared, so that every reader meets the damage too.
-                length = storage.size(name.path)
+                length = max(storage.size(name.path), known.accepted_end)
                 logger.error("The log is damaged where this writer goes on: %s", error)
                 damage.append(error)
+            if scan.torn_tail is not None:
+                torn_tails.append(_cut_off(storage, scan, scan.torn_tail))
+            elif length:
+                # A killed writer's last frame may never have been synced; from here on it is said to be there.
+                storage.sync(name.path)
         except (SegmentMissingError, StoredFileMissingError):
             continue  # Cleanup was faster: before the file was opened, or between two reads of it.
-        if scan.torn_tail is not None:
-            logger.warning("%s", scan.torn_tail)
-            torn_tails.append(scan.torn_tail)
         segments.append(PreviousSegment(name.path, length, PreviousState.INHERITED))
         if scan.opening is not None:
             break
     return Inheritance(tuple(reversed(segments)), tuple(reversed(torn_tails)), tuple(reversed(damage)))
+
+
+def _cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:
+    try:
+        tail = cut_off(storage, scan, tail)
+    except (RepairRefusedError, StorageError, OSError) as error:
+        # The next header says how long the segment is, so readers pass over the tail where it stands too.
+        logger.warning("%s It stays where it is: %s", tail, error)
+    else:
+        logger.warning("%s", tail)
+    return tail

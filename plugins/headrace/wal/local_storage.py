@@ -20,6 +20,7 @@ from headrace.wal.errors import (
     StoredFileExistsError,
     StoredFileMissingError,
 )
+from headrace.wal.file_calls import FileCalls, SystemCalls
 from headrace.wal.storage import Data, SegmentFile, checked_path, joined
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -27,45 +28,49 @@ _NO_SUCH_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 
 class LocalStorage:
-    """Files below ``root``, which need not exist yet."""
+    """Files below ``root``, which need not exist yet. ``calls`` are the operating system's, save in a test."""
 
     appends = True
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, calls: FileCalls | None = None) -> None:
         self._root = Path(os.path.realpath(root))
+        self._calls = calls or SystemCalls()
         self.url = self._root.as_uri()
 
     def below(self, path: str) -> LocalStorage:
-        return LocalStorage(self._resolve(path, empty=True))
+        return LocalStorage(self._resolve(path, empty=True), calls=self._calls)
 
     def create_segment(self, path: str) -> SegmentFile:
         target = self._resolve(path)
         with _told("create", path):
-            _make_directory(target.parent)
-            return LocalSegmentFile(target)
+            self._make_directory(target.parent)
+            return LocalSegmentFile(target, self._calls)
 
     def write_atomically(self, path: str, data: Data, *, exclusive: bool = False) -> None:
         target = self._resolve(path)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         with _told("write", path):
-            _make_directory(target.parent)
+            self._make_directory(target.parent)
             try:
-                _write_new(temporary, data)
+                self._write_new(temporary, data)
                 if exclusive:
-                    target.hardlink_to(temporary)
+                    self._calls.link(temporary, target)
                 else:
-                    temporary.replace(target)
+                    self._calls.replace(temporary, target)
             finally:
-                temporary.unlink(missing_ok=True)
-            _sync_directory(target.parent)
+                # What failed is told, not that its remains could not be removed either: they are never listed.
+                with contextlib.suppress(OSError):
+                    self._calls.unlink(temporary)
+            _sync_directory(self._calls, target.parent)
 
     def read(self, path: str) -> bytes:
-        with _told("read", path):
-            return self._resolve(path).read_bytes()
+        with self.open(path) as file:
+            data: bytes = file.read_at(0, file.size).to_pybytes()
+            return data
 
     def open(self, path: str) -> LocalFile:
         with _told("open", path):
-            return LocalFile(self._resolve(path), path)
+            return LocalFile(self._resolve(path), path, self._calls)
 
     def size(self, path: str) -> int:
         target = self._resolve(path)
@@ -80,7 +85,7 @@ class LocalStorage:
     def list(self, prefix: str = "") -> list[str]:
         top = self._resolve(prefix, empty=True)
         found = []
-        for directory, folders, files in os.walk(top, onerror=_raise_unless_missing):
+        for directory, folders, files in self._calls.walk(top, _raise_unless_missing):
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             below = Path(directory).relative_to(top).as_posix()
             inside = joined(prefix, "" if below == "." else below)
@@ -92,22 +97,49 @@ class LocalStorage:
         target = self._resolve(path)
         with _told("delete", path):
             try:
-                target.unlink()
+                self._calls.unlink(target)
             except FileNotFoundError:
                 return False
-            _sync_directory(target.parent)
+            _sync_directory(self._calls, target.parent)
             return True
 
+    def sync(self, path: str) -> None:
+        with _told("sync", path), self._opened(self._resolve(path), os.O_RDONLY | os.O_CLOEXEC) as fd:
+            self._calls.fsync(fd)
+        _sync_directory(self._calls, self._resolve(path).parent)
+
     def truncate(self, path: str, length: int) -> None:
-        with _told("truncate", path), open(self._resolve(path), "r+b") as file:  # noqa: PTH123 - a file, not a storage
+        with _told("truncate", path), self._opened(self._resolve(path), os.O_RDWR | os.O_CLOEXEC) as fd:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RepairRefusedError(
                     f"Segment {path} is open in a writer.", remedy="Stop the receiver, or let it roll on, then repair."
                 ) from error
-            file.truncate(length)
-            os.fsync(file.fileno())
+            self._calls.ftruncate(fd, length)
+            self._calls.fsync(fd)
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path, flags: int) -> Iterator[int]:
+        fd = self._calls.open(path, flags)
+        try:
+            yield fd
+        finally:
+            self._calls.close(fd)
+
+    def _write_new(self, path: Path, data: Data) -> None:
+        with self._opened(path, _NEW_FILE) as fd:
+            _write_all(self._calls, fd, [data])
+            self._calls.fsync(fd)
+
+    def _make_directory(self, path: Path) -> None:
+        """The directory and its parents, each one's name durable in the one above it."""
+        if path.is_dir():
+            return
+        self._make_directory(path.parent)
+        with contextlib.suppress(FileExistsError):
+            self._calls.mkdir(path)
+        _sync_directory(self._calls, path.parent)
 
     def _resolve(self, path: str, *, empty: bool = False) -> Path:
         checked_path(path, empty=empty)
@@ -121,10 +153,11 @@ class LocalStorage:
 class LocalSegmentFile:
     """A segment being written. Holds a lock on it, so that a repair cannot cut what a live writer appends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, calls: FileCalls) -> None:
         self._path = path
-        self._fd = os.open(path, _NEW_FILE, 0o640)
-        self._is_new = True
+        self._calls = calls
+        self._fd = calls.open(path, _NEW_FILE)
+        self._length = 0
         self._is_poisoned = False
         # Advisory and best effort: some network file systems have no locks, and the log is correct without.
         with contextlib.suppress(OSError):
@@ -135,28 +168,44 @@ class LocalSegmentFile:
             raise StorageError(f"{self._path.name} takes no more writes after a failed one or its close.")
         # Set while the outcome is open, so that an interrupt counts as a failure too.
         self._is_poisoned = True
-        _write_all(self._fd, parts)
-        if self._is_new:
-            os.fsync(self._fd)
-            _sync_directory(self._path.parent)
-            self._is_new = False
-        else:
-            os.fdatasync(self._fd)
+        try:
+            _write_all(self._calls, self._fd, parts)
+            if self._length == 0:
+                self._calls.fsync(self._fd)
+                _sync_directory(self._calls, self._path.parent)
+            else:
+                self._calls.fdatasync(self._fd)
+            # A file whose directory was removed or replaced takes writes and syncs as before, and nobody finds them.
+            if not self._calls.is_at(self._fd, self._path):
+                raise FileNotFoundError(errno.ENOENT, "the file is no longer in its directory")
+        except BaseException:
+            self._give_back()
+            raise
+        self._length += sum(len(memoryview(part)) for part in parts)
         self._is_poisoned = False
 
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            self._calls.close(fd)
+
+    def _give_back(self) -> None:
+        """Free what a failed write took: on a full disk each further try would leave as much again. Readers do not
+        rely on it, they pass over whatever stands behind the acknowledged bytes."""
+        with contextlib.suppress(OSError):
+            self._calls.ftruncate(self._fd, self._length)
+            if self._length == 0:
+                self._calls.unlink(self._path)
 
 
 class LocalFile:
     """A file open for reading."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, calls: FileCalls) -> None:
         self._name = name
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
+        self._calls = calls
+        self._fd = calls.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = calls.size(self._fd)
 
     def read_at(self, offset: int, length: int) -> pa.Buffer:
         # The bound comes first: a length out of a damaged file must not become an allocation.
@@ -164,7 +213,7 @@ class LocalFile:
         chunks = []
         with _told(f"read {length} bytes at {offset} of", self._name):
             while length:
-                chunk = os.pread(self._fd, length, offset)
+                chunk = self._calls.pread(self._fd, length, offset)
                 if not chunk:
                     break
                 chunks.append(chunk)
@@ -175,7 +224,7 @@ class LocalFile:
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            self._calls.close(fd)
 
     def __enter__(self) -> LocalFile:
         return self
@@ -186,41 +235,24 @@ class LocalFile:
         self.close()
 
 
-def _write_all(fd: int, parts: Sequence[Data]) -> None:
+def _write_all(calls: FileCalls, fd: int, parts: Sequence[Data]) -> None:
     views = [memoryview(part) for part in parts if memoryview(part)]
     while views:
-        written = os.writev(fd, views)
+        written = calls.writev(fd, views)
+        if not written:
+            raise OSError(errno.EIO, "the file takes no bytes")
         while views and written >= len(views[0]):
             written -= len(views.pop(0))
         if views and written:
             views[0] = views[0][written:]
 
 
-def _write_new(path: Path, data: Data) -> None:
-    fd = os.open(path, _NEW_FILE, 0o640)
+def _sync_directory(calls: FileCalls, path: Path) -> None:
+    fd = calls.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _write_all(fd, [data])
-        os.fsync(fd)
+        calls.fsync(fd)
     finally:
-        os.close(fd)
-
-
-def _make_directory(path: Path) -> None:
-    """The directory and its parents, each one's name durable in the one above it."""
-    if path.is_dir():
-        return
-    _make_directory(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir()
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        calls.close(fd)
 
 
 def _raise_unless_missing(error: OSError) -> None:

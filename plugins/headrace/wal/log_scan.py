@@ -2,23 +2,28 @@
 
 The header of every segment says how long the one before it is and how it was left, so a segment that is missing, cut
 short or grew after its writer was replaced is noticed. What no log can know by itself is whether its newest segments
-are all there: their handles in ledger and manifests tell.
+are all there: the ledger tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from headrace.blocks import ReceiverId
+from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, SegmentMissingError, StoredFileMissingError
 from headrace.wal.frame import FrameFault
 from headrace.wal.headers import PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
+from headrace.wal.lost_ranges import KnownOfSegment, ReaderPositions
 from headrace.wal.scan import RecoveryMode, ScanEvent, ScannedFrame, SegmentScan, TornTail, scan_segment
 from headrace.wal.segments import SegmentName, receiver_directory, segments_in
 from headrace.wal.storage import LogStorage
+
+Accepted = Callable[[str], Sequence[BlockInfo]]
+"""The blocks that the ledger has accepted in a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +49,20 @@ class LogScan:
         *,
         receiver: ReceiverId | None,
         deleted: Callable[[str], bool],
+        accepted: Accepted | None,
+        expected: Collection[str],
         mode: RecoveryMode,
     ) -> None:
         self._storage = storage
         self._directory = "" if receiver is None else receiver_directory(receiver)
         self._deleted = deleted
+        self._accepted = accepted
+        self._expected = segments_in(list(expected))
         self._mode = mode
         self.torn_tails: list[TornTail] = []
         self.damage: list[DamagedFrameError] = []
         self.open: list[str] = []
-        self.missing: list[PreviousSegment] = []
+        self.missing: list[SegmentMissingError] = []
         self.superseded: list[str] = []
 
     def __iter__(self) -> Iterator[ScannedFrame]:
@@ -61,9 +70,10 @@ class LogScan:
 
     def events(self) -> Iterator[ScanEvent]:
         """The blocks, and the header and end frames between them."""
-        names = segments_in(self._storage.list(self._directory))
-        for _, of_receiver in groupby(names, key=lambda name: (name.input_id, name.index)):
-            yield from self._receiver(list(of_receiver))
+        there = segments_in(self._storage.list(self._directory))
+        expected = [name for name in self._expected if not self._directory or name.directory == self._directory]
+        for _, of_receiver in groupby(sorted({*there, *expected}), key=lambda name: (name.input_id, name.index)):
+            yield from self._receiver(list(of_receiver), set(there))
 
     def settled(self) -> Iterator[SettledFrame]:
         """The blocks, each with the ledger's verdict as the frames after it tell: they carry their writer's last
@@ -87,27 +97,45 @@ class LogScan:
         if held is not None:
             yield SettledFrame(held, None)
 
-    def _receiver(self, names: list[SegmentName]) -> Iterator[ScanEvent]:
-        said = _said_of_segments(self._storage, names)
-        self._look_for_missing(names, said)
+    def _receiver(self, names: list[SegmentName], there: set[SegmentName]) -> Iterator[ScanEvent]:
+        """``names`` are the segments that are there, or that the ledger has."""
+        files = [name for name in names if name in there]
+        headers = {name: header for name in files if (header := _header_of(self._storage, name.path)) is not None}
+        said = _said_of_segments(headers)
         last_inherited = _last_inherited(said)
-        for name in names:
-            heir = last_inherited.get(name.epoch)
-            if heir is not None and name > heir:
+        counted = sorted(name for name in headers if not _is_superseded(name, last_inherited))
+        named = {name for path, each in said.items() if each.length and (name := SegmentName.parse(path)) is not None}
+        positions: Mapping[TopicPartition, int] = {}
+        for name in sorted(named.union(names)):
+            place = bisect_right(counted, name)
+            known = KnownOfSegment(
+                accepted=None if self._accepted is None else self._accepted(name.path),
+                positions_before=positions,
+                positions_after=headers[counted[place]].positions if place < len(counted) else {},
+            )
+            before = said.get(name.path)
+            if name not in there:
+                # Cleanup goes from the front: what is before everything that is left was most likely its work.
+                is_cleaned = self._deleted(name.path) or (name not in names and name < files[0])
+                if not self._miss(name.path, before, known, is_cleaned=is_cleaned):
+                    return
+                continue
+            if _is_superseded(name, last_inherited) and not known.accepted:
                 # Opened by a writer that had been replaced: the ledger accepts nothing of a stale epoch.
                 self.superseded.append(name.path)
                 continue
-            before = said.get(name.path)
             scan = scan_segment(
                 self._storage,
                 name.path,
                 newest=before is None,
                 durable_length=None if before is None else before.length,
+                known=known,
                 mode=self._mode,
             )
             yield from self._segment(scan)
             if scan.damage and self._mode is RecoveryMode.POINT_IN_TIME_RECOVERY:
                 return
+            positions = scan.next_offsets
 
     def _segment(self, scan: SegmentScan) -> Iterator[ScanEvent]:
         try:
@@ -119,18 +147,20 @@ class LogScan:
             if scan.torn_tail is not None:
                 self.torn_tails.append(scan.torn_tail)
 
-    def _look_for_missing(self, names: list[SegmentName], said: dict[str, PreviousSegment]) -> None:
-        there = {name.path for name in names}
-        for path, previous in said.items():
-            if path in there or not previous.length:
-                continue
-            self.missing.append(previous)
-            name = SegmentName.parse(path)
-            # Cleanup goes from the front: what is before everything that is left was most likely its work.
-            is_leading = name is not None and name < names[0]
-            is_strict = self._mode is not RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS
-            if is_strict and not is_leading and not self._deleted(path):
-                raise SegmentMissingError(path, named_by="the header of a later segment", length=previous.length)
+    def _miss(self, path: str, said: PreviousSegment | None, known: KnownOfSegment, *, is_cleaned: bool) -> bool:
+        """Settle that a segment is not there; whether to go on."""
+        ranges, exact = known.accepted_between(0, None), True
+        if ranges is None:
+            ranges, exact = ReaderPositions(path, known).lost_until(known.positions_after)
+        length = None if said is None else said.length
+        named_by = "the ledger" if said is None else "the header of a later segment"
+        error = SegmentMissingError(path, named_by=named_by, length=length, ranges=ranges, exact=exact)
+        self.missing.append(error)
+        if is_cleaned or self._mode is RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS:
+            return True
+        if self._mode is RecoveryMode.POINT_IN_TIME_RECOVERY:
+            return False
+        raise error
 
 
 def scan_log(
@@ -138,24 +168,27 @@ def scan_log(
     *,
     receiver: ReceiverId | None = None,
     deleted: Callable[[str], bool] = lambda _segment: False,
+    accepted: Accepted | None = None,
+    expected: Collection[str] = (),
     mode: RecoveryMode = RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS,
 ) -> LogScan:
     """All blocks of the log (or of one receiver) in the order of writing; ``storage`` is rooted at the log.
 
-    ``deleted`` says of a missing segment whether it was removed on purpose. Raises, while iterated, what
-    ``scan_segment`` raises, and SegmentMissingError for a segment missing between others.
+    ``deleted`` says of a missing segment whether it was removed on purpose. With ``accepted``, where there is a ledger,
+    nothing that it relies on is taken for a torn tail, and errors tell exactly which offsets are lost; ``expected`` are
+    the segments that it has, since a log cannot know that its newest ones are missing. Raises, while iterated, what
+    ``scan_segment`` raises, and SegmentMissingError for a segment that is expected or stood between others; the modes
+    that pass over damage pass over that too.
     """
-    return LogScan(storage, receiver=receiver, deleted=deleted, mode=mode)
+    return LogScan(storage, receiver=receiver, deleted=deleted, accepted=accepted, expected=expected, mode=mode)
 
 
-def _said_of_segments(storage: LogStorage, names: list[SegmentName]) -> dict[str, PreviousSegment]:
+def _said_of_segments(headers: Mapping[SegmentName, SegmentHeader]) -> dict[str, PreviousSegment]:
     """What later headers say of each segment. The latest epoch has the last word: a replaced writer that goes on
     writing does not know that its bytes no longer count."""
     said: dict[str, PreviousSegment] = {}
-    for name in names:
-        header = _header_of(storage, name.path)
-        if header is not None:
-            said |= {previous.segment: previous for previous in header.previous}
+    for name in sorted(headers):
+        said |= {previous.segment: previous for previous in headers[name].previous}
     return said
 
 
@@ -179,3 +212,8 @@ def _last_inherited(said: dict[str, PreviousSegment]) -> dict[int, SegmentName]:
         if name is not None and previous.state is PreviousState.INHERITED:
             last[name.epoch] = max(name, last.get(name.epoch, name))
     return last
+
+
+def _is_superseded(name: SegmentName, last_inherited: Mapping[int, SegmentName]) -> bool:
+    heir = last_inherited.get(name.epoch)
+    return heir is not None and name > heir

@@ -92,6 +92,9 @@ class ObjectStorage:
             self._client.delete(full)
             return True
 
+    def sync(self, path: str) -> None:
+        self.size(path)
+
     def truncate(self, path: str, length: int) -> None:
         with self.open(path) as file:
             kept = file.read_at(0, length)

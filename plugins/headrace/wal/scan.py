@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,11 +19,10 @@ from headrace.wal.errors import (
 )
 from headrace.wal.frame import FrameFault
 from headrace.wal.headers import AnyHeader, FrameHeader, SegmentEnd, SegmentHeader
-from headrace.wal.reader import Frame, decode_block, read_frame
-from headrace.wal.storage import LogStorage, RandomAccessFile
-
-WINDOW_BYTES = 4 << 20  # Fetched at a time: a few blocks, so that small frames do not cost a request each.
-SEARCH_BYTES = 64 << 10
+from headrace.wal.lost_ranges import KnownOfSegment, Lost, ReaderPositions
+from headrace.wal.reader import Frame, decode_block
+from headrace.wal.storage import LogStorage
+from headrace.wal.window import Window
 
 
 class RecoveryMode(StrEnum):
@@ -44,6 +43,7 @@ class TornTail:
     """Bytes at a segment's end that are no whole frame, or that their writer never acknowledged.
 
     ``ranges`` are the offsets in it if its header is whole, else None; they were not acknowledged, so Kafka has them.
+    ``kept`` is the path of the copy where it was cut off (`headrace.wal.repair`), None where it stands as it is.
     """
 
     segment: str
@@ -51,12 +51,13 @@ class TornTail:
     length: int
     reason: str
     ranges: tuple[OffsetRange, ...] | None
+    kept: str | None = None
 
     def __str__(self) -> str:
         told = "unknown" if self.ranges is None else tell_ranges(self.ranges)
         return (
             f"Segment {self.segment} has a torn tail of {self.length} bytes at offset {self.offset}: {self.reason}. "
-            f"Offsets in it: {told}."
+            f"Offsets in it: {told}." + ("" if self.kept is None else f" It was cut off and is kept as {self.kept}.")
         )
 
 
@@ -85,14 +86,23 @@ class SegmentScan:
     """
 
     def __init__(
-        self, storage: LogStorage, segment: str, *, newest: bool, durable_length: int | None, mode: RecoveryMode
+        self,
+        storage: LogStorage,
+        segment: str,
+        *,
+        newest: bool,
+        durable_length: int | None,
+        known: KnownOfSegment,
+        mode: RecoveryMode,
     ) -> None:
         self._storage = storage
         self._id = frame.segment_id(segment)
         self._newest = newest
-        self._durable_length = durable_length
+        # What the ledger relies on must be there, whatever a later writer found of it.
+        self._durable_length = None if durable_length is None else max(durable_length, known.accepted_end)
+        self._known = known
         self._mode = mode
-        self._positions: dict[TopicPartition, int] = {}
+        self._positions = ReaderPositions(segment, known)
         self._last_sequence = -1
         self.segment = segment
         self.opening: SegmentHeader | None = None
@@ -105,6 +115,11 @@ class SegmentScan:
     def is_open(self) -> bool:
         return self.ending is None and self._durable_length is None
 
+    @property
+    def next_offsets(self) -> Mapping[TopicPartition, int]:
+        """Where the receiver's partitions go on behind what was read, and what was reported as lost."""
+        return self._positions.next_offsets
+
     def __iter__(self) -> Iterator[ScannedFrame]:
         return (event for event in self.events() if isinstance(event, ScannedFrame))
 
@@ -113,11 +128,12 @@ class SegmentScan:
         try:
             file = self._storage.open(self.segment)
         except StoredFileMissingError as error:
-            raise SegmentMissingError(self.segment, named_by="the scan of the log") from error
+            lost = self._known.accepted_between(0, None)
+            raise SegmentMissingError(self.segment, named_by="the scan of the log", ranges=lost) from error
         with file:
-            yield from self._frames(_Window(file))
+            yield from self._frames(Window(file))
 
-    def _frames(self, file: _Window) -> Iterator[ScanEvent]:
+    def _frames(self, file: Window) -> Iterator[ScanEvent]:
         # What lies behind the durable length was never acknowledged: it is no part of the log.
         end = file.size if self._durable_length is None else min(file.size, self._durable_length)
         offset = 0
@@ -143,7 +159,7 @@ class SegmentScan:
                 yield read.header
         self._finish(file, end)
 
-    def _read(self, file: _Window, offset: int, end: int) -> Frame:
+    def _read(self, file: Window, offset: int, end: int) -> Frame:
         if self.ending is not None:
             raise FrameFault("bytes follow the segment's end frame")
         read = file.frame(self._id, offset, end)
@@ -158,32 +174,36 @@ class SegmentScan:
 
     def _follow(self, header: FrameHeader) -> None:
         self._last_sequence = header.sequence
-        for r in header.ranges:
-            self._positions[r.partition] = r.until_offset
+        self._positions.follow(header.ranges)
 
     def _note(self, header: SegmentHeader | SegmentEnd) -> None:
         if isinstance(header, SegmentHeader):
             self.opening = header
-            self._positions.update(header.positions)
+            self._positions.open(header)
             self._last_sequence = header.next_sequence - 1
         else:
             self.ending = header
 
-    def _meet(self, file: _Window, offset: int, end: int, fault: FrameFault) -> int | None:
+    def _meet(self, file: Window, offset: int, end: int, fault: FrameFault) -> int | None:
         """Settle what is wrong at ``offset``: where to go on, None to stop; or raise."""
-        behind = self._next_frame(file, offset, end)
-        ranges = fault.header.ranges if isinstance(fault.header, FrameHeader) else None
-        at_tail = behind is None and self.ending is None and (fault.end == 0 or fault.end >= end)
+        if isinstance(fault.header, FrameHeader) and fault.end < end:
+            # Only the payload is damaged: the header's checksum has held, so its lengths are right.
+            behind: int | None = fault.end
+        else:
+            behind = file.next_frame(self._id, offset + 1, end)
+        # A segment's header and first block are one write, of which a crash may have lost any page.
+        at_first_write = offset == 0 and self._known.accepted is not None
+        is_relied_on = offset < self._known.accepted_end
+        at_tail = (behind is None or at_first_write) and self.ending is None and not is_relied_on
         if at_tail and self._newest and self._durable_length is None:
+            ranges = fault.header.ranges if isinstance(fault.header, FrameHeader) else None
             self.torn_tail = TornTail(self.segment, offset, file.size - offset, fault.reason, ranges)
             if self._mode is RecoveryMode.ABSOLUTE_CONSISTENCY:
                 raise TornTailError(self.segment, offset, fault.reason, ranges)
             return None
-        exact = ranges is not None
-        if ranges is None and behind is not None:
-            ranges = self._gap_before(file, behind, end) or None
+        lost = self._positions.lost(file, offset, behind, end, fault)
         kind = TornTailError if at_tail else DamagedFrameError
-        return self._pass_over(kind(self.segment, offset, fault.reason, ranges, exact=exact), behind)
+        return self._pass_over(kind(self.segment, offset, fault.reason, lost.ranges, exact=lost.exact), behind)
 
     def _pass_over(self, error: DamagedFrameError, behind: int | None) -> int | None:
         self.damage.append(error)
@@ -193,20 +213,30 @@ class SegmentScan:
             return None
         raise error
 
-    def _finish(self, file: _Window, end: int) -> None:
+    def _finish(self, file: Window, end: int) -> None:
         durable = self._durable_length
         if durable is not None and file.size < durable:
-            reason = f"{durable} bytes were durable, the file ends here"
-            self._pass_over(DamagedFrameError(self.segment, file.size, reason), None)
+            self._end_early(DamagedFrameError, file.size, f"{durable} bytes were durable, the file ends here")
+        elif file.size < self._known.accepted_end:
+            reason = f"the ledger has blocks up to {self._known.accepted_end}, the file ends here"
+            self._end_early(DamagedFrameError, file.size, reason)
         elif file.size > end and self.ending is not None:
             self._pass_over(DamagedFrameError(self.segment, end, "bytes follow the segment's end frame", ()), None)
         elif file.size > end:
             self.torn_tail = self._abandoned(file, end)
         elif not self._newest and self.ending is None and durable is None:
             reason = "the segment ends without its end frame, though a later one was opened"
-            self._pass_over(TornTailError(self.segment, end, reason), None)
+            self._end_early(TornTailError, end, reason)
 
-    def _abandoned(self, file: _Window, end: int) -> TornTail:
+    def _end_early(self, kind: type[DamagedFrameError], end: int, reason: str) -> None:
+        accepted = self._known.accepted_between(end, None)
+        if accepted is None:
+            lost = self._positions.lost_until(self._known.positions_after)
+        else:
+            lost = Lost(accepted, exact=True)
+        self._pass_over(kind(self.segment, end, reason, lost.ranges, exact=lost.exact), None)
+
+    def _abandoned(self, file: Window, end: int) -> TornTail:
         reason = "its writer never acknowledged these bytes"
         ranges: list[OffsetRange] = []
         offset, is_whole = end, True
@@ -221,34 +251,6 @@ class SegmentScan:
                 ranges += header.ranges
         return TornTail(self.segment, end, file.size - end, reason, tuple(ranges) or None)
 
-    def _next_frame(self, file: _Window, damaged_at: int, end: int) -> int | None:
-        """Where the next frame with a whole header stands behind damage: the magic is looked for, and a frame knows
-        its segment and offset, so what merely looks like one is passed by."""
-        offset = damaged_at + 1
-        while (offset := file.find(frame.MAGIC, offset, end)) >= 0:
-            if file.has_header(self._id, offset):
-                return offset
-            offset += 1
-        return None
-
-    def _gap_before(self, file: _Window, offset: int, end: int) -> tuple[OffsetRange, ...]:
-        """Offsets between the last frame before the damage and the first behind it, as far as both are known."""
-        lost: dict[TopicPartition, OffsetRange] = {}
-        seen: set[TopicPartition] = set()
-        while offset < end:
-            try:
-                read = file.frame(self._id, offset, end)
-            except FrameFault:
-                break
-            if isinstance(read.header, FrameHeader):
-                for r in read.header.ranges:
-                    known = self._positions.get(r.partition)
-                    if r.partition not in seen and known is not None and known < r.from_offset:
-                        lost[r.partition] = OffsetRange(r.partition, known, r.from_offset, r.from_offset - known)
-                    seen.add(r.partition)
-            offset += read.length
-        return tuple(lost.values())
-
 
 def scan_segment(
     storage: LogStorage,
@@ -256,63 +258,18 @@ def scan_segment(
     *,
     newest: bool,
     durable_length: int | None = None,
+    known: KnownOfSegment | None = None,
     mode: RecoveryMode = RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS,
 ) -> SegmentScan:
     """The blocks of ``segment`` in order; ``storage`` is rooted at the log.
 
     ``newest``: nothing was opened after it, so a crash may have left a torn tail, which is reported in ``torn_tail``.
     ``durable_length``: what the next segment's header says of this one: exactly so much must be whole, the rest is
-    reported. Where neither holds an end frame is due. Raises, while iterated, SegmentMissingError, TornTailError and
-    DamagedFrameError. A live writer's unfinished last frame looks like a torn tail.
+    reported. Where neither holds an end frame is due. ``known``: what ledger and other segments know of this one; no
+    byte on which the ledger relies is part of a torn tail, and errors tell the lost ranges by it. Raises, while
+    iterated, SegmentMissingError, TornTailError and DamagedFrameError. A live writer's unfinished last frame looks like
+    a torn tail.
     """
-    return SegmentScan(storage, segment, newest=newest, durable_length=durable_length, mode=mode)
-
-
-class _Window:
-    """A file read ahead, a window at a time. No read allocates more than the file has."""
-
-    def __init__(self, file: RandomAccessFile) -> None:
-        self._file = file
-        self._start = 0
-        self._data = pa.py_buffer(b"")
-        self.size = file.size
-
-    def read(self, offset: int, length: int) -> pa.Buffer:
-        """Up to ``length`` bytes, fewer where the file ends."""
-        at = offset - self._start
-        if at < 0 or at + length > self._data.size:
-            self._data = self._file.read_at(offset, max(length, WINDOW_BYTES))
-            self._start, at = offset, 0
-        return self._data[at : at + length]
-
-    def frame(self, segment: int, offset: int, end: int) -> Frame:
-        """The frame at ``offset``, checked, if it ends at ``end`` or before; FrameFault if not."""
-        raw = self.read(offset, min(frame.PREFIX_BYTES, end - offset)).to_pybytes()
-        prefix = frame.parse_prefix(raw, segment=segment, offset=offset)
-        # The header's checksum covers the payload's length, so it is read first: only then is the length trusted.
-        header_end = frame.PREFIX_BYTES + prefix.header_length
-        head = self.read(offset, min(header_end, end - offset))
-        frame.parse_header(prefix, head[frame.PREFIX_BYTES :].to_pybytes())
-        return read_frame(self.read(offset, min(prefix.frame_length, end - offset)), segment=segment, offset=offset)
-
-    def has_header(self, segment: int, offset: int) -> bool:
-        """Whether a frame with a whole header starts at ``offset``, whatever its payload."""
-        try:
-            raw = self.read(offset, frame.PREFIX_BYTES).to_pybytes()
-            prefix = frame.parse_prefix(raw, segment=segment, offset=offset)
-            frame.parse_header(prefix, self.read(offset + frame.PREFIX_BYTES, prefix.header_length).to_pybytes())
-        except FrameFault:
-            return False
-        return True
-
-    def find(self, what: bytes, offset: int, end: int) -> int:
-        """The first place of ``what`` in [offset, end), -1 if there is none."""
-        while offset < end:
-            chunk = self.read(offset, min(SEARCH_BYTES, end - offset)).to_pybytes()
-            found: int = chunk.find(what)
-            if found >= 0:
-                return offset + found
-            if offset + len(chunk) >= end or len(chunk) < len(what):
-                return -1
-            offset += len(chunk) - len(what) + 1
-        return -1
+    return SegmentScan(
+        storage, segment, newest=newest, durable_length=durable_length, known=known or KnownOfSegment(), mode=mode
+    )

@@ -23,10 +23,14 @@ class SegmentName:
     opened_ms: int
 
     @property
+    def directory(self) -> str:
+        """Its receiver's directory below the log's root."""
+        return _directory(self.input_id, self.index)
+
+    @property
     def path(self) -> str:
         """The segment's path below the log's root, as handles have it."""
-        directory = _directory(self.input_id, self.index)
-        return f"{directory}/{self.epoch:010d}-{self.number:06d}-{self.opened_ms:013d}{SUFFIX}"
+        return f"{self.directory}/{self.epoch:010d}-{self.number:06d}-{self.opened_ms:013d}{SUFFIX}"
 
     @classmethod
     def parse(cls, path: str) -> SegmentName | None:

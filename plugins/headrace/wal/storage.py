@@ -95,6 +95,10 @@ class LogStorage(Protocol):
         """Remove the file; whether there was one."""
         ...
 
+    def sync(self, path: str) -> None:
+        """Make durable what a writer that is gone may have left unsynced; StoredFileMissingError if there is none."""
+        ...
+
     def truncate(self, path: str, length: int) -> None:
         """Cut the file to ``length`` bytes. RepairRefusedError while its writer has it open (local files)."""
         ...

@@ -15,7 +15,8 @@ from headrace.clock import Clock, SystemClock
 from headrace.wal import frame
 from headrace.wal.errors import StaleWriterError, WriteFailedError
 from headrace.wal.headers import FrameHeader, PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
-from headrace.wal.inheritance import Inheritance, find_inheritance
+from headrace.wal.inheritance import Inheritance, take_inheritance
+from headrace.wal.log_scan import Accepted
 from headrace.wal.payload import Codec, encode
 from headrace.wal.segments import SegmentName, receiver_directory, segments_in
 from headrace.wal.storage import Data, LogStorage, SegmentFile
@@ -71,9 +72,11 @@ class WriteAheadLogWriter:
     roll when a block would take them past ``segment_bytes`` or they are ``segment_seconds`` old; a store that cannot
     append gets one object per write (``close_after_write``).
 
-    Reads, when made, the last segment of the receiver's earlier epochs: ``inheritance`` says what a crash left behind
-    the last whole frame there, and what is damaged. StaleWriterError when there are segments of this epoch or a later
-    one. The ledger must have granted the epoch before: what older writers write from then on does not count.
+    Reads, when made, the last segment of the receiver's earlier epochs, and cuts off what a crash left behind the last
+    whole frame there: ``inheritance`` tells of it, and of what is damaged. With ``accepted`` (the blocks in a segment
+    that the ledger has accepted) nothing is cut off on which the ledger relies. StaleWriterError when there are
+    segments of this epoch or a later one. The ledger must have granted the epoch before: what older writers write from
+    then on does not count.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class WriteAheadLogWriter:
         clock: Clock | None = None,
         codec: Codec = "zstd",
         positions: Callable[[], Mapping[TopicPartition, int]] = dict,
+        accepted: Accepted | None = None,
         close_after_write: bool | None = None,
     ) -> None:
         self._storage = storage.below(root)
@@ -107,7 +111,7 @@ class WriteAheadLogWriter:
         self._is_closed = False
         self._previous: list[PreviousSegment] = []
         self._closed: list[str] = []
-        self.inheritance = self._inherit()
+        self.inheritance = self._inherit(accepted)
         self._previous.extend(self.inheritance.segments)
 
     @property
@@ -297,11 +301,11 @@ class WriteAheadLogWriter:
         self._closed.clear()
         return closed
 
-    def _inherit(self) -> Inheritance:
+    def _inherit(self, accepted: Accepted | None) -> Inheritance:
         names = segments_in(self._storage.list(receiver_directory(self._receiver)))
         if names and names[-1].epoch >= self._epoch:
             raise StaleWriterError(
                 f"The log of {self._receiver} has segments of epoch {names[-1].epoch}, this writer's is {self._epoch}.",
                 remedy="Register the receiver with the ledger again: it then gets an epoch of its own.",
             )
-        return find_inheritance(self._storage, names)
+        return take_inheritance(self._storage, names, accepted)

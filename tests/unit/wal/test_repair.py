@@ -9,6 +9,7 @@ import pytest
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, RepairRefusedError, WriteFailedError
+from headrace.wal.log_scan import scan_log
 from headrace.wal.repair import quarantine_path, repair_torn_tail
 from headrace.wal.scan import scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
@@ -74,16 +75,13 @@ def test_what_a_writer_has_open_is_not_cut(storage: FaultyStorage) -> None:
 
 
 def test_a_repaired_log_goes_on(storage: FaultyStorage, open_writer: OpenWriter) -> None:
-    from headrace.wal.log_scan import scan_log
-
     writer = open_writer(1)
     segment = write(writer, 0)
     storage.write_faults.append(WriteFault(99))
     with pytest.raises(WriteFailedError):
         write(writer, 1)
-    successor = open_writer(2)
-    write(successor, 1)
     assert repair_torn_tail(storage, segment) is not None
+    write(open_writer(2), 1)
     scan = scan_log(storage)
     assert [f.header.ranges[0].from_offset for f in scan] == [0, 1]
     assert scan.torn_tails == []

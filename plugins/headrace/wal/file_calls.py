@@ -1,0 +1,92 @@
+"""What the local storage asks of the operating system, in one place, so that a test can have it fail there
+(`headrace.testing.faulty_files`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+
+class FileCalls(Protocol):
+    """The calls by which files are read and written, as ``os`` has them; each raises OSError."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o640) -> int: ...
+
+    def close(self, fd: int) -> None: ...
+
+    def writev(self, fd: int, parts: Sequence[memoryview]) -> int: ...
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes: ...
+
+    def size(self, fd: int) -> int: ...
+
+    def is_at(self, fd: int, path: Path) -> bool:
+        """Whether the open file is the one that stands at ``path``."""
+        ...
+
+    def ftruncate(self, fd: int, length: int) -> None: ...
+
+    def fsync(self, fd: int) -> None: ...
+
+    def fdatasync(self, fd: int) -> None: ...
+
+    def mkdir(self, path: Path) -> None: ...
+
+    def replace(self, source: Path, target: Path) -> None: ...
+
+    def link(self, source: Path, target: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def walk(self, top: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]: ...
+
+
+class SystemCalls:
+    """The operating system's own."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o640) -> int:
+        return os.open(path, flags, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def writev(self, fd: int, parts: Sequence[memoryview]) -> int:
+        return os.writev(fd, parts)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        return os.pread(fd, length, offset)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def is_at(self, fd: int, path: Path) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), path.stat())
+        except FileNotFoundError:
+            return False
+
+    def ftruncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir()
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        target.hardlink_to(source)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def walk(self, top: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]:
+        return os.walk(top, onerror=onerror)
