@@ -9,10 +9,13 @@ export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
 KEEP ?=
+MINUTES ?= 10
+SEED ?= 7
+CLUSTER ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wordcount test unit integration system lint format lock java jars clean
+.PHONY: help demo wordcount faults test unit integration system lint format lock java jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -22,6 +25,9 @@ demo: $(VENV)/.installed java jars ## Flights from a real Kafka into a real Elas
 
 wordcount: $(VENV)/.installed java jars ## Spark's quick example as a stream, on the console
 	$(BIN)/headrace demo --example wordcount $(if $(KEEP),--keep) $(ARGS)
+
+faults: $(VENV)/.installed java jars ## The hammer: MINUTES=10 SEED=7, CLUSTER=1 for Spark as a cluster of two workers
+	$(BIN)/headrace faults --minutes $(MINUTES) --seed $(SEED) $(if $(CLUSTER),--cluster) $(ARGS)
 
 test: lint unit integration system ## All the tests, and the linters
 
@@ -50,7 +56,7 @@ lock: $(VENV)/.uv ## Pin the requirements anew
 
 clean: ## Remove the environment and what the demo left
 	@if [ -x $(BIN)/headrace ]; then \
-	  for data in .headrace/demo .headrace; do \
+	  for data in .headrace/demo .headrace/faults .headrace; do \
 	    $(BIN)/headrace down --wipe --data $$data || echo "$$data could not be taken down in order; it is deleted."; \
 	  done; fi
 	rm -rf $(VENV) .headrace build dist

@@ -13,6 +13,7 @@ from headrace.errors import HeadraceError
 
 COMMANDS = {
     "demo": "headrace.cli.demo:demo",
+    "faults": "headrace.cli.faults:faults",
     "up": "headrace.cli.stack:up",
     "status": "headrace.cli.stack:status",
     "down": "headrace.cli.stack:down",
@@ -24,6 +25,7 @@ COMMANDS = {
     "abandon": "headrace.cli.batches:abandon",
     "events": "headrace.cli.batches:events",
     "alias": "headrace.cli.alias:alias",
+    "dlq": "headrace.cli.dlq:dlq",
 }
 """Name to `module:attribute`: a `typer.Typer` becomes a group, a function a command. The order is the help's."""
 

@@ -1,0 +1,156 @@
+"""The faults that there are: who is hit, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Target(StrEnum):
+    """Who is hit. The values are for people and for `--only`."""
+
+    RECEIVER_TASK = "receiver-task"
+    """The Python worker of a Spark task that receives."""
+    RECEIVER_DRIVER = "receiver-driver"
+    """The receiver job's Python driver."""
+    RECEIVER_JVM = "receiver-jvm"
+    """The receiver job's JVM, which on one machine is its only executor too."""
+    RECEIVER_JOB = "receiver-job"
+    """All processes of the receiver job, as when its host goes."""
+    BATCH = "batch"
+    """A process that runs a batch."""
+    SCHEDULER = "scheduler"
+    TRIGGERER = "triggerer"
+    API_SERVER = "api-server"
+    DAG_PROCESSOR = "dag-processor"
+    KAFKA = "kafka"
+    ELASTICSEARCH = "elasticsearch"
+    POSTGRES = "postgres"
+    """The ledger's database, and Airflow's."""
+    DISK = "disk"
+    """The file system of the log."""
+    EXECUTOR = "executor"
+    """An executor's JVM of the cluster, with its Python workers."""
+    WORKER = "spark-worker"
+    """A worker of the cluster, with its executors."""
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is started again by whoever manages the machine's services, and not by headrace or Spark."""
+        return self in _SERVERS
+
+
+class Action(StrEnum):
+    """What is done to it."""
+
+    KILL = "kill -9"
+    TERM = "SIGTERM"
+    HANG = "SIGSTOP"
+    """Stopped for a while, then continued."""
+    RESTART = "restart"
+    """Stopped in order, and started again after a while."""
+    FILL = "full"
+    """No byte is free for a while."""
+
+
+_SERVERS = frozenset(
+    {
+        Target.SCHEDULER,
+        Target.TRIGGERER,
+        Target.API_SERVER,
+        Target.DAG_PROCESSOR,
+        Target.KAFKA,
+        Target.ELASTICSEARCH,
+        Target.POSTGRES,
+        Target.WORKER,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A range to draw a duration from."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A target and an action. ``holds`` are the ranges of how long it is held, of which one is drawn."""
+
+    target: Target
+    action: Action
+    holds: tuple[Seconds, ...] = (Seconds(0, 0),)
+    cluster_only: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people and for counts."""
+        return f"{self.target} {self.action}"
+
+
+_DOWN = (Seconds(1, 5), Seconds(5, 25))
+_HUNG = (Seconds(2, 6), Seconds(15, 35))
+# Leases: a receiver's has 10 s, those of a receiver job and of an attempt at a batch 30 s. A zombie comes back later.
+_PAST_A_RECEIVERS_LEASE = (Seconds(2, 5), Seconds(13, 22))
+_PAST_A_JOBS_LEASE = (Seconds(3, 8), Seconds(35, 50))
+
+KINDS: tuple[Kind, ...] = (
+    Kind(Target.RECEIVER_TASK, Action.KILL),
+    Kind(Target.RECEIVER_TASK, Action.HANG, _PAST_A_RECEIVERS_LEASE),
+    Kind(Target.RECEIVER_DRIVER, Action.KILL),
+    Kind(Target.RECEIVER_DRIVER, Action.TERM),
+    Kind(Target.RECEIVER_DRIVER, Action.HANG, _PAST_A_JOBS_LEASE),
+    Kind(Target.RECEIVER_JVM, Action.KILL),
+    Kind(Target.RECEIVER_JVM, Action.HANG, _PAST_A_JOBS_LEASE),
+    Kind(Target.RECEIVER_JOB, Action.KILL),
+    Kind(Target.BATCH, Action.KILL),
+    Kind(Target.BATCH, Action.TERM),
+    Kind(Target.BATCH, Action.HANG, _PAST_A_JOBS_LEASE),
+    Kind(Target.SCHEDULER, Action.KILL, _DOWN),
+    Kind(Target.SCHEDULER, Action.HANG, _HUNG),
+    Kind(Target.SCHEDULER, Action.RESTART, _DOWN),
+    Kind(Target.TRIGGERER, Action.KILL, _DOWN),
+    Kind(Target.TRIGGERER, Action.HANG, _HUNG),
+    Kind(Target.TRIGGERER, Action.RESTART, _DOWN),
+    Kind(Target.API_SERVER, Action.KILL, _DOWN),
+    Kind(Target.API_SERVER, Action.HANG, _HUNG),
+    Kind(Target.API_SERVER, Action.RESTART, _DOWN),
+    Kind(Target.DAG_PROCESSOR, Action.KILL, _DOWN),
+    Kind(Target.KAFKA, Action.KILL, _DOWN),
+    Kind(Target.KAFKA, Action.HANG, _HUNG),
+    Kind(Target.KAFKA, Action.RESTART, _DOWN),
+    Kind(Target.ELASTICSEARCH, Action.KILL, _DOWN),
+    Kind(Target.ELASTICSEARCH, Action.HANG, _HUNG),
+    Kind(Target.ELASTICSEARCH, Action.RESTART, _DOWN),
+    Kind(Target.POSTGRES, Action.KILL, _DOWN),
+    Kind(Target.POSTGRES, Action.HANG, _HUNG),
+    Kind(Target.POSTGRES, Action.RESTART, _DOWN),
+    Kind(Target.DISK, Action.FILL, (Seconds(10, 20), Seconds(30, 60))),
+    Kind(Target.EXECUTOR, Action.KILL, cluster_only=True),
+    Kind(Target.EXECUTOR, Action.HANG, _PAST_A_RECEIVERS_LEASE, cluster_only=True),
+    Kind(Target.WORKER, Action.KILL, _DOWN, cluster_only=True),
+    Kind(Target.WORKER, Action.RESTART, _DOWN, cluster_only=True),
+)
+
+BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One blow. Times are seconds: ``at`` from the schedule's start, ``aim`` from the target's being found to the blow,
+    ``hold`` from the blow to its end. ``pick`` in [0, 1) chooses among several that could be hit.
+    """
+
+    number: int
+    at: float
+    kind: Kind
+    aim: float
+    hold: float
+    pick: float
+
+    def __str__(self) -> str:
+        held = f" for {self.hold:.1f} s" if self.hold else ""
+        return f"#{self.number} at {self.at:.1f} s: {self.kind.name}{held}"
