@@ -25,6 +25,7 @@ from typing import Any
 from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 from headrace.receiving.offset_ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage, open_storage
@@ -41,6 +42,8 @@ _RESTORE = (
 
 class ManifestError(HeadraceError):
     """A manifest is missing, damaged, of another version, or does not list what was asked for."""
+
+    failure = Failure.FINAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,10 @@ class Manifest:
         try:
             data = open_storage(folder).read(name)
         except StoredFileMissingError:
-            raise ManifestError(f"The manifest {uri} does not exist.", remedy=_RESTORE) from None
+            missing = ManifestError(f"The manifest {uri} does not exist.", remedy=_RESTORE)
+            # It may come back: with its file system, or from a copy.
+            missing.failure = Failure.PASSING
+            raise missing from None
         if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
             raise ManifestError(
                 f"The manifest {uri} is not the one that the batch was allocated by: its SHA-256 is not the ledger's.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from headrace.dags.retry_policy import FinalFailurePolicy
 from headrace.stream import ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput
 
 if TYPE_CHECKING:
@@ -16,12 +17,18 @@ START_DATE = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def batch_retries() -> dict[str, Any]:
-    """Retries of a batch's tasks: quick at first, for a server that restarts, then patient."""
+    """Retries of a batch's tasks: quick at first, for a server that restarts, then patient for a day.
+
+    A batch that has failed waits for a person, and after a night without Elasticsearch there would be thousands.
+    """
     return {
-        "retries": 4,
+        # At a minute each, a day.
+        "retries": 1_440,
+        "retry_policy": FinalFailurePolicy(),
         "retry_delay": timedelta(seconds=5),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=2),
+        # True would be a factor of 1.
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=1),
     }
 
 

@@ -37,9 +37,8 @@ def receiver_dag(stream: Stream, *, dag_id: str | None = None, **options: Any) -
     # and the schedule begins the next.
     default_args = {
         "retries": 5,
+        # Always: the start itself takes three times as long, and the tries of a run are counted over months.
         "retry_delay": timedelta(seconds=5),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=2),
         **options.pop("default_args", {}),
     }
     with DAG(

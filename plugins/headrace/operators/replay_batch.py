@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.hooks.run_request import run_request
 from headrace.operators.kafka_receiver import holder
-from headrace.operators.output_retries import OutputRetries
+from headrace.operators.output_retries import OutputRetries, code_failures
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
 from headrace.timetables.batch_time import NoBatchTimeError, batch_time_ms
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.hooks.run_request import RunRequest
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import BatchRow
+    from headrace.ledger.rows import AttemptRow, BatchRow
     from headrace.stream import Stream
 
 
@@ -57,10 +57,16 @@ class ReplayBatchOperator(SparkAttemptOperator):
             at_ms = batch_time_ms(context, self.stream.batch_interval)
         except NoBatchTimeError as error:
             raise AirflowFailException(str(error)) from error
-        retries = OutputRetries(self.replay, context, self.output_retries)
-        with self.opened() as (ledger, _), retries.honoured(lambda: (self.step,)):
-            retries.still_tried((self.step,))
-            self._replay(ledger, at_ms, context, request)
+        with self.opened() as (ledger, _):
+            retries = OutputRetries(
+                self.replay,
+                context,
+                self.output_retries,
+                code_failures=lambda step: code_failures(self._attempts(ledger, at_ms), request.run, step),
+            )
+            with retries.honoured(lambda: (self.step,)):
+                retries.still_tried((self.step,))
+                self._replay(ledger, at_ms, context, request)
 
     def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
         """Called after a deferral: there may be a Spark."""
@@ -107,9 +113,10 @@ class ReplayBatchOperator(SparkAttemptOperator):
         from headrace.ledger.states import AttemptState
 
         return any(
-            row.target == self.target
-            and row.state is AttemptState.COMPLETED
-            and self.step in row.outputs
-            and request.run.made(row.attributes)
-            for row in ledger.batches.attempts(self.stream.name, at_ms)
+            row.state is AttemptState.COMPLETED and self.step in row.outputs and request.run.made(row.attributes)
+            for row in self._attempts(ledger, at_ms)
         )
+
+    def _attempts(self, ledger: Ledger, at_ms: int) -> list[AttemptRow]:
+        """Those of this replay, oldest first."""
+        return [row for row in ledger.batches.attempts(self.stream.name, at_ms) if row.target == self.target]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from headrace.errors import HeadraceError
+from headrace.failure import FAILURE, Failure
 from headrace.hooks.environment import child_environment
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
@@ -211,10 +212,18 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             except LedgerError as refused:
                 # The process has told the ledger already, or a later attempt has the batch now.
                 self.log.debug("%s", refused)
-            if isinstance(error, Exception) and _row(ledger, attempt).state is AttemptState.FENCED:
-                raise AttemptFencedInSparkError(
-                    f"Another attempt took over from attempt {attempt.number} at batch {attempt.batch_time_ms}."
-                ) from error
+            if isinstance(error, Exception):
+                row = _row(ledger, attempt)
+                if row.state is AttemptState.FENCED:
+                    raise AttemptFencedInSparkError(
+                        f"Another attempt took over from attempt {attempt.number} at batch {attempt.batch_time_ms}."
+                    ) from error
+                # What a process that was killed could not say is the surroundings' fault.
+                failure = Failure(row.attributes.get(FAILURE, Failure.PASSING))
+                if failure is not Failure.PASSING:
+                    failed = BatchFailedError(str(error))
+                    failed.failure = failure
+                    raise failed from error
             raise
         finally:
             self._process = None

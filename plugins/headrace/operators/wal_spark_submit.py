@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from headrace.failure import FAILURE, Failure
 from headrace.hooks.run_request import run_request
 from headrace.operators.kafka_receiver import holder
-from headrace.operators.output_retries import OutputRetries
+from headrace.operators.output_retries import OutputRetries, code_failures
 from headrace.operators.spark_attempt import (
     LEASE_MS,
     AttemptFencedInSparkError,
@@ -98,7 +100,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 after the others were done.
         """
         run = _Run(context, run_request(context, self.stream), ledger, storage)
-        retries = OutputRetries(self.stream, context, self.output_retries)
+        failures = partial(self._code_failures, run, at_ms)
+        retries = OutputRetries(self.stream, context, self.output_retries, code_failures=failures)
         with retries.honoured(lambda: self._left(run, at_ms).steps):
             self._run_batch(run, at_ms, retries)
 
@@ -153,6 +156,11 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             "Batch %d has %s done. To do it again, trigger a run with reprocess, or clear the run that did it.",
             at_ms, steps,
         )  # fmt: skip
+
+    def _code_failures(self, run: _Run, at_ms: int, step: str) -> int:
+        from headrace.operators.steps_to_run import live_attempts
+
+        return code_failures(live_attempts(run.ledger, self._batch(run.ledger, at_ms)), run.request.run, step)
 
     def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
         batch = ledger.batches.find(self.stream.name, at_ms)
@@ -233,6 +241,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 return True
             if earlier.alive:
                 self.wait(f"Batch {first_ms} comes before {at_ms} and is running.", waiting_for=f"batch {first_ms}")
+            self._await_mending(run, first_ms, at_ms)
             self.log.info(
                 "Batch %d comes before %d and is %s, and nobody runs it: it is run first, here.",
                 first_ms, at_ms, earlier.state.value,
@@ -240,6 +249,23 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             self._run_ahead(run, run.ledger.batches.get(self.stream.name, first_ms))
             return True
         return False
+
+    def _await_mending(self, run: _Run, first_ms: int, at_ms: int) -> None:
+        """Wait where the earlier batch failed for good: what it reads is not to be had, however often it is run."""
+        from headrace.operators.steps_to_run import live_attempts
+
+        tried = live_attempts(run.ledger, run.ledger.batches.get(self.stream.name, first_ms))
+        if not tried or tried[-1].attributes.get(FAILURE) != Failure.FINAL:
+            return
+        reason = f"Batch {first_ms} comes before {at_ms}, and no repetition mends its failure: {tried[-1].error}"
+        error = EarlierBatchFailedError(reason, remedy=self._way_out(first_ms))
+        self.wait(str(error), waiting_for=f"batch {first_ms}", otherwise=error)
+
+    def _way_out(self, at_ms: int) -> str:
+        return (
+            "Mend what makes it fail and clear its run; if the batch can never succeed, give it up: "
+            f"`headrace batches abandon {self.stream.name} {at_ms} --reason WHY`."
+        )
 
     def _run_ahead(self, run: _Run, batch: BatchRow) -> None:
         """Run what is left of a batch that is another run's."""
@@ -259,8 +285,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         except Exception as error:
             raise EarlierBatchFailedError(
                 f"Batch {batch.batch_time_ms} comes first in stream {self.stream.name!r}, and it failed: {error}",
-                remedy="Mend what makes it fail, and let this task try again; if the batch can never succeed, give it "
-                f"up: `headrace abandon {self.stream.name} {batch.batch_time_ms} --reason WHY`.",
+                remedy=self._way_out(batch.batch_time_ms),
             ) from error
 
     def _ahead(self, run: _Run, batch: BatchRow) -> dict[str, Any]:

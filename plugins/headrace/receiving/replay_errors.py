@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 
 
 class ReplayError(HeadraceError):
@@ -12,13 +13,19 @@ class ReplayError(HeadraceError):
 class OverlappingRangesError(ReplayError):
     """Two ranges share offsets."""
 
+    failure = Failure.FINAL
+
 
 class RangesGoneError(ReplayError):
     """Kafka no longer has all of the ranges: retention removed them, or the topic was deleted or created again."""
 
+    failure = Failure.FINAL
+
 
 class RecordsDifferError(ReplayError):
     """A range holds more or fewer records than were counted when it was first read."""
+
+    failure = Failure.FINAL
 
 
 class RangesUnreadableError(ReplayError):

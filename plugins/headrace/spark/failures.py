@@ -2,7 +2,55 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import traceback
+
+from headrace.errors import HeadraceError
+from headrace.failure import Failure
+
+# Spark's verdicts over what the transform made: its plan, or the data in it.
+_VERDICTS = frozenset(
+    {
+        *("AnalysisException", "ParseException", "IllegalArgumentException", "UnsupportedOperationException"),
+        *("ArithmeticException", "ArrayIndexOutOfBoundsException", "DateTimeException", "NumberFormatException"),
+        *("PySparkTypeError", "PySparkValueError", "PySparkAttributeError", "PySparkNotImplementedError"),
+        *("PySparkPicklingError", "PySparkAssertionError", "PySparkKeyError", "PySparkIndexError"),
+    }
+)
+# Whose exceptions tell of Spark, and not of the code that runs in it.
+_SPARKS = frozenset({"pyspark", "py4j", "grpc"})
+_SURROUNDINGS = (OSError, EOFError, MemoryError)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Whose fault it is: by the error's class, or by that of the Python error in an executor which it tells of."""
+    if isinstance(error, HeadraceError):
+        return error.failure
+    remote = _python_cause(str(error))
+    if remote is not None:
+        return _failure_by_name(remote.partition(":")[0].strip())
+    if isinstance(error, _SURROUNDINGS) or not isinstance(error, Exception):
+        return Failure.PASSING
+    if type(error).__module__.partition(".")[0] in _SPARKS:
+        return Failure.CODE if type(error).__name__ in _VERDICTS else Failure.PASSING
+    return Failure.CODE
+
+
+def _failure_by_name(name: str) -> Failure:
+    """Of an error of which only the text is left, which begins with its class."""
+    module, _, kind = name.rpartition(".")
+    if module.partition(".")[0] == "headrace":
+        try:
+            found = getattr(importlib.import_module(module), kind, None)
+        except ImportError:
+            found = None
+        return found.failure if isinstance(found, type) and issubclass(found, HeadraceError) else Failure.PASSING
+    if module.partition(".")[0] in _SPARKS:
+        return Failure.CODE if kind in _VERDICTS else Failure.PASSING
+    known = getattr(builtins, kind, None)
+    passing = isinstance(known, type) and issubclass(known, _SURROUNDINGS)
+    return Failure.PASSING if passing else Failure.CODE
 
 
 def first_cause(error: BaseException) -> str:
@@ -11,16 +59,9 @@ def first_cause(error: BaseException) -> str:
     Spark wraps an executor's Python error in several Java exceptions, each with the whole text of the one below.
     """
     text = str(error)
-    last = ""
-    inside = False
-    for line in text.splitlines():
-        # Spark begins the line with words of its own where a data source could not be made.
-        if line.rstrip().endswith("Traceback (most recent call last):"):
-            inside = True
-        elif inside and line and not line[0].isspace():
-            last, inside = line, False
-    if last:
-        return last
+    remote = _python_cause(text)
+    if remote is not None:
+        return remote
     java = [line.partition("Caused by: ")[2] for line in text.splitlines() if line.startswith("Caused by: ")]
     if not java:
         # py4j's first line says which call failed, its second which exception.
@@ -29,6 +70,19 @@ def first_cause(error: BaseException) -> str:
         return java[-1]
     first = next((line for line in text.splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _python_cause(text: str) -> str | None:
+    """The last Python error that the text has a traceback of."""
+    last = None
+    inside = False
+    for line in text.splitlines():
+        # Spark begins the line with words of its own where a data source could not be made.
+        if line.rstrip().endswith("Traceback (most recent call last):"):
+            inside = True
+        elif inside and line and not line[0].isspace():
+            last, inside = line, False
+    return last
 
 
 def python_account(error: BaseException) -> str:

@@ -11,18 +11,19 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.failure import FAILURE, Failure
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.spark.batch_inputs import check_manifests
 from headrace.spark.batch_plan import OutputPlan, plan_outputs
 from headrace.spark.batch_work import BatchWork
 from headrace.spark.code_version import code_version
-from headrace.spark.failures import first_cause
+from headrace.spark.failures import failure_of, first_cause
 from headrace.spark.job_scope import JobScope
 from headrace.spark.outputs.writer import Counts
 from headrace.stream import STATE_STEP
@@ -204,7 +205,7 @@ class _Run:
         try:
             work.run(self._record)
         except BaseException as error:
-            self._failure = error if isinstance(error, HeadraceError) else _batch_failed(first_cause(error), error)
+            self._failure = error if isinstance(error, HeadraceError) else _batch_failed(first_cause(error), [error])
         finally:
             self._ended.set()
 
@@ -260,6 +261,8 @@ class _Run:
         if isinstance(error, AttemptFencedError):
             return
         with contextlib.suppress(HeadraceError):
+            # Whoever decides about another try reads it there.
+            self._ledger.batches.renew_attempt(self._attempt, attributes={FAILURE: failure_of(error).value})
             self._ledger.batches.fail_attempt(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
 
 
@@ -279,18 +282,22 @@ def _failure_of(work: BatchWork) -> HeadraceError | None:
     """The one error of all steps that failed: the first one's, with the others named."""
     if not work.failures:
         return None
-    first = next(iter(work.failures.values()))
-    if len(work.failures) == 1 and not work.results:
-        return first if isinstance(first, HeadraceError) else _batch_failed(first_cause(first), first)
+    failures = list(work.failures.values())
+    first = failures[0]
+    if len(failures) == 1 and not work.results:
+        return first if isinstance(first, HeadraceError) else _batch_failed(first_cause(first), failures)
     told = "; ".join(f"{step}: {_reason(error)}" for step, error in work.failures.items())
     done = f"; done: {', '.join(work.results)}" if work.results else ""
-    return _batch_failed(told + done, first, remedy=first.remedy if isinstance(first, HeadraceError) else None)
+    return _batch_failed(told + done, failures, remedy=first.remedy if isinstance(first, HeadraceError) else None)
 
 
-def _batch_failed(reason: str, cause: BaseException, *, remedy: str | None = None) -> BatchFailedError:
+def _batch_failed(reason: str, causes: Sequence[BaseException], *, remedy: str | None = None) -> BatchFailedError:
     error = BatchFailedError(f"The batch failed: {reason}", remedy=remedy)
     error.reason = reason
-    error.__cause__ = cause
+    error.__cause__ = causes[0]
+    # Where one of several steps may succeed when it is tried again, the attempt is worth another try.
+    kinds = {failure_of(cause) for cause in causes}
+    error.failure = next(kind for kind in Failure if kind in kinds)
     return error
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 from headrace.stream.outputs import ForeachBatchOutput
 from headrace.stream.references import load_reference
 
@@ -30,6 +31,8 @@ UPDATE_FRAMES = ("state", "leaving", "timing_out")
 
 class TransformError(HeadraceError):
     """The transform cannot be called with the stream's inputs, or does not return what the outputs need."""
+
+    failure = Failure.CODE
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,10 @@ from pyspark.sql.types import (
 
 from headrace.blocks import BlockHandle
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 from headrace.spark.block_groups import ListedBlock, group_blocks
 from headrace.spark.source_options import SourceOptions
-from headrace.wal.errors import WalError
+from headrace.wal.errors import DamagedFrameError, FrameTooLongError, PayloadError, WalError
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage
 
@@ -62,6 +63,12 @@ _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
 class UnreadableBlockError(HeadraceError):
     """A block that the batch was allocated cannot be read from the log."""
+
+
+class DamagedBlockError(UnreadableBlockError):
+    """The log has something else in the block's place."""
+
+    failure = Failure.FINAL
 
 
 @dataclass
@@ -159,14 +166,17 @@ def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.Record
     try:
         for read in read_blocks(open_storage(log_root), [block.handle for block in ordered]):
             if read.batch.num_rows != ordered[place].records:
-                raise UnreadableBlockError(
+                raise DamagedBlockError(
                     f"{_where(log_root, read.handle)} holds {read.batch.num_rows} records, "
                     f"its manifest says {ordered[place].records}."
                 )
             yield read.batch
             place += 1
     except (WalError, OSError, pa.ArrowException) as error:
-        raise UnreadableBlockError(f"{_where(log_root, ordered[place].handle)} cannot be read: {error}") from error
+        # A file that is missing may come back, with its file system or from a copy.
+        damaged = isinstance(error, DamagedFrameError | FrameTooLongError | PayloadError | pa.ArrowException)
+        kind = DamagedBlockError if damaged else UnreadableBlockError
+        raise kind(f"{_where(log_root, ordered[place].handle)} cannot be read: {error}") from error
 
 
 def _where(log_root: str, handle: BlockHandle) -> str:

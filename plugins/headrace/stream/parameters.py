@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 
 if TYPE_CHECKING:
     from headrace.stream.definition import Stream
@@ -17,6 +18,8 @@ ATTRIBUTE = "parameters"
 
 class ParameterError(HeadraceError):
     """A run gives a parameter that the stream does not declare, or gives no object."""
+
+    failure = Failure.CODE
 
 
 def merged(stream: Stream, given: Mapping[str, Any] | None) -> dict[str, Any]:

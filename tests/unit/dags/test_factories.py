@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 
 import pytest
-from airflow.sdk import AssetOrTimeSchedule
+from airflow.sdk import AssetOrTimeSchedule, RetryAction
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
 
+from headrace.batching.manifest import ManifestError
 from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
+from headrace.ledger.errors import LedgerUnavailableError
 from headrace.stream import (
     BatchTrigger,
     ConsoleOutput,
@@ -75,10 +78,22 @@ class TestBatchDag:
             )
             return task.retries, task.unmap({"step": "o0"}).output_retries
 
-        assert retries(1, 7) == (7, 4)
-        assert retries(1, None) == (4, 4)
-        assert retries(1, 2) == (2, 4)
+        day = 1_440
+        assert retries(1, 7) == (7, day)
+        assert retries(1, None) == (day, day)
+        assert retries(1, 2) == (2, day)
         assert retries(None, default_args={"retries": 0}) == (0, 0)
+
+    def test_a_batch_is_tried_for_a_day_at_growing_delays_unless_nothing_can_cure_it(self, stream):
+        for task in batch_dag(stream).tasks:
+            assert task.retries == 1_440
+            # By Airflow's arithmetic True is a factor of 1.
+            assert task.retry_exponential_backoff == 2.0
+            assert task.retry_exponential_backoff is not True
+            decide = partial(task.retry_policy.evaluate, try_number=1, max_tries=9)
+            assert decide(ManifestError("damaged")).action is RetryAction.FAIL
+            assert decide(LedgerUnavailableError("away")).action is RetryAction.DEFAULT
+            assert decide(RuntimeError("anything")).action is RetryAction.DEFAULT
 
     def test_one_task_does_it_all_if_wished(self, stream):
         dag = batch_dag(stream, single_task=True)

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from headrace.operators.output_retries import OutputRetries
+from headrace.failure import Failure
+from headrace.operators.output_retries import CODE_RETRIES, OutputRetries
+from headrace.operators.spark_attempt import BatchFailedError
 from headrace.stream import ConsoleOutput
 
 
@@ -51,6 +53,31 @@ def test_an_error_is_final_when_nothing_left_may_be_tried_again(patient, make_ta
 def test_an_error_with_nothing_left_to_do_is_tried_again(patient, make_task):
     with pytest.raises(ValueError, match="died"), retries(patient, make_task, 1, default=0).honoured(lambda: ()):
         raise ValueError("died after its last record")
+
+
+def failed(failure) -> BatchFailedError:
+    error = BatchFailedError("it failed")
+    error.failure = failure
+    return error
+
+
+@pytest.mark.parametrize(
+    ("failure", "step", "code_failures", "again"),
+    [
+        (Failure.PASSING, "elasticsearch", 99, True),
+        (Failure.PASSING, "once", 0, False),
+        (Failure.CODE, "elasticsearch", CODE_RETRIES, True),
+        (Failure.CODE, "elasticsearch", CODE_RETRIES + 1, False),
+        # An output that says how often it is tried is tried so often.
+        (Failure.CODE, "twice", CODE_RETRIES + 1, True),
+        (Failure.FINAL, "elasticsearch", 0, False),
+        (Failure.FINAL, "twice", 0, False),
+    ],
+)
+def test_whose_fault_it_was_decides_about_the_next_try(patient, make_task, failure, step, code_failures, again):
+    made = OutputRetries(patient, make_task().context, code_failures=lambda _: code_failures)
+    with pytest.raises(BatchFailedError if again else AirflowFailException), made.honoured(lambda: (step,)):
+        raise failed(failure)
 
 
 def test_to_defer_is_no_error(patient, make_task):

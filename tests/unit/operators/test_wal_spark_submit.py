@@ -4,7 +4,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.spark_attempt import BatchFailedError
@@ -89,6 +89,44 @@ def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, t
     toy_batch("ok")
     make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).attempt == 2
+
+
+def test_what_no_repetition_cures_is_not_tried_again(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    toy_batch("final")
+    with pytest.raises(AirflowFailException, match="no repetition cures it"):
+        make(stream).execute(task.context)
+    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    assert attempt.state.value == "failed"
+
+
+def test_what_fails_by_its_own_code_is_tried_a_few_times_and_what_its_surroundings_do_is_not_counted(
+    stream, allocated, toy_batch, connectable
+):
+    _, task = allocated()
+    toy_batch("code")
+    for number in range(1, 4):
+        with pytest.raises(BatchFailedError):
+            make(stream).execute(task.again(try_number=number, retries=99).context)
+    toy_batch("fail")
+    with pytest.raises(BatchFailedError):
+        make(stream).execute(task.again(try_number=4, retries=99).context)
+    toy_batch("code")
+    with pytest.raises(BatchFailedError):
+        make(stream).execute(task.again(try_number=5, retries=99).context)
+    with pytest.raises(AirflowFailException, match="used up"):
+        make(stream).execute(task.again(try_number=6, retries=99).context)
+
+
+def test_clearing_gives_the_code_its_tries_anew(stream, allocated, toy_batch, connectable):
+    _, task = allocated()
+    toy_batch("code")
+    for number in range(1, 5):
+        with pytest.raises(BatchFailedError):
+            make(stream).execute(task.again(try_number=number, retries=99).context)
+    cleared = task.again(try_number=6, retries=99, clear_number=1)
+    with pytest.raises(BatchFailedError):
+        make(stream).execute(cleared.context)
 
 
 def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, connectable, ledger):

@@ -1,6 +1,6 @@
 """A batch without Spark: it takes the attempt that it is given, and ends as TOY_BATCH says.
 
-ok completes it, fail reports an error, fail:OUTPUT does so when it comes to that output, silent exits well without
+ok completes it, fail reports an error, code and final report one of that kind, fail:OUTPUT does so when it comes to that output, silent exits well without
 completing, die dies after the last record, hang waits for SIGTERM.
 """
 
@@ -28,7 +28,9 @@ with Ledger.open(arguments.ledger) as ledger:
     row = next(row for row in rows if row.number == arguments.attempt)
     attempt, parameters = row.claim(), row.attributes.get("parameters")
     print(f"toy batch by way {arguments.way}, attempt {attempt.number}, parameters {parameters}", flush=True)
-    if behaviour == "fail":
+    if behaviour in ("code", "final"):
+        ledger.batches.renew_attempt(attempt, attributes={"failure": behaviour})
+    if behaviour in ("fail", "code", "final"):
         ledger.batches.fail_attempt(attempt, "the transform said no")
         sys.exit(1)
     if behaviour == "hang":

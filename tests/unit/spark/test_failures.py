@@ -1,6 +1,14 @@
 from __future__ import annotations
 
-from headrace.spark.failures import first_cause, python_account
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+
+from headrace.failure import Failure
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.receiving.replay_errors import RangesGoneError
+from headrace.spark.failures import failure_of, first_cause, python_account
+from headrace.spark.termination import Terminated
+from headrace.spark.transforms import TransformError
 
 SPARK = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -59,3 +67,34 @@ def test_the_account_of_an_error_of_this_process() -> None:
         raise KeyError("rate")
     except KeyError as error:
         assert python_account(error).endswith("KeyError: 'rate'")
+
+
+def of_executor(error: str) -> PySparkException:
+    """As Spark tells in the driver of an error in an executor's Python."""
+    return PySparkException(SPARK.replace("ValueError: the reason", error))
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (RangesGoneError("gone"), Failure.FINAL),
+        (of_executor("headrace.receiving.replay_errors.RangesGoneError: gone"), Failure.FINAL),
+        (of_executor("headrace.spark.wal_source.DamagedBlockError: damaged"), Failure.FINAL),
+        (of_executor("headrace.spark.wal_source.UnreadableBlockError: missing"), Failure.PASSING),
+        (of_executor("headrace.no_such_module.AnError: ?"), Failure.PASSING),
+        (TransformError("takes two"), Failure.CODE),
+        (KeyError("rate"), Failure.CODE),
+        (of_executor("ValueError: no number"), Failure.CODE),
+        (of_executor("orders.PriceError: none"), Failure.CODE),
+        (AnalysisException("[UNRESOLVED_COLUMN]"), Failure.CODE),
+        (LedgerUnavailableError("away"), Failure.PASSING),
+        (ConnectionRefusedError("refused"), Failure.PASSING),
+        (of_executor("TimeoutError: no answer"), Failure.PASSING),
+        (of_executor("headrace.indexing.errors.ElasticsearchUnavailableError: away"), Failure.PASSING),
+        (PySparkException("Job aborted: ExecutorLostFailure (executor 1 exited)"), Failure.PASSING),
+        (Terminated(), Failure.PASSING),
+    ],
+    ids=str,
+)
+def test_whose_fault_a_failure_is(error: BaseException, failure: Failure) -> None:
+    assert failure_of(error) is failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 
 
 class OutputError(HeadraceError):
@@ -12,9 +13,13 @@ class OutputError(HeadraceError):
 class OutputRowsError(OutputError):
     """The rows have a column that the output cannot take, or lack one that it needs."""
 
+    failure = Failure.CODE
+
 
 class OutputOptionsError(OutputError):
     """The data source behind the output was not told what it needs."""
+
+    failure = Failure.CODE
 
 
 class AttemptReplacedError(OutputError):
@@ -44,6 +49,8 @@ class KafkaRefusedError(KafkaOutputError):
 class MessageRefusedError(KafkaOutputError):
     """One of the batch's messages cannot be written: it is too large, or names a partition that is not there."""
 
+    failure = Failure.CODE
+
 
 class TransactionTimedOutError(KafkaOutputError):
     """The batch took longer than its transaction may last, and Kafka has aborted it."""
@@ -54,4 +61,6 @@ class RowsCutOffError(OutputError):
 
 
 class FunctionFailedError(OutputError):
-    """A foreach_batch output's function raised, or returned what are no counts."""
+    """A foreach_batch output's function raised, or returned what are no counts. What it raised says whose fault."""
+
+    failure = Failure.CODE

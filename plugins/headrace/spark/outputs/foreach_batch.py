@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from headrace.spark.failures import first_cause
+from headrace.spark.failures import failure_of, first_cause
 from headrace.spark.outputs.errors import FunctionFailedError
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ class ForeachBatchWriter:
 
     def _failed(self, error: Exception) -> FunctionFailedError:
         frames = "".join(traceback.format_list(_own_frames(error.__traceback__)))
-        return FunctionFailedError(
+        failed = FunctionFailedError(
             f"The function {self._output.function} of output {self._output.id!r} failed: {first_cause(error)}\n{frames}"
         )
+        failed.failure = failure_of(error)
+        return failed
 
     def _counts(self, returned: object) -> Counts:
         if returned is None:

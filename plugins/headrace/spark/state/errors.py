@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 
 
 class StateError(HeadraceError):
@@ -12,9 +13,13 @@ class StateError(HeadraceError):
 class StateDefinitionError(StateError):
     """``fields`` or ``keys`` of the stream's state cannot be used, or do not fit the table that is stored."""
 
+    failure = Failure.CODE
+
 
 class StateRowsError(StateError):
     """What the update returned has other columns than the state's fields, a null in a key, or a key twice."""
+
+    failure = Failure.CODE
 
 
 class StateMissingError(StateError):
@@ -27,3 +32,5 @@ class StateFencedError(StateError):
 
 class StateDamagedError(StateError):
     """A file of the state is missing, or is not what was written."""
+
+    failure = Failure.FINAL
