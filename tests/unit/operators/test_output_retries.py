@@ -74,7 +74,9 @@ def failed(failure) -> BatchFailedError:
         (Failure.FINAL, "twice", 0, False),
     ],
 )
-def test_whose_fault_it_was_decides_about_the_next_try(patient, make_task, failure, step, code_failures, again):
+def test_whose_fault_it_was_decides_about_the_next_try(  # noqa: PLR0917 - fixtures and parameters
+    patient, make_task, failure, step, code_failures, again
+):
     made = OutputRetries(patient, make_task().context, code_failures=lambda _: code_failures)
     with pytest.raises(BatchFailedError if again else AirflowFailException), made.honoured(lambda: (step,)):
         raise failed(failure)
