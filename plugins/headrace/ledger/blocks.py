@@ -162,6 +162,16 @@ class Blocks(Role):
         with self._database.read() as connection:
             return stored_blocks(connection, stream, [batch_time_ms])
 
+    def of_segment(self, stream: str, path: str) -> builtins.list[StoredBlock]:
+        """The blocks of a segment in the order they were added; none if the ledger never heard of it."""
+        query = (
+            select(blocks, segments.c.path)
+            .join(segments, segments.c.segment_id == blocks.c.segment_id)
+            .where(segments.c.stream == stream, segments.c.path == path)
+        )
+        with self._database.read() as connection:
+            return [stored_block(row) for row in connection.execute(query.order_by(blocks.c.block_id))]
+
 
 def _check_positions(
     connection: Connection, receiver_id: ReceiverId, ranges: builtins.list[OffsetRange]

@@ -15,12 +15,12 @@ from functools import cache, partial
 
 from confluent_kafka.admin import AdminClient
 
-from headrace.blocks import ReceiverId, TopicPartition
+from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import JobStoppingError, LeaseLostError
 from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders
-from headrace.ledger.states import EventKind, PartitionState, ReceiverState
+from headrace.ledger.states import PartitionState, ReceiverState
 from headrace.receiving.block_generator import BlockGenerator, GeneratedBlock
 from headrace.receiving.block_store import BlockStore
 from headrace.receiving.drainage import AdminEndOffsets, Drainage, EndOffsets
@@ -30,6 +30,7 @@ from headrace.receiving.heartbeat import Heartbeat
 from headrace.receiving.kafka_config import admin_config, consumer_config, isolation_level
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.ledger_clock import LedgerClock
+from headrace.receiving.log_inheritance import tell_inheritance
 from headrace.receiving.partition_state import Gap
 from headrace.receiving.rate_limiter import RateLimiter
 from headrace.receiving.receiver_stats import ReceiverStats
@@ -156,8 +157,11 @@ class ReceiverSupervisor:
             segment_seconds=limits.segment_interval.total_seconds(),
             clock=self._clock,
             positions=lambda: self._next_offsets,
+            accepted=self._accepted,
         )
-        self._tell_inheritance(writer)
+        self._stats.torn_tail_bytes = writer.torn_tail_bytes
+        self._stats.log_damages = len(writer.inheritance.damage)
+        tell_inheritance(writer.inheritance, self._lease, self._ledger)
         self._store = BlockStore(
             self._lease,
             self._ledger,
@@ -190,27 +194,8 @@ class ReceiverSupervisor:
             clock=self._clock,
         )
 
-    def _tell_inheritance(self, writer: WriteAheadLogWriter) -> None:
-        """What a writer before this one left: bytes that are no part of the log, and damage to it (rule 11)."""
-        found: list[dict[str, object]] = [
-            {"segment": tail.segment, "offset": tail.offset, "bytes": tail.length, "error": f"torn tail: {tail.reason}"}
-            for tail in writer.inheritance.torn_tails
-        ]
-        found += [
-            {"segment": damage.segment, "offset": damage.offset, "error": str(damage)}
-            for damage in writer.inheritance.damage
-        ]
-        self._stats.torn_tail_bytes = writer.torn_tail_bytes
-        self._stats.log_damages = len(writer.inheritance.damage)
-        if not found:
-            return
-        # A writer that ends before its first block leaves what it found to the next one.
-        latest = self._ledger.events.latest(self._stream.name, [EventKind.LOG_DAMAGED])
-        told = {(event.payload.get("segment"), event.payload.get("offset")) for event in latest}
-        for each in found:
-            if (each["segment"], each["offset"]) not in told:
-                payload = {"receiver": str(self._receiver_id), "epoch": self._lease.epoch, **each}
-                self._ledger.events.append(self._stream.name, EventKind.LOG_DAMAGED, payload)
+    def _accepted(self, segment: str) -> list[BlockInfo]:
+        return [block.info for block in self._ledger.blocks.of_segment(self._stream.name, segment)]
 
     def _receive(self, stop: threading.Event) -> None:
         while not stop.is_set():

@@ -218,7 +218,7 @@ def test_records_of_a_topic_created_again_are_not_taken_for_the_old_ones(setting
     assert setting.stored() == [(0, 0, b"old")]
 
 
-def test_what_a_crash_left_in_the_log_is_told_once(setting: Setting) -> None:
+def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting) -> None:
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
     log = setting.storage.below("log")
@@ -227,15 +227,37 @@ def test_what_a_crash_left_in_the_log_is_told_once(setting: Setting) -> None:
         (segment,) = log.list()
     whole = log.read(segment)
     log.write_atomically(segment, whole[:-7])
-    for _ in range(2):  # Neither life writes a block, so both find it.
-        with setting.running():
-            eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("torn_tail_bytes", 0) > 0)
-    (event,) = setting.events(EventKind.LOG_DAMAGED)
+    with setting.running():
+        eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("torn_tail_bytes", 0) > 0)
+    with setting.running():
+        pass
+    (event,) = setting.events(EventKind.LOG_REPAIRED)
     assert (event["segment"], event["offset"] + event["bytes"]) == (segment, len(whole) - 7)
+    assert log.read(event["kept"]) == whole[event["offset"] : -7]
+    assert log.size(segment) == event["offset"]
+    assert setting.events(EventKind.LOG_DAMAGED) == []
     setting.kafka.produce("flights", 0, b"b")
     with setting.running():
         eventually(lambda: setting.positions() == [2, 0])
     assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    log = setting.storage.below("log")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+        (segment,) = log.list()
+    (block,) = setting.ledger.blocks.of_segment("air", segment)
+    torn = log.read(segment)[: block.info.handle.offset + 50]
+    log.write_atomically(segment, torn)
+    for _ in range(2):  # Neither life writes a block, so both find it.
+        with setting.running():
+            eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("log_damages", 0) > 0)
+    (event,) = setting.events(EventKind.LOG_DAMAGED)
+    assert (event["segment"], event["offset"], event["lost"]) == (segment, block.info.handle.offset, "flights-0[0, 1)")
+    assert log.read(segment) == torn
 
 
 def test_idle_positions_move_on_without_a_block(setting: Setting) -> None:

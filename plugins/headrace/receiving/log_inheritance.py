@@ -1,0 +1,39 @@
+"""Telling what a receiver found in its log when it took over: rule 11, no silence."""
+
+from __future__ import annotations
+
+from headrace.ledger import Ledger
+from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.states import EventKind
+from headrace.wal.errors import tell_ranges
+from headrace.wal.inheritance import Inheritance
+
+
+def tell_inheritance(found: Inheritance, lease: ReceiverLease, ledger: Ledger) -> None:
+    """An event for each torn tail that was cut off (``log_repaired``, with the path of the copy), and for what is
+    damaged, or could not be cut (``log_damaged``): once, though a writer that ends before its first block leaves what
+    it found to the next one."""
+    stream = lease.receiver_id.stream
+    who = {"receiver": str(lease.receiver_id), "epoch": lease.epoch}
+    damaged: list[dict[str, object]] = []
+    for tail in found.torn_tails:
+        told = {
+            "segment": tail.segment,
+            "offset": tail.offset,
+            "bytes": tail.length,
+            "error": f"torn tail: {tail.reason}",
+        }
+        if tail.kept is None:
+            damaged.append(told)
+        else:
+            ledger.events.append(stream, EventKind.LOG_REPAIRED, {**who, **told, "kept": tail.kept})
+    for damage in found.damage:
+        lost = None if damage.ranges is None else tell_ranges(damage.ranges)
+        damaged.append({"segment": damage.segment, "offset": damage.offset, "error": str(damage), "lost": lost})
+    if not damaged:
+        return
+    latest = ledger.events.latest(stream, [EventKind.LOG_DAMAGED])
+    known = {(event.payload.get("segment"), event.payload.get("offset")) for event in latest}
+    for each in damaged:
+        if (each["segment"], each["offset"]) not in known:
+            ledger.events.append(stream, EventKind.LOG_DAMAGED, {**who, **each})
