@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.batch_time import milliseconds
+from headrace.cli.elasticsearch_outputs import MAX_RETRY_SECONDS, elasticsearch_outputs, registered, transport_to
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json, time_text
 from headrace.cli.replayed_index import AliasSwapRefusedError, ReplayedIndex
 
 if TYPE_CHECKING:
     from headrace.indexing.aliases import IndexAlias
-    from headrace.ledger import Ledger
     from headrace.stream import ElasticsearchOutput
 
-_MAX_RETRY_SECONDS = 30.0
 _TOLD = 10
 
 alias = typer.Typer(add_completion=False, no_args_is_help=True, help="Move the alias that a stream writes through.")
@@ -77,7 +76,7 @@ def swap(
     Refused while batches that the output has written are missing in the replay: readers would miss their documents.
     """
     with opened(ledger) as found:
-        declared = _declared(found, name, output)
+        (declared,) = elasticsearch_outputs(registered(found, name), output)
         with _index_alias(declared) as index_alias:
             move = index_alias.plan(to)
             known = ReplayedIndex(found, name, output, replay, to)
@@ -105,37 +104,17 @@ def swap(
         _tell(plan)
 
 
-def _declared(ledger: Ledger, name: str, output: str) -> ElasticsearchOutput:
-    from headrace.stream import ElasticsearchOutput, Stream
-
-    stream = Stream.from_json(ledger.streams.get(name).definition)
-    try:
-        declared = stream.output(output)
-    except KeyError as error:
-        raise AliasSwapRefusedError(f"{error.args[0]}.") from None
-    if not isinstance(declared, ElasticsearchOutput):
-        raise AliasSwapRefusedError(f"Output {output!r} of stream {name!r} is {declared.kind}, which has no alias.")
-    return declared
-
-
 @contextmanager
 def _index_alias(output: ElasticsearchOutput) -> Iterator[IndexAlias]:
     from headrace.clock import SystemClock
     from headrace.indexing.aliases import IndexAlias
-    from headrace.indexing.cluster import Cluster
     from headrace.indexing.options import IndexingOptions
-    from headrace.indexing.transport import ElasticsearchTransport
 
     options = IndexingOptions(
-        connection=output.connection, hosts=output.hosts, index=output.index, max_retry_seconds=_MAX_RETRY_SECONDS
+        connection=output.connection, hosts=output.hosts, index=output.index, max_retry_seconds=MAX_RETRY_SECONDS
     )
-    transport = ElasticsearchTransport(
-        Cluster.of(options), connections=1, timeout_seconds=output.request_timeout_seconds
-    )
-    try:
+    with transport_to(output) as transport:
         yield IndexAlias(transport, options, clock=SystemClock())
-    finally:
-        transport.close()
 
 
 def _refuse(plan: Swap, *, as_json: bool) -> None:

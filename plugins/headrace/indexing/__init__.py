@@ -9,6 +9,6 @@ What holds here (rules 7 and 11 of the design):
   and a row is judged once, by its last answer.
 
 A row travels: ``columns`` (the shape) -> ``document_ids``, ``documents`` (vectorised checks) -> ``bulk_bodies``
-(NDJSON bytes) -> ``bulk_sender`` (requests, retries, bisection; ``verdicts`` reads the answers) -> ``dead_letters``;
-``indexer`` drives one task's rows through all of them.
+(NDJSON bytes) -> ``bulk_sender`` (requests, retries, bisection; ``verdicts`` reads the answers) ->
+``dead_letter_office``; ``indexer`` drives one task's rows through all of them.
 """

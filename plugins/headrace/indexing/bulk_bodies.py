@@ -87,9 +87,14 @@ class Preparation:
     ignored_tombstones: int
 
 
-def prepare_rows(batch: pa.RecordBatch, options: IndexingOptions) -> Preparation:
-    """Sort a batch's rows into lines to send, dead letters and ignored tombstones."""
-    identities = identify(batch, options)
+def prepare_rows(
+    batch: pa.RecordBatch, options: IndexingOptions, *, identities: Identities | None = None
+) -> Preparation:
+    """Sort a batch's rows into lines to send, dead letters and ignored tombstones.
+
+    ``identities``: the rows' ids and versions where they are known; by default they are made of the rows.
+    """
+    identities = identities or identify(batch, options)
     documents = as_lines(batch.column(document_column(batch)))
     tombstones = pc.is_null(documents.lines) if documents.lines.null_count else None
     rejected = identities.rejected | documents.rejected

@@ -11,6 +11,7 @@ key            binary | string, optional   the record's key; needed by key ids
 value          binary | string             the record's value, which *is* the document (a row that no transform changed)
 document       string | binary             or the JSON document that a transform made of it; null is a tombstone
 headers        list<struct<key, value>>    optional, the record's headers, for dead letters
+timestamp      timestamp                   optional, the record's time, for dead letters
 original_key,  binary; list<...>           optional, the record as Kafka gave it, for the dead letters of transformed
 original_...                               rows; without them the log is read, if there is a manifest
 rejected_...   string                      ``rejected_because``: a row that has a reason here is a dead letter at once
@@ -35,6 +36,7 @@ KEY = "key"
 VALUE = "value"
 DOCUMENT = "document"
 HEADERS = "headers"
+TIMESTAMP = "timestamp"
 ORIGINAL_KEY = "original_key"
 ORIGINAL_VALUE = "original_value"
 ORIGINAL_HEADERS = "original_headers"
@@ -43,7 +45,7 @@ REJECTED_BECAUSE = "rejected_because"
 COORDINATES = (TOPIC, PARTITION, OFFSET)
 
 RECORD_COLUMNS = frozenset(
-    {KEY, VALUE, TOPIC, PARTITION, OFFSET, "timestamp", "timestampType", HEADERS, INCARNATION},
+    {KEY, VALUE, TOPIC, PARTITION, OFFSET, TIMESTAMP, "timestampType", HEADERS, INCARNATION},
 )
 """The columns of a record as the log has it (headrace.wal.payload.RECORD_SCHEMA)."""
 

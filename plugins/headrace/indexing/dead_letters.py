@@ -1,7 +1,7 @@
-"""Dead letters: what Elasticsearch can never take, written where a person finds it, with everything to repeat it.
+"""A dead letter: what Elasticsearch can never take, with everything to understand and to repeat it.
 
-One document per record, under the record's own id, so that running a batch again does not double it. They are written
-before the batch reports success, and a batch whose dead letters cannot be written fails.
+One document per record, under the record's own id, so that running a batch again does not double it. One that was
+replayed (``dead_letter_replay``) stays, with the time of it, until its batch is dead-lettered anew.
 """
 
 from __future__ import annotations
@@ -9,23 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.indexing import columns
-from headrace.indexing.bulk_bodies import PreparedRows, document_column
-from headrace.indexing.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
-from headrace.indexing.counts import IndexingCounts
-from headrace.indexing.errors import DeadLettersRefusedError
+from headrace.indexing.bulk_bodies import REJECTED_BEFORE, document_column
+from headrace.indexing.document_ids import identify
 from headrace.indexing.options import DocumentIdKind, IndexingOptions
-from headrace.indexing.originals import OriginalRecord, OriginalRecords
-from headrace.indexing.retrying import request_patiently
-from headrace.indexing.transport import Transport
+from headrace.indexing.originals import OriginalRecord
 from headrace.indexing.verdicts import Reason
 
 MAPPINGS: dict[str, Any] = {
@@ -46,11 +40,17 @@ MAPPINGS: dict[str, Any] = {
         "document_text": {"type": "text"},
         "value_bytes": {"type": "long"},
         "headers": {"enabled": False},
+        "timestamp": {"type": "date", "format": "epoch_millis"},
+        "document_id": {"type": "keyword"},
+        "version": {"type": "long"},
+        "value_is_document": {"type": "boolean"},
+        "replayed_at": {"type": "date", "format": "epoch_millis"},
     },
 }
 """How the dead-letter index is created where it is missing. ``value_text`` is there when the value is UTF-8,
-``document_text`` (what was sent) when a transform made it; a record too large even for here has neither, nor ``value``,
-but ``value_bytes``, its size."""
+``document_text`` (what was sent) when a transform made it, otherwise ``value_is_document``; a record too large even for
+here has neither, nor ``value``, but ``value_bytes``, its size. ``document_id`` and ``version`` are those
+that the document was to have; ``replayed_at`` is there once it was indexed after all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,11 @@ class DeadLetter:
     """What was to be indexed, where that is not the record's value."""
     digest: str = ""
     """Stands for the row in its id where its record does not, or not alone."""
+    document_id: str | None = None
+    """Under which it was to be indexed; None where it has no usable id, or was rejected by a step before."""
+    version: int | None = None
+    """The external version that it was to have."""
+    value_is_document: bool = False
     omit_value: bool = False
 
     @property
@@ -99,12 +104,16 @@ class DeadLetter:
             "incarnation": self.incarnation if self.topic is not None else None,
             "reason": {"type": self.reason.type, "text": self.reason.text},
             "value_bytes": None if value is None else len(value),
+            "document_id": self.document_id,
+            "version": self.version,
         }
         if self.original is not None:
+            fields["timestamp"] = self.original.timestamp_ms
             fields["key"] = _base64(self.original.key)
             fields["headers"] = [{"key": name, "value": _base64(held)} for name, held in self.original.headers]
         if not self.omit_value:
             fields |= {"value": _base64(value), "value_text": _text(value), "document_text": _text(self.document)}
+            fields["value_is_document"] = self.value_is_document and value is not None
         present = {name: held for name, held in fields.items() if held is not None}
         return json.dumps(present, separators=(",", ":")).encode()
 
@@ -123,8 +132,10 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
 
     document = _as_bytes(cell(document_column(batch)))
     original: OriginalRecord | None = None
-    if document_column(batch) == columns.VALUE:
-        original = OriginalRecord(_as_bytes(cell(columns.KEY)), document, _headers(cell(columns.HEADERS)))
+    untouched = document_column(batch) == columns.VALUE
+    if untouched:
+        headers = _headers(cell(columns.HEADERS))
+        original = OriginalRecord(_as_bytes(cell(columns.KEY)), document, headers, _timestamp_ms(batch, row))
         document = None
     elif columns.ORIGINAL_VALUE in names:
         original = OriginalRecord(
@@ -141,105 +152,26 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         original,
         document,
         digest,
+        *((None, None) if reason.type == REJECTED_BEFORE else _identity(batch, row, options)),
+        value_is_document=untouched,
     )
 
 
-class DeadLetterOffice:
-    """Collects a task's dead letters and writes them, a bounded number at a time."""
-
-    MOST_HELD = 1000
-    MOST_BYTES_HELD = 8 * 1024 * 1024
-
-    def __init__(
-        self,
-        transport: Transport,
-        sender: BulkSender,
-        options: IndexingOptions,
-        originals: OriginalRecords | None,
-    ) -> None:
-        """``sender`` writes into the dead-letter index."""
-        self._transport = transport
-        self._sender = sender
-        self._options = options
-        self._originals = originals
-        self._held: list[DeadLetter] = []
-        self._bytes_held = 0
-        self._index_ensured = False
-
-    def take(self, batch: pa.RecordBatch, rejected: Iterable[tuple[int, Reason]], counts: IndexingCounts) -> None:
-        """Hold the dead letters of these rows, and count them; writes when too many are held."""
-        for row, reason in rejected:
-            letter = dead_letter(batch, row, reason, self._options)
-            self._held.append(letter)
-            self._bytes_held += letter.size
-            counts.dead_lettered += 1
-            counts.dead_letter_reasons[reason.type] += 1
-            if len(self._held) >= self.MOST_HELD or self._bytes_held >= self.MOST_BYTES_HELD:
-                self.flush(counts)
-
-    def flush(self, counts: IndexingCounts) -> None:
-        """Write what is held. Raises DeadLettersRefusedError if one of them is refused."""
-        if not self._held:
-            return
-        self._ensure_index()
-        letters = [self._with_original(letter) for letter in self._held]
-        too_large = self._write(letters, counts)
-        # What does not fit a request even so is told of without its value; the record itself is in the log and Kafka.
-        slim = [replace(letter, omit_value=True) for letter in too_large]
-        if slim and self._write(slim, counts):
-            raise self._refused(Reason(DOCUMENT_TOO_LARGE, "not even without its value"))
-        self._held = []
-        self._bytes_held = 0
-
-    def _write(self, letters: Sequence[DeadLetter], counts: IndexingCounts) -> list[DeadLetter]:
-        """Write these; those that are too large come back."""
-        prepared = _prepared(letters, self._options)
-        too_large = []
-        for lines in prepared.requests(self._options):
-            sent = self._sender.send(prepared, lines)
-            counts.requests += sent.counts.requests
-            counts.retries += sent.counts.retries
-            counts.bytes += sent.counts.bytes
-            for line, reason in sent.rejected:
-                if reason.type != DOCUMENT_TOO_LARGE:
-                    raise self._refused(reason)
-                too_large.append(letters[line])
-        return too_large
-
-    def _refused(self, reason: Reason) -> DeadLettersRefusedError:
-        return DeadLettersRefusedError(
-            f"A dead letter was refused by index {self._options.dead_letters!r}: {reason}.",
-            remedy="Let headrace create that index, or give it the mapping that it would have created; "
-            "then run the batch again.",
-        )
-
-    def _with_original(self, letter: DeadLetter) -> DeadLetter:
-        if letter.original is not None or self._originals is None or letter.topic is None:
-            return letter
-        if letter.partition is None or letter.offset is None:
-            return letter
-        found = self._originals.fetch(letter.topic, letter.partition, letter.offset, letter.incarnation)
-        return letter if found is None else replace(letter, original=found)
-
-    def _ensure_index(self) -> None:
-        if self._index_ensured:
-            return
-        path = f"/{quote(self._options.dead_letters, safe='')}"
-        patience = self._sender.patience()
-        if request_patiently(self._transport, patience, "HEAD", path).status != 200:
-            # Another task may be first, or the user may index but not create: writing the letters tells.
-            body = json.dumps({"mappings": MAPPINGS}).encode()
-            request_patiently(self._transport, patience, "PUT", path, body)
-        self._index_ensured = True
+def _identity(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> tuple[str | None, int | None]:
+    """The id and the version that the row's document has; no id where none can be made."""
+    identities = identify(batch.slice(row, 1), options)
+    if identities.rejected:
+        return None, None
+    return identities.ids[0].as_py(), None if identities.versions is None else identities.versions[0].as_py()
 
 
-def _prepared(letters: Sequence[DeadLetter], options: IndexingOptions) -> PreparedRows:
-    # Overwritten rather than kept: when a batch is run again the newer reason is the one to act on.
-    lines = [
-        b'{"index":{"_id":%s}}\n%s\n' % (json.dumps(letter.id).encode(), letter.to_bytes(options)) for letter in letters
-    ]
-    source = pa.record_batch([pa.array([letter.id for letter in letters], pa.large_string())], names=["id"])
-    return PreparedRows(source, np.arange(len(letters)), source.column(0), None, pa.array(lines, pa.large_binary()))
+def _timestamp_ms(batch: pa.RecordBatch, row: int) -> int | None:
+    index = batch.schema.get_field_index(columns.TIMESTAMP)
+    if index < 0 or not pa.types.is_timestamp(batch.schema.field(index).type):
+        return None
+    in_ms = pc.cast(batch.column(index).slice(row, 1), pa.timestamp("ms"), safe=False)
+    timestamp: int | None = pc.cast(in_ms, pa.int64())[0].as_py()
+    return timestamp
 
 
 def _as_bytes(value: str | bytes | None) -> bytes | None:

@@ -33,6 +33,14 @@ class DeadLettersRefusedError(IndexingError):
     """A dead letter could not be written, so the batch may not report success."""
 
 
+class DeadLetterMissingError(IndexingError):
+    """There is no such dead letter."""
+
+
+class LettersNotReplayableError(IndexingError):
+    """No document of the output can be made of a dead letter's record alone."""
+
+
 class DocumentsUnaccountedError(IndexingError):
     """The rows given in and the outcomes counted differ: a defect here, never passed over in silence."""
 

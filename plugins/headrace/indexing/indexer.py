@@ -15,7 +15,7 @@ from headrace.indexing.bulk_bodies import PreparedRows, prepare_rows
 from headrace.indexing.bulk_sender import BulkSender, SentRequest
 from headrace.indexing.columns import check_columns
 from headrace.indexing.counts import IndexingCounts
-from headrace.indexing.dead_letters import DeadLetterOffice
+from headrace.indexing.dead_letter_office import DeadLetterOffice
 from headrace.indexing.options import IndexingOptions
 from headrace.indexing.originals import OriginalRecords
 from headrace.indexing.transport import Transport

@@ -13,6 +13,7 @@ class OriginalRecord:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int | None = None
 
 
 class OriginalRecords(Protocol):

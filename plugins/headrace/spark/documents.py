@@ -1,4 +1,4 @@
-"""From any DataFrame to documents in Elasticsearch: the shape that the sink takes, its options, and the write.
+"""From any DataFrame to documents in Elasticsearch: the shape that the sink takes, and the write.
 
 The columns are built by expressions of Spark's own (``to_json`` in the JVM), written as SQL text, which means the same
 in classic sessions and over Spark Connect.
@@ -6,7 +6,6 @@ in classic sessions and over Spark Connect.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 
 from headrace.indexing import columns
 from headrace.indexing.errors import UnsuitableRowsError
+from headrace.indexing.output_options import ID_PREFIX, VERSION, sink_options
 from headrace.indexing.reports import IndexingReport
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.stream.inputs import KafkaInput
-
-VERSION = "version"
-ID_PREFIX = "id_"
 
 _BESIDE = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADERS, columns.REJECTED_BECAUSE)
 
@@ -44,62 +41,6 @@ def prepare_documents(df: DataFrame, output: ElasticsearchOutput) -> DataFrame:
     _check_named_columns(types, output)
     beside = [*_id_expressions(output), *_record_expressions(types, output)]
     return df.selectExpr(*beside, _document_expression(types, output))
-
-
-def sink_options(
-    output: ElasticsearchOutput,
-    *,
-    stream: str = "",
-    batch_time_ms: int | None = None,
-    report: str | None = None,
-    manifest: str | None = None,
-    read_again: Sequence[KafkaInput] = (),
-    earlier: Mapping[str, Sequence[str]] | None = None,
-    inputs: Sequence[KafkaInput] = (),
-) -> dict[str, str]:
-    """The sink's options for rows that ``prepare_documents`` shaped; none of them is a secret.
-
-    Dead letters find their records by these:
-
-    Args:
-        manifest: the batch's.
-        read_again: the stream's inputs, where the batch is in Kafka alone.
-        earlier: with a window the manifests of its other batches, of those in the "log" and of those in "kafka" alone.
-        inputs: the stream's inputs, for the latter.
-    """
-    options: dict[str, str | None] = {
-        "connection": output.connection,
-        "hosts": ",".join(output.hosts) or None,
-        "index": output.index,
-        "document_id": output.document_ids.kind,
-        "tombstones": output.tombstones,
-        "dead_letter_index": output.dead_letter_index,
-        "bulk_bytes": str(output.bulk_bytes),
-        "bulk_actions": str(output.bulk_actions),
-        "requests_in_flight": str(output.requests_in_flight),
-        "request_timeout_seconds": str(output.request_timeout_seconds),
-        "max_retry_seconds": str(output.max_retry_seconds),
-        "refresh": str(output.refresh).lower(),
-        "write_method": output.write_method,
-        "stream": stream,
-        "output": output.id,
-        "batch_time": None if batch_time_ms is None else str(batch_time_ms),
-        "report": report,
-        "manifest": manifest,
-    }
-    if read_again:
-        options["originals"] = "kafka"
-    if earlier:
-        options["earlier"] = json.dumps({where: list(uris) for where, uris in earlier.items()})
-    if read_again or (earlier and earlier.get("kafka")):
-        options["inputs"] = json.dumps([source.model_dump(mode="json") for source in read_again or inputs])
-    ids = output.document_ids
-    if isinstance(ids, ColumnIds):
-        options["id_columns"] = ",".join(f"{ID_PREFIX}{index}" for index in range(len(ids.columns)))
-        options["id_batch_time"] = str(ids.with_batch_time).lower()
-    if isinstance(ids, KeyIds) and ids.version_from:
-        options["version_from"] = VERSION
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def write_documents(
@@ -168,7 +109,7 @@ def _record_expressions(types: dict[str, DataType], output: ElasticsearchOutput)
     wanted = {columns.KEY} if isinstance(output.document_ids, KeyIds) else set()
     if _is_record(types):
         wanted |= {*columns.COORDINATES, columns.INCARNATION, *_BESIDE}
-        wanted |= {columns.KEY, columns.HEADERS} if _is_untouched(types, output) else set()
+        wanted |= {columns.KEY, columns.HEADERS, columns.TIMESTAMP} if _is_untouched(types, output) else set()
     casts = {columns.PARTITION: "INT", columns.OFFSET: "BIGINT", columns.INCARNATION: "INT"}
     return [
         f"CAST({_quoted(name)} AS {casts[name]}) AS {_quoted(name)}" if name in casts else _quoted(name)

@@ -195,6 +195,8 @@ def _record_at(records: pa.RecordBatch, here: Any) -> OriginalRecord | None:
     rows = pc.indices_nonzero(here).to_pylist()
     if not rows:
         return None
-    (record,) = records.slice(rows[0], 1).select(["key", "value", "headers"]).to_pylist()
+    row = records.slice(rows[0], 1)
+    (record,) = row.select(["key", "value", "headers"]).to_pylist()
     headers = tuple((header["key"], header["value"]) for header in record["headers"] or ())
-    return OriginalRecord(record["key"], record["value"], headers)
+    timestamp_ms = pc.cast(row.column("timestamp"), "int64")[0].as_py()
+    return OriginalRecord(record["key"], record["value"], headers, timestamp_ms)

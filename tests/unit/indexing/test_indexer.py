@@ -64,7 +64,8 @@ def test_a_dead_letter_has_everything_to_repeat_the_record(
     headers = pa.array(
         [[{"key": "h", "value": b"\xff"}]], pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
     )
-    rows = make_rows([b"\xe9junk"], offsets=[7], keys=[b"k"], incarnations=[2], headers=headers)
+    more = {"headers": headers, "timestamp": pa.array([1_650_123], pa.timestamp("us", tz="UTC"))}
+    rows = make_rows([b"\xe9junk"], offsets=[7], keys=[b"k"], incarnations=[2], **more)
     index(rows, stream="s", output="o", batch_time="1700")
     assert elasticsearch.documents(LETTERS) == {
         "t+0+7+2": {
@@ -83,6 +84,9 @@ def test_a_dead_letter_has_everything_to_repeat_the_record(
             "key": base64.b64encode(b"k").decode(),
             "value": base64.b64encode(b"\xe9junk").decode(),
             "value_bytes": 5,
+            "value_is_document": True,
+            "document_id": "t+0+7+2",
+            "timestamp": 1650,
             "headers": [{"key": "h", "value": base64.b64encode(b"\xff").decode()}],
         }
     }
@@ -126,6 +130,18 @@ def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasti
     assert id_.startswith("row+")
     assert letter["document_text"] == '{"n": "bad"}'
     assert "topic" not in letter
+    assert (letter["document_id"], letter["value_is_document"]) == ("x", False)
+
+
+def test_a_dead_letter_tells_the_id_and_version_that_its_document_was_to_have(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    rejected = pa.array([None, None, "odd"])
+    rows = make_rows([b"junk", b"junk", b"{}"], keys=[b"k", b"", b"r"], rejected_because=rejected, offsets=[4, 5, 6])
+    index(rows, document_id="key")
+    letters = elasticsearch.documents(LETTERS)
+    assert (letters["t+0+4"]["document_id"], letters["t+0+4"]["version"]) == ("k", 4)
+    assert not {"document_id", "version"} & (letters["t+0+5"].keys() | letters["t+0+6"].keys())
 
 
 def test_rows_without_a_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, VALUE
+from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, TIMESTAMP, VALUE
+from headrace.indexing.output_options import sink_options
 from headrace.indexing.reports import IndexingReport
 from headrace.spark.outputs.report_files import report_file
 from headrace.stream import ColumnIds, ElasticsearchOutput
@@ -62,10 +63,10 @@ def write_undecodable(
     from pyspark.sql import functions as F  # noqa: N812
 
     from headrace.spark.decoding import REASON
-    from headrace.spark.documents import sink_options
     from headrace.spark.elasticsearch_sink import FORMAT, ElasticsearchDataSource
 
-    rows = undecodable.select(*COORDINATES, INCARNATION, KEY, VALUE, HEADERS, F.col(REASON).alias(REJECTED_BECAUSE))
+    reason = F.col(REASON).alias(REJECTED_BECAUSE)
+    rows = undecodable.select(*COORDINATES, INCARNATION, KEY, VALUE, HEADERS, TIMESTAMP, reason)
     options = sink_options(
         output,
         stream=batch.stream.name,

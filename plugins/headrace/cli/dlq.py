@@ -1,0 +1,226 @@
+"""`headrace dlq`: what Elasticsearch refused for good, looked at, and indexed after all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.batch_time import milliseconds
+from headrace.cli.dlq_display import plan, tell_counts, tell_letter, tell_list, tell_plan
+from headrace.cli.elasticsearch_outputs import (
+    MAX_RETRY_SECONDS,
+    NoSuchOutputError,
+    elasticsearch_outputs,
+    registered,
+    transport_to,
+)
+from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.output import print_json
+
+if TYPE_CHECKING:
+    from headrace.indexing.dead_letter_index import DeadLetterIndex, LetterFilter
+    from headrace.indexing.dead_letter_replay import DeadLetterReplay, LetterReader
+    from headrace.stream import ElasticsearchOutput, Stream
+
+dlq = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Dead letters: list them, show one, index them after all."
+)
+
+OutputId = Annotated[str | None, typer.Option(help="The Elasticsearch output's id, where the stream has several.")]
+Batch = Annotated[str | None, typer.Option(help="Of this batch time alone: epoch milliseconds or ISO 8601.")]
+Since = Annotated[str | None, typer.Option("--from", help="From this batch time on.")]
+Until = Annotated[str | None, typer.Option(help="Until this batch time, which is among them.")]
+ReasonType = Annotated[str | None, typer.Option("--reason", help="With this type of reason, as list tells them.")]
+Topic = Annotated[str | None, typer.Option(help="Of this topic's records.")]
+Partition = Annotated[int | None, typer.Option(help="Of this partition's records.", min=0)]
+Offset = Annotated[
+    str | None, typer.Option(help="Of this offset, or of a range: 100-199, both among them.", metavar="OFFSET[-OFFSET]")
+]
+Replayed = Annotated[bool, typer.Option("--replayed", help="Those too that were replayed since.")]
+
+
+@dlq.callback()
+def _group() -> None:
+    """Dead letters: list them, show one, index them after all."""
+
+
+@dlq.command("list")
+def list_(
+    name: StreamName,
+    *,
+    ledger: LedgerUrl,
+    output: OutputId = None,
+    batch: Batch = None,
+    since: Since = None,
+    until: Until = None,
+    reason: ReasonType = None,
+    topic: Topic = None,
+    partition: Partition = None,
+    offset: Offset = None,
+    replayed: Replayed = False,
+    limit: Annotated[int, typer.Option(help="How many of each output, the newest batch first.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Count dead letters by their reasons, and list the newest."""
+    stream = _stream(ledger, name)
+    wanted = _filter(batch, since, until, offset, reason=reason, topic=topic, partition=partition, replayed=replayed)
+    told: list[dict[str, Any]] = []
+    for declared in elasticsearch_outputs(stream, output):
+        with _opened(stream, declared) as (index, _):
+            found, reasons = list(index.find(wanted, limit, contents=False)), index.reasons(wanted)
+        if as_json:
+            letters = [{"id": letter.id, **letter.fields} for letter in found]
+            told.append({"output": declared.id, "index": declared.dead_letters, "reasons": reasons, "letters": letters})
+        else:
+            tell_list(declared.id, declared.dead_letters, reasons, found)
+    if as_json:
+        print_json(told)
+
+
+@dlq.command()
+def show(
+    name: StreamName,
+    letter_id: Annotated[str, typer.Argument(help="The letter's id, as list tells it.", metavar="ID")],
+    *,
+    ledger: LedgerUrl,
+    output: OutputId = None,
+    value: Annotated[bool, typer.Option("--value", help="Nothing but the record's value, as its bytes.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tell all that a dead letter holds."""
+    stream = _stream(ledger, name)
+    with _opened(stream, _one_output(stream, output)) as (index, _):
+        letter = index.get(letter_id)
+    if value:
+        if letter.record is None:
+            raise typer.BadParameter("this letter does not hold its record", param_hint="--value")
+        sys.stdout.buffer.write(letter.record.value or b"")
+        sys.stdout.buffer.flush()
+    elif as_json:
+        print_json({"id": letter.id, **letter.fields})
+    else:
+        tell_letter(letter)
+
+
+@dlq.command()
+def replay(
+    name: StreamName,
+    *,
+    ledger: LedgerUrl,
+    letter_id: Annotated[
+        list[str] | None, typer.Option("--id", help="This letter; may be given several times.")
+    ] = None,
+    output: OutputId = None,
+    batch: Batch = None,
+    since: Since = None,
+    until: Until = None,
+    reason: ReasonType = None,
+    topic: Topic = None,
+    partition: Partition = None,
+    offset: Offset = None,
+    transform: Annotated[
+        bool,
+        typer.Option("--transform", help="Make the documents anew, by decoder and transform; otherwise as they were."),
+    ] = False,
+    master: Annotated[str, typer.Option(help="The Spark master for --transform.")] = "local[2]",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only what would be done is told.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Index dead letters after all, once a mapping was mended, or the transform (--transform).
+
+    A document or a newer version that is in the index already stays. Ends with 1 where letters remain dead.
+    """
+    from headrace.indexing.dead_letter_replay import AsTheyWere
+
+    stream = _stream(ledger, name)
+    declared = _one_output(stream, output)
+    wanted = _filter(
+        batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
+    )
+    with _opened(stream, declared) as (index, replaying):
+        reader = _through_transform(stream, declared, master) if transform else AsTheyWere()
+        if not yes:
+            planned = plan(index.find(wanted), reader)
+            print_json(planned) if as_json else tell_plan(planned)
+            return
+        counts = replaying.replay(index.find(wanted), reader)
+    print_json(counts.to_dict()) if as_json else tell_counts(counts)
+    if counts.replayed < counts.letters:
+        raise typer.Exit(1)
+
+
+def _stream(ledger: str, name: str) -> Stream:
+    with opened(ledger) as found:
+        return registered(found, name)
+
+
+def _one_output(stream: Stream, output: str | None) -> ElasticsearchOutput:
+    found = elasticsearch_outputs(stream, output)
+    if len(found) > 1:
+        raise NoSuchOutputError(
+            f"Stream {stream.name!r} has {len(found)} Elasticsearch outputs.",
+            remedy=f"Name one with --output: {', '.join(each.id for each in found)}.",
+        )
+    return found[0]
+
+
+def _filter(
+    batch: str | None, since: str | None, until: str | None, offset: str | None, **narrowing: Any
+) -> LetterFilter:
+    from headrace.indexing.dead_letter_index import LetterFilter
+
+    if batch is not None and (since is not None or until is not None):
+        raise typer.BadParameter("give either --batch or --from and --until", param_hint="--batch")
+    first, last = _offsets(offset)
+    return LetterFilter(
+        from_ms=_batch_time(since or batch, "--from"),
+        until_ms=_batch_time(until or batch, "--until"),
+        from_offset=first,
+        until_offset=last,
+        **narrowing,
+    )
+
+
+def _batch_time(text: str | None, option: str) -> int | None:
+    return None if text is None else milliseconds(text, option)
+
+
+def _offsets(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    first, _, last = text.partition("-")
+    if not first.isdigit() or not (last or first).isdigit():
+        raise typer.BadParameter(f"{text!r} is neither an offset nor a range of offsets", param_hint="--offset")
+    return int(first), int(last or first)
+
+
+@contextmanager
+def _opened(stream: Stream, output: ElasticsearchOutput) -> Iterator[tuple[DeadLetterIndex, DeadLetterReplay]]:
+    from headrace.clock import SystemClock
+    from headrace.indexing.dead_letter_index import DeadLetterIndex
+    from headrace.indexing.dead_letter_replay import DeadLetterReplay
+    from headrace.indexing.options import IndexingOptions
+    from headrace.indexing.output_options import sink_options
+
+    # The batch time is in the letters; that of the options would only be for ids made anew, which are none.
+    options = IndexingOptions.from_strings(sink_options(output, stream=stream.name, batch_time_ms=0))
+    options = options.model_copy(update={"max_retry_seconds": min(options.max_retry_seconds, MAX_RETRY_SECONDS)})
+    clock = SystemClock()
+    with transport_to(output) as transport:
+        index = DeadLetterIndex(transport, options, clock=clock)
+        yield index, DeadLetterReplay(transport, options, index, clock=clock)
+
+
+def _through_transform(stream: Stream, output: ElasticsearchOutput, master: str) -> LetterReader:
+    from headrace.spark.letter_reading import ThroughTheTransform
+    from headrace.spark.sessions import classic_session
+
+    return ThroughTheTransform(
+        stream,
+        output,
+        lambda: classic_session(f"headrace dlq {stream.name}", master=master, conf={"spark.ui.enabled": "false"}),
+    )

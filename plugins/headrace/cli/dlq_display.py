@@ -1,0 +1,117 @@
+"""What `headrace dlq` prints for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from headrace.cli.output import print_table, time_text
+
+if TYPE_CHECKING:
+    from headrace.indexing.dead_letter_index import StoredLetter
+    from headrace.indexing.dead_letter_replay import LetterReader, ReplayCounts
+
+_TEXT_SHOWN = 100
+
+
+def tell_list(output: str, index: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
+    """The letters of one output; ``reasons`` counts all of them, also those not listed."""
+    total = sum(reasons.values())
+    typer.echo(f"{total:,} dead letters of output {output}, in {index}{': ' if total else ''}{_counted(reasons)}")
+    if not letters:
+        return
+    print_table(
+        ("id", "batch time", "reason", "text", "replayed"),
+        [
+            (
+                letter.id,
+                time_text(letter.fields.get("batch_time")),
+                letter.reason.type,
+                _short(letter.reason.text),
+                time_text(letter.fields.get("replayed_at")),
+            )
+            for letter in letters
+        ],
+    )
+    if len(letters) < total:
+        typer.echo(f"These are {len(letters):,} of them; --limit tells more.")
+
+
+def tell_letter(letter: StoredLetter) -> None:
+    """All that one letter holds, a line each; times as times, bytes as text where they are."""
+    fields = dict(letter.fields)
+    for name in ("batch_time", "timestamp", "replayed_at"):
+        if name in fields:
+            fields[name] = time_text(fields[name])
+    record = letter.record
+    if record is not None:
+        fields["key"] = _readable(record.key)
+        fields["headers"] = ", ".join(f"{name}={_readable(value)}" for name, value in record.headers) or None
+    if "value_text" in fields:
+        del fields["value"]
+    reason = letter.reason
+    for name, value in {"id": letter.id, **fields, "reason": f"{reason.type}: {reason.text}"}.items():
+        if value is not None:
+            typer.echo(f"{name:>18}  {value}")
+
+
+def plan(letters: Iterable[StoredLetter], reader: LetterReader) -> dict[str, Any]:
+    """How many letters a replay would try, and why it would leave the others."""
+    tried = 0
+    left: Counter[str] = Counter()
+    for letter in letters:
+        why = reader.cannot(letter)
+        tried += why is None
+        left.update([] if why is None else [why])
+    return {"to_replay": tried, "left": left.total(), "left_because": dict(left)}
+
+
+def tell_plan(planned: Mapping[str, Any]) -> None:
+    """What ``plan`` found."""
+    typer.echo(f"{planned['to_replay']:,} dead letters would be replayed.")
+    _tell_left(planned["left_because"])
+    typer.echo("Nothing is changed yet; --yes replays them.")
+
+
+def tell_counts(counts: ReplayCounts) -> None:
+    """What became of the letters."""
+    documents = counts.documents
+    outcomes = {
+        "written": documents.created + documents.updated,
+        "there already": documents.repeated,
+        "superseded by a newer one": documents.superseded,
+        "deleted": documents.deleted,
+        "without a value and ignored": documents.ignored_tombstones,
+    }
+    typer.echo(f"{counts.replayed:,} of {counts.letters:,} dead letters are replayed.")
+    told = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
+    if told:
+        typer.echo(f"Documents: {told}.")
+    if counts.without_documents:
+        typer.echo(f"The transform makes no document of {counts.without_documents:,} of them.")
+    if counts.refused:
+        typer.echo(f"{counts.refused:,} were refused again: {_counted(counts.refused_because)}")
+    if counts.written_anew:
+        typer.echo(f"{counts.written_anew:,} were dead-lettered anew meanwhile, and were left as they are.")
+    _tell_left(counts.left_because)
+
+
+def _tell_left(reasons: Mapping[str, int]) -> None:
+    for why, number in reasons.items():
+        typer.echo(f"{number:,} cannot be: {why}.")
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _TEXT_SHOWN else f"{line[: _TEXT_SHOWN - 1]}…"
+
+
+def _readable(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "backslashreplace")

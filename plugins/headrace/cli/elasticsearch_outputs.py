@@ -1,0 +1,59 @@
+"""A stream's Elasticsearch outputs, and the way to their clusters, for commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.indexing.transport import ElasticsearchTransport
+    from headrace.ledger import Ledger
+    from headrace.stream import ElasticsearchOutput, Stream
+
+MAX_RETRY_SECONDS = 30.0
+"""How long a command waits for Elasticsearch: somebody waits for the command."""
+
+
+class NoSuchOutputError(HeadraceError):
+    """The stream has no such Elasticsearch output."""
+
+
+def registered(ledger: Ledger, name: str) -> Stream:
+    """The stream as the ledger has it. Raises what ``ledger.streams.get`` raises."""
+    from headrace.stream import Stream
+
+    return Stream.from_json(ledger.streams.get(name).definition)
+
+
+def elasticsearch_outputs(stream: Stream, output: str | None) -> list[ElasticsearchOutput]:
+    """The output of this id, or with None all of the kind.
+
+    Raises:
+        NoSuchOutputError: there is none, or it is of another kind.
+    """
+    from headrace.stream import ElasticsearchOutput
+
+    found = [each for each in stream.outputs if isinstance(each, ElasticsearchOutput) and output in (None, each.id)]
+    if not found:
+        kinds = ", ".join(f"{each.id} ({each.kind})" for each in stream.outputs)
+        wanted = "no Elasticsearch output" if output is None else f"no Elasticsearch output {output!r}"
+        raise NoSuchOutputError(f"Stream {stream.name!r} has {wanted}; its outputs are {kinds}.")
+    return found
+
+
+@contextmanager
+def transport_to(output: ElasticsearchOutput) -> Iterator[ElasticsearchTransport]:
+    """The way to the output's cluster. Raises what looking up its connection raises."""
+    from headrace.indexing.cluster import Cluster
+    from headrace.indexing.options import IndexingOptions
+    from headrace.indexing.transport import ElasticsearchTransport
+
+    where = IndexingOptions(connection=output.connection, hosts=output.hosts, index=output.index)
+    transport = ElasticsearchTransport(Cluster.of(where), connections=1, timeout_seconds=output.request_timeout_seconds)
+    try:
+        yield transport
+    finally:
+        transport.close()

@@ -1,0 +1,73 @@
+"""The sink's options for an output that a stream declares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
+
+if TYPE_CHECKING:
+    from headrace.stream.inputs import KafkaInput
+
+VERSION = "version"
+"""The column that the values of ``version_from`` stand in."""
+ID_PREFIX = "id_"
+"""The columns of column ids are named by this and their place, from 0."""
+
+
+def sink_options(
+    output: ElasticsearchOutput,
+    *,
+    stream: str = "",
+    batch_time_ms: int | None = None,
+    report: str | None = None,
+    manifest: str | None = None,
+    read_again: Sequence[KafkaInput] = (),
+    earlier: Mapping[str, Sequence[str]] | None = None,
+    inputs: Sequence[KafkaInput] = (),
+) -> dict[str, str]:
+    """The sink's options for rows that ``prepare_documents`` shaped; none of them is a secret.
+
+    Dead letters find their records by these:
+
+    Args:
+        manifest: the batch's.
+        read_again: the stream's inputs, where the batch is in Kafka alone.
+        earlier: with a window the manifests of its other batches, of those in the "log" and of those in "kafka" alone.
+        inputs: the stream's inputs, for the latter.
+    """
+    options: dict[str, str | None] = {
+        "connection": output.connection,
+        "hosts": ",".join(output.hosts) or None,
+        "index": output.index,
+        "document_id": output.document_ids.kind,
+        "tombstones": output.tombstones,
+        "dead_letter_index": output.dead_letter_index,
+        "bulk_bytes": str(output.bulk_bytes),
+        "bulk_actions": str(output.bulk_actions),
+        "requests_in_flight": str(output.requests_in_flight),
+        "request_timeout_seconds": str(output.request_timeout_seconds),
+        "max_retry_seconds": str(output.max_retry_seconds),
+        "refresh": str(output.refresh).lower(),
+        "write_method": output.write_method,
+        "stream": stream,
+        "output": output.id,
+        "batch_time": None if batch_time_ms is None else str(batch_time_ms),
+        "report": report,
+        "manifest": manifest,
+    }
+    if read_again:
+        options["originals"] = "kafka"
+    if earlier:
+        options["earlier"] = json.dumps({where: list(uris) for where, uris in earlier.items()})
+    if read_again or (earlier and earlier.get("kafka")):
+        options["inputs"] = json.dumps([source.model_dump(mode="json") for source in read_again or inputs])
+    ids = output.document_ids
+    if isinstance(ids, ColumnIds):
+        options["id_columns"] = ",".join(f"{ID_PREFIX}{index}" for index in range(len(ids.columns)))
+        options["id_batch_time"] = str(ids.with_batch_time).lower()
+    if isinstance(ids, KeyIds) and ids.version_from:
+        options["version_from"] = VERSION
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,335 @@
+"""`headrace dlq`: a real Elasticsearch, and the dead letters that an output left there."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.cli.main import app
+from headrace.hooks.ledger import register
+from headrace.indexing.cluster import Cluster
+from headrace.indexing.counts import IndexingCounts
+from headrace.indexing.dead_letter_replay import DeadLetterReplay
+from headrace.indexing.indexer import Indexer
+from headrace.indexing.options import IndexingOptions
+from headrace.indexing.output_options import sink_options
+from headrace.indexing.transport import ElasticsearchTransport
+from headrace.ledger import Ledger
+from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, Stream
+
+BATCHES = (1_700_000_010_000, 1_700_000_020_000)
+N_IS_A_LONG = {"mappings": {"properties": {"n": {"type": "long"}}}}
+
+
+class Shop:
+    """The stream `shop`, what its batches index, and the commands about what they could not."""
+
+    def __init__(self, url: str, folder: Path, **fields: Any) -> None:
+        self.index = f"dlq-{uuid.uuid4().hex[:8]}"
+        outputs = {"hosts": url, "index": self.index, "max_retry_seconds": 20, **fields.pop("output", {})}
+        self.stream = Stream(
+            **{
+                "name": "shop",
+                "inputs": KafkaInput(bootstrap_servers="localhost:9", topics="clicks"),
+                "outputs": ElasticsearchOutput(**outputs),
+                "batch_interval": "10 s",
+                "storage": folder / "storage",
+                "ledger": f"sqlite:///{folder}/ledger.db",
+                **fields,
+            }
+        )
+        self.url = url
+        self.transport = ElasticsearchTransport(
+            Cluster.of(IndexingOptions(hosts=(url,), index=self.index)), connections=2, timeout_seconds=30
+        )
+        self.ask("PUT", f"/{self.index}", N_IS_A_LONG)
+        self.declare(self.stream)
+
+    def declare(self, stream: Stream) -> None:
+        self.stream = stream
+        with Ledger.open(stream.ledger) as ledger:
+            register(ledger, stream)
+
+    def write(self, *values: bytes | None, batch_time_ms: int = BATCHES[0], first: int = 0, **more: Any) -> Any:
+        """Index the records of a batch, as its output would."""
+        (output,) = self.stream.outputs
+        rows = pa.record_batch(
+            {
+                "topic": ["clicks"] * len(values),
+                "partition": pa.array([0] * len(values), pa.int32()),
+                "offset": pa.array(range(first, first + len(values)), pa.int64()),
+                "key": pa.array([b"key-%d" % n for n in range(len(values))], pa.binary()),
+                "value": pa.array(values, pa.binary()),
+                "headers": pa.array(
+                    [[{"key": "trace", "value": b"\xff"}]] * len(values),
+                    pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+                ),
+                "timestamp": pa.array([1_700_000_000_123] * len(values), pa.timestamp("ms", tz="UTC")),
+                **more,
+            }
+        )
+        assert isinstance(output, ElasticsearchOutput)
+        options = sink_options(output, stream="shop", batch_time_ms=batch_time_ms)
+        counts: IndexingCounts = Indexer(self.transport, IndexingOptions.from_strings(options)).index([rows])
+        return counts
+
+    def dlq(self, command: str, *arguments: str) -> Result:
+        return CliRunner().invoke(app, ["dlq", command, "shop", *arguments, "--ledger", self.stream.ledger])
+
+    def told(self, command: str, *arguments: str) -> Any:
+        result = self.dlq(command, *arguments, "--json")
+        assert result.exception is None or result.exit_code == 1, result.output
+        return json.loads(result.stdout)
+
+    def listed(self, *arguments: str) -> list[str]:
+        (told,) = self.told("list", *arguments)
+        return [letter["id"] for letter in told["letters"]]
+
+    def documents(self, suffix: str = "") -> dict[str, Any]:
+        self.ask("POST", f"/{self.index}{suffix}/_refresh")
+        hits = self.ask("POST", f"/{self.index}{suffix}/_search", {"size": 1000, "version": True})["hits"]["hits"]
+        return {hit["_id"]: hit["_source"] for hit in hits}
+
+    def mend(self) -> None:
+        """Make the index anew, where n may be anything, with what it held."""
+        held = self.documents()
+        self.ask("DELETE", f"/{self.index}")
+        self.ask("PUT", f"/{self.index}", {"mappings": {"properties": {"n": {"type": "keyword"}}}})
+        for id_, document in held.items():
+            self.ask("PUT", f"/{self.index}/_doc/{id_}", document)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self.transport.request(method, path, None if body is None else json.dumps(body).encode())
+        assert answer.status < 300, answer
+        return answer.json()
+
+    def close(self) -> None:
+        for name in self.ask("GET", f"/{self.index}*/_settings?filter_path=*.settings.index.provided_name"):
+            self.ask("DELETE", f"/{name}")
+        self.transport.close()
+
+
+@pytest.fixture
+def make_shop(elasticsearch: str, tmp_path: Path) -> Iterator[Any]:
+    made: list[Shop] = []
+
+    def make(**fields: Any) -> Shop:
+        made.append(Shop(elasticsearch, tmp_path, **fields))
+        return made[-1]
+
+    yield make
+    for shop in made:
+        shop.close()
+
+
+@pytest.fixture
+def shop(make_shop: Any) -> Shop:
+    """Two batches, of whose records three were refused for the mapping and one is no JSON."""
+    made: Shop = make_shop()
+    made.write(b'{"n": 1}', b'{"n": "one"}', b"junk", b'{"n": 4.0, "a": "two"}')
+    made.write(b'{"n": "five"}', b'{"n": "six"}', batch_time_ms=BATCHES[1], first=10)
+    return made
+
+
+def test_letters_are_listed_and_counted(shop: Shop) -> None:
+    (told,) = shop.told("list")
+    assert told["reasons"] == {"document_parsing_exception": 3, "malformed_document": 1}
+    assert [letter["id"] for letter in told["letters"]] == ["clicks+0+10", "clicks+0+11", "clicks+0+1", "clicks+0+2"]
+    assert "value" not in told["letters"][0]
+    text = shop.dlq("list", "--limit", "2").output
+    assert "4 dead letters" in text
+    assert "clicks+0+10" in text
+    assert "These are 2 of them" in text
+
+
+@pytest.mark.parametrize(
+    ("narrowing", "offsets"),
+    [
+        ("--reason malformed_document", [2]),
+        ("--batch 2023-11-14T22:13:40Z", [10, 11]),
+        (f"--until {BATCHES[0]}", [1, 2]),
+        (f"--from {BATCHES[1]}", [10, 11]),
+        ("--offset 2-10", [10, 2]),
+        ("--offset 11", [11]),
+        ("--topic clicks --partition 0", [10, 11, 1, 2]),
+        ("--topic other", []),
+        ("--partition 1", []),
+    ],
+)
+def test_a_list_is_narrowed(shop: Shop, narrowing: str, offsets: list[int]) -> None:
+    assert shop.listed(*narrowing.split()) == [f"clicks+0+{offset}" for offset in offsets]
+
+
+def test_letters_of_other_streams_in_the_same_index_are_not_ours(shop: Shop) -> None:
+    foreign = {"stream": "other", "output": "elasticsearch", "reason": {"type": "x", "text": ""}, "topic": "clicks"}
+    shop.ask("PUT", f"/{shop.index}-dead-letters/_doc/foreign", foreign)
+    assert "foreign" not in shop.listed()
+    assert "no dead letter 'foreign'" in shop.dlq("show", "foreign").output
+
+
+def test_a_letter_is_shown_with_all_it_holds(shop: Shop) -> None:
+    text = shop.dlq("show", "clicks+0+1").output
+    for part in ("2023-11-14T22:13:20.123Z", '{"n": "one"}', "key-1", "document_parsing_exception: ", "trace="):
+        assert part in text
+    letter = shop.told("show", "clicks+0+1")
+    assert base64.b64decode(letter["value"]) == b'{"n": "one"}'
+    assert shop.dlq("show", "clicks+0+2", "--value").stdout_bytes == b"junk"
+    assert shop.dlq("show", "nothing").exit_code == 1
+
+
+def test_nothing_is_replayed_before_it_is_said(shop: Shop) -> None:
+    shop.mend()
+    assert shop.told("replay")["to_replay"] == 4
+    assert "--yes" in shop.dlq("replay").output
+    assert len(shop.documents()) == 2
+    assert len(shop.listed()) == 4
+
+
+def test_a_mended_mapping_takes_them_and_what_is_no_document_stays(shop: Shop) -> None:
+    shop.mend()
+    result = shop.dlq("replay", "--yes")
+    assert result.exit_code == 1
+    assert "3 of 4 dead letters are replayed" in result.output
+    assert "1 were refused again: 1 malformed_document" in result.output
+    assert shop.documents()["clicks+0+11"] == {"n": "six"}
+    assert len(shop.documents()) == 5
+    assert shop.listed() == ["clicks+0+2"]
+    assert len(shop.listed("--replayed")) == 4
+
+
+def test_without_mending_they_are_refused_again_and_keep_what_they_hold(shop: Shop) -> None:
+    before = shop.documents("-dead-letters")
+    told = shop.told("replay", "--yes")
+    assert (told["replayed"], told["refused"]) == (0, 4)
+    after = shop.documents("-dead-letters")
+    assert after == before
+    assert shop.dlq("replay", "--yes").exit_code == 1
+
+
+def test_a_replay_that_was_stopped_before_its_notes_changes_nothing_the_second_time(shop: Shop) -> None:
+    shop.mend()
+    shop.told("replay", "--yes", "--batch", str(BATCHES[1]))
+    assert shop.listed() == ["clicks+0+1", "clicks+0+2"]
+    for id_ in ("clicks+0+10", "clicks+0+11"):
+        shop.ask("POST", f"/{shop.index}-dead-letters/_update/{id_}", {"doc": {"replayed_at": None}})
+    told = shop.told("replay", "--yes", "--batch", str(BATCHES[1]))
+    assert (told["replayed"], told["documents"]["repeated"], told["documents"]["created"]) == (2, 2, 0)
+    assert shop.dlq("replay", "--yes", "--batch", str(BATCHES[1])).exit_code == 0
+
+
+def test_letters_are_chosen_by_their_ids(shop: Shop) -> None:
+    shop.mend()
+    result = shop.dlq("replay", "--yes", "--id", "clicks+0+1", "--id", "clicks+0+10")
+    assert result.exit_code == 0, result.output
+    assert shop.listed() == ["clicks+0+11", "clicks+0+2"]
+
+
+def test_a_letter_that_a_batch_wrote_anew_is_a_letter_again(shop: Shop) -> None:
+    shop.mend()
+    shop.told("replay", "--yes")
+    shop.ask("DELETE", f"/{shop.index}")
+    shop.ask("PUT", f"/{shop.index}", N_IS_A_LONG)
+    shop.write(b'{"n": "five"}', batch_time_ms=BATCHES[1], first=10)
+    assert shop.listed() == ["clicks+0+10", "clicks+0+2"]
+
+
+def test_a_newer_version_of_a_key_is_not_written_over(make_shop: Any) -> None:
+    shop = make_shop(output={"document_ids": KeyIds()})
+    shop.write(b'{"n": "old"}', b'{"n": "b"}', first=5)
+    shop.write(b'{"n": 7}', batch_time_ms=BATCHES[1], first=9)
+    shop.ask("PUT", f"/{shop.index}/_mapping", {"properties": {"m": {"type": "keyword"}}})
+    shop.ask("DELETE", f"/{shop.index}")
+    shop.ask("PUT", f"/{shop.index}", {"mappings": {"properties": {"n": {"type": "keyword"}}}})
+    shop.write(b'{"n": 7}', batch_time_ms=BATCHES[1], first=9)
+    told = shop.told("replay", "--yes")
+    assert told["replayed"] == 2
+    assert (told["documents"]["superseded"], told["documents"]["created"]) == (1, 1)
+    assert shop.documents() == {"key-0": {"n": 7}, "key-1": {"n": "b"}}
+    assert shop.listed() == []
+
+
+def test_a_document_of_column_ids_that_is_there_is_not_written_over(make_shop: Any) -> None:
+    output = {"document_ids": {"kind": "columns", "columns": ["id"], "with_batch_time": False}}
+    shop = make_shop(output=output)
+    shop.write(b'{"n": "a"}', b'{"n": "b"}', id_0=["x", "y"])
+    shop.mend()
+    shop.ask("PUT", f"/{shop.index}/_doc/x?refresh=true", {"n": "newer"})
+    told = shop.told("replay", "--yes")
+    assert (told["replayed"], told["documents"]["superseded"], told["documents"]["created"]) == (2, 1, 1)
+    assert shop.documents() == {"x": {"n": "newer"}, "y": {"n": "b"}}
+
+
+def test_a_letter_written_anew_meanwhile_is_not_noted(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.mend()
+    index = DeadLetterReplay._index
+
+    def while_a_batch_writes(self: Any, group: Any, counts: Any) -> Any:
+        letter = {**group.letters[0].fields, "batch_time": 1}
+        shop.ask("PUT", f"/{shop.index}-dead-letters/_doc/{group.letters[0].id}", dict(letter))
+        return index(self, group, counts)
+
+    monkeypatch.setattr(DeadLetterReplay, "_index", while_a_batch_writes)
+    told = shop.told("replay", "--yes", "--reason", "document_parsing_exception")
+    assert (told["replayed"], told["written_anew"]) == (2, 1)
+    assert shop.listed("--reason", "document_parsing_exception") == ["clicks+0+10"]
+
+
+TRANSFORM = """
+from pyspark.sql import functions as F
+
+
+def mended(records):
+    return records.select(
+        "topic", "partition", "offset", "incarnation", F.col("value.n").cast("bigint").alias("n"),
+        F.date_format("timestamp", "yyyy").alias("year"),
+    ).where("n <> 5 OR n IS NULL")
+"""
+
+
+@pytest.mark.slow
+def test_a_mended_decoder_and_transform_make_new_documents_of_them(make_shop: Any, tmp_path: Path) -> None:
+    shop = make_shop()
+    shop.write(b'{"n": "1x"}', b"junk", b'{"n": "3x"}', None, b'{"n": "5x"}')
+    (tmp_path / "dlq_mended.py").write_text(TRANSFORM)
+    shop.declare(
+        shop.stream.model_copy(
+            update={
+                "transform": "dlq_mended:mended",
+                "spark": shop.stream.spark.model_copy(update={"py_files": (str(tmp_path / "dlq_mended.py"),)}),
+                "inputs": (
+                    KafkaInput(
+                        bootstrap_servers="localhost:9", topics="clicks", value_decoder=JsonDecoder(fields="n STRING")
+                    ),
+                ),
+            }
+        )
+    )
+    (tmp_path / "dlq_mended.py").write_text(
+        TRANSFORM.replace('F.col("value.n")', 'F.regexp_extract(F.col("value.n"), "[0-9]+", 0)')
+    )
+    # In a process of its own, with which its Spark goes.
+    command = [sys.executable, "-m", "headrace.cli.main", "dlq", "replay", "shop", "--ledger", shop.stream.ledger]
+    command += ["--yes", "--transform", "--master", "local[1]", "--json"]
+    replayed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert replayed.returncode == 1, replayed.stderr
+    told = json.loads(replayed.stdout)
+    assert shop.documents() == {
+        "clicks+0+0": {"n": 1, "year": "2023"},
+        "clicks+0+2": {"n": 3, "year": "2023"},
+        "clicks+0+3": {"year": "2023"},
+    }
+    assert (told["letters"], told["replayed"], told["refused"], told["without_documents"]) == (5, 4, 1, 1)
+    assert told["refused_because"] == {"rejected": 1}
+    letter = shop.told("show", "clicks+0+1")
+    assert (letter["reason"]["type"], letter["value_text"]) == ("rejected", "junk")
+    assert shop.listed() == ["clicks+0+1"]
