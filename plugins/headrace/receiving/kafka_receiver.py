@@ -88,6 +88,7 @@ class KafkaReceiver:
         self._fatal: str | None = None
         self._closed = False
         self._next_lags = 0.0
+        self._heard_ends: Mapping[tuple[str, int], int] = {}
         self.client_error: str | None = None
         """The client's last error that concerns no partition, None since it went well again."""
         self.connected: bool | None = None
@@ -139,6 +140,7 @@ class KafkaReceiver:
 
         Raises KafkaClientError when the client cannot go on.
         """
+        self._heard_ends = {}
         self.serve()
         most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
         try:
@@ -362,13 +364,19 @@ class KafkaReceiver:
                 for each in self._owned.values()
             ]
 
+    def hear_ends(self, ends: Mapping[tuple[str, int], int]) -> None:
+        """Where partitions end, from whoever has asked Kafka while nothing was fetched; good until the next fetch."""
+        self._heard_ends = ends
+        self._measure_lags()
+
     def _measure_lags(self) -> None:
-        """From what the last fetch answers said: Kafka is not asked."""
+        """From what the last fetch answers said, or was heard since: Kafka is not asked."""
         for key, owned in self._owned.items():
             try:
                 _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), cached=True)
             except (KafkaException, TypeError):
                 continue
+            high = max(high, self._heard_ends.get(key, -1))
             owned.end_offset = high if high >= 0 else owned.end_offset
 
     def close(self, commit_seconds: float = 2.0) -> None:
