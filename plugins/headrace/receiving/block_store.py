@@ -19,8 +19,10 @@ from headrace.ledger.errors import (
     SegmentRemovedError,
 )
 from headrace.ledger.rows import ReceiverLease
+from headrace.receiving.disk_room import is_full
 from headrace.receiving.errors import StoreFailedError
 from headrace.receiving.event_times import by_event_time
+from headrace.receiving.pausing import Pausing
 from headrace.receiving.record_batches import RecordChunk, combine, without
 from headrace.wal.errors import StorageError, WriteFailedError
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
@@ -35,6 +37,12 @@ _FIRST_WAIT_SECONDS = 0.2
 # A failover of Postgres, or a busy SQLite: the frame is durable and its outcome must be known before the next one
 # (at most one frame of an epoch is undecided, rule 10), so this is waited out and not written again.
 LEDGER_PATIENCE_SECONDS = 60.0
+# While the disk is full: how soon it is looked at again, at first and at most.
+_FIRST_LOOK_SECONDS = 0.5
+_LONGEST_LOOK_SECONDS = 10.0
+# Room for this many blocks like the one that waits, and for this many bytes, so that it is not full again at once.
+_ROOM_BLOCKS = 4
+_ROOM_BYTES = 4 << 20
 
 
 class BlockStore:
@@ -49,12 +57,15 @@ class BlockStore:
         commit: Callable[[Sequence[OffsetRange]], None],
         wait: Callable[[float], None],
         clock: Clock,
+        pausing: Pausing,
+        room_for: Callable[[int], bool],
         next_offsets: dict[TopicPartition, int],
         recreated: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]] = lambda _: (),
         stored: Callable[[], None] = lambda: None,
     ) -> None:
         """``next_offsets`` is kept up to date here: the ledger's positions, for the heads of new segments.
 
+        ``room_for`` says whether the log's disk has room for so many bytes; ``pausing`` hears when it has not.
         ``recreated`` says which partitions' records may be of another incarnation of their topic by now. ``stored`` is
         called after each block: what was read of an idle year is one block for each of its batches.
         """
@@ -64,6 +75,8 @@ class BlockStore:
         self._commit = commit
         self._wait = wait
         self._clock = clock
+        self._pausing = pausing
+        self._room_for = room_for
         self._recreated = recreated
         self._stored = stored
         self._last_accepted: int | None = None
@@ -137,9 +150,10 @@ class BlockStore:
         self, batch: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int, event_time_ms: int | None
     ) -> None:
         last: Exception | None = None
-        for attempt in range(STORE_TRIES):
-            if attempt:
-                self._wait(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+        failures = full = 0
+        while failures < STORE_TRIES:
+            if failures:
+                self._wait(_FIRST_WAIT_SECONDS * 2 ** (failures - 1))
             try:
                 frame = self._writer.write(
                     batch,
@@ -163,13 +177,31 @@ class BlockStore:
             except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
                 self.write_failures += 1
                 last = error
-                logger.warning("storing a block failed (%d of %d tries): %s", attempt + 1, STORE_TRIES, error)
+                if is_full(error):
+                    # No failure of this receiver's: it would be the same for the next one, which would begin by
+                    # reading all of it again.
+                    self._await_room(error, batch.nbytes, full)
+                    full += 1
+                    continue
+                failures += 1
+                logger.warning("storing a block failed (%d of %d tries): %s", failures, STORE_TRIES, error)
             else:
+                self._pausing.disk_has_room()
                 return
         raise StoreFailedError(
             f"A block of {batch.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
             remedy="Its records are read from Kafka again; see to the log's disk or store.",
         ) from last
+
+    def _await_room(self, error: Exception, nbytes: int, waited: int) -> None:
+        """Wait until the disk has room for blocks of ``nbytes``; ``waited``: how often that was in vain before."""
+        self._pausing.disk_is_full(error)
+        needed = max(_ROOM_BLOCKS * nbytes, _ROOM_BYTES)
+        seconds = min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 2 ** min(waited, 8))
+        self._wait(seconds)
+        while not self._room_for(needed):
+            seconds = min(_LONGEST_LOOK_SECONDS, seconds * 2)
+            self._wait(seconds)
 
     def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:
         added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info))

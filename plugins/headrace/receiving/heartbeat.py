@@ -22,6 +22,7 @@ from headrace.receiving.garbage import OccasionalCollection
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.ledger_clock import LedgerClock
 from headrace.receiving.partition_state import FetchState
+from headrace.receiving.pausing import Pausing
 from headrace.receiving.receiver_stats import ReceiverStats
 from headrace.receiving.record_batches import RecordChunk
 
@@ -46,6 +47,7 @@ class Heartbeat:
         store: BlockStore,
         generator: BlockGenerator[RecordChunk],
         stats: ReceiverStats,
+        pausing: Pausing,
         drainage: Drainage | None,
         ledger_clock: LedgerClock,
         clock: Clock,
@@ -57,6 +59,7 @@ class Heartbeat:
         self._store = store
         self._generator = generator
         self._stats = stats
+        self._pausing = pausing
         self._drainage = drainage
         self._ledger_clock = ledger_clock
         self._clock = clock
@@ -65,6 +68,7 @@ class Heartbeat:
         self._orders: Orders | None = None
         self._next_beat = 0.0
         self._next_commit = 0.0
+        self._had_news = False
         self._told_failed: set[TopicPartition] = set()
         self._told_commit_error: str | None = None
         self.state = ReceiverState.STARTING
@@ -78,6 +82,10 @@ class Heartbeat:
     def beat_if_due(self) -> None:
         """Once a second; a ledger that does not answer is asked again a second later. Raises LeaseLostError."""
         now = self._clock.monotonic()
+        news = self._pausing.look()
+        if news and not self._had_news:
+            self._next_beat = 0.0
+        self._had_news = news
         if now < self._next_beat:
             return
         self._next_beat = now + HEARTBEAT_SECONDS
@@ -123,10 +131,12 @@ class Heartbeat:
             state=self.state,
             error=self._kafka.client_error,
             drained=drained,
+            paused_reason=self._pausing.reason,
         )
         self._ledger_clock.observe(asked_at, orders.now_ms)
         if self._drainage is not None and drained:
             self._drainage.told(drained)
+        self._pausing.tell()
         self._tell_failures()
         return orders
 

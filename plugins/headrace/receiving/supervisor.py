@@ -23,6 +23,7 @@ from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, Rec
 from headrace.ledger.states import PartitionState, ReceiverState
 from headrace.receiving.block_generator import BlockGenerator, GeneratedBlock
 from headrace.receiving.block_store import BlockStore
+from headrace.receiving.disk_room import room_for
 from headrace.receiving.drainage import AdminEndOffsets, Drainage, EndOffsets
 from headrace.receiving.errors import GeneratorStateError, ReceivingError
 from headrace.receiving.event_times import EventTimes
@@ -30,8 +31,11 @@ from headrace.receiving.heartbeat import Heartbeat
 from headrace.receiving.kafka_config import admin_config, consumer_config, isolation_level
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.ledger_clock import LedgerClock
+from headrace.receiving.log_budget import LogBudget
 from headrace.receiving.log_inheritance import tell_inheritance
 from headrace.receiving.partition_state import Gap
+from headrace.receiving.paused_lag import PausedLag
+from headrace.receiving.pausing import Pausing
 from headrace.receiving.rate_limiter import RateLimiter
 from headrace.receiving.receiver_stats import ReceiverStats
 from headrace.receiving.record_batches import RecordChunk
@@ -100,6 +104,8 @@ class ReceiverSupervisor:
         self._next_offsets: dict[TopicPartition, int] = {}
         self._lease: ReceiverLease
         self._kafka: KafkaReceiver
+        self._pausing: Pausing
+        self._paused_lag: PausedLag
         self._store: BlockStore
         self._generator: BlockGenerator[RecordChunk]
         self._heartbeat: Heartbeat
@@ -139,11 +145,14 @@ class ReceiverSupervisor:
         # One client for all questions, made when there is one to ask.
         admin = cache(lambda: AdminClient(admin_config(self._source)))
         guard = IncarnationGuard(self._topic_ids or AdminTopicIds(admin()), self._wait)
+        ends = cache(lambda: self._end_offsets or AdminEndOffsets(admin(), isolation_level(self._source)))
+        self._paused_lag = PausedLag(self._kafka, ends, self._clock)
+        self._pausing = Pausing(self._lease, self._ledger, self._clock, self._budget())
         drainage = None
         if self._stream.batch_by == "timestamp":
             self._event_times = EventTimes(self._stream.batch_interval_ms, self._ledger_clock.now_ms)
             drainage = Drainage(
-                self._end_offsets or AdminEndOffsets(admin(), isolation_level(self._source)),
+                ends(),
                 self._stored_positions,
                 self._ledger_clock.now_ms,
                 lateness_ms=self._stream.allowed_lateness_ms,
@@ -169,6 +178,8 @@ class ReceiverSupervisor:
             commit=self._kafka.commits.note,
             wait=self._wait,
             clock=self._clock,
+            pausing=self._pausing,
+            room_for=partial(room_for, self._storage.url),
             next_offsets=self._next_offsets,
             recreated=guard.recreated,
             stored=self.on_tick,
@@ -189,10 +200,17 @@ class ReceiverSupervisor:
             store=self._store,
             generator=self._generator,
             stats=self._stats,
+            pausing=self._pausing,
             drainage=drainage,
             ledger_clock=self._ledger_clock,
             clock=self._clock,
         )
+
+    def _budget(self) -> LogBudget | None:
+        most = self._stream.limits.max_log_bytes
+        if most is None:
+            return None
+        return LogBudget(self._stream, self._ledger, most, lambda: self._store.payload_bytes, self._clock)
 
     def _accepted(self, segment: str) -> list[BlockInfo]:
         return [block.info for block in self._ledger.blocks.of_segment(self._stream.name, segment)]
@@ -208,6 +226,11 @@ class ReceiverSupervisor:
                 self._follow(orders, told_failed)
             if self._generator.failure is not None:
                 return
+            if self._pausing.reason is not None:
+                self._kafka.serve()
+                self._paused_lag.look()
+                self._clock.wait(stop, _POLL_SECONDS)
+                continue
             if not self._generator.wait_for_room(_POLL_SECONDS):
                 self._kafka.serve()
                 continue

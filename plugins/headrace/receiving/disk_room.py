@@ -1,0 +1,58 @@
+"""Whether the log's disk is full, and whether there is room again: asked without leaving a file behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+# A quota that is used up is a full disk to whoever has it.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# A file that never has a name, so that a crash leaves nothing. Not on every system and file system.
+_NAMELESS = getattr(os, "O_TMPFILE", None)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the error, or what caused it, is that there is no room left."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def room_for(url: str, nbytes: int) -> bool:
+    """Whether ``nbytes`` more can be stored at a storage's ``url``: really allocated and given back, since neither
+    quotas nor reserved blocks show in the free space. True where only a write can tell, in an object store say.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return True
+    folder = Path(unquote(parts.path))
+    # The log's folder may not be there yet.
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        if _NAMELESS is None:
+            return _is_free(folder, nbytes)
+        descriptor = os.open(folder, _NAMELESS | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return not is_full(error) and _is_free(folder, nbytes)
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        return not is_full(error)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_free(folder: Path, nbytes: int) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return True
+    # File systems without a fixed number of files tell 0 of 0.
+    return found.f_bavail * found.f_frsize >= nbytes and (found.f_favail > 0 or found.f_files == 0)
