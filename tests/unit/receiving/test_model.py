@@ -29,6 +29,7 @@ from headrace.receiving.block_store import BlockStore
 from headrace.receiving.errors import StoreFailedError
 from headrace.receiving.event_times import EventTimes
 from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.pausing import Pausing
 from headrace.receiving.record_batches import RecordChunk
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 from headrace.wal.local_storage import LocalStorage
@@ -304,6 +305,8 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             commit=kafka.commits.note,
             wait=lambda _: None,
             clock=self.clock,
+            pausing=Pausing(lease, self.ledger, self.clock),
+            room_for=lambda _: True,
             next_offsets=next_offsets,
         )
         times = EventTimes(INTERVAL_MS, self.clock.now_ms) if self.batch_by == "timestamp" else None
