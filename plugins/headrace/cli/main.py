@@ -24,6 +24,7 @@ COMMANDS = {
     "batches": "headrace.cli.batches:batches",
     "abandon": "headrace.cli.batches:abandon",
     "events": "headrace.cli.batches:events",
+    "fsck": "headrace.cli.fsck:fsck",
     "alias": "headrace.cli.alias:alias",
     "dlq": "headrace.cli.dlq:dlq",
 }

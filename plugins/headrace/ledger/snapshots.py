@@ -60,7 +60,7 @@ from headrace.ledger.topics import topic_row
 class StreamSnapshot:
     """A stream's rows as of one transaction, at ``now_ms`` of the ledger's clock.
 
-    ``blocks`` come in the order they were added, ``inputs`` along their partitions. ``running`` are the attempts that
+    ``filed`` are the times of the batches that a file of the stream's history holds as they are. ``blocks`` come in the order they were added, ``inputs`` along their partitions. ``running`` are the attempts that
     have not ended, replays' among them; ``newest_attempts`` the highest number of each batch's own attempts.
     ``outputs`` are the newest of each output, by batch time, replay ("" is the batch itself) and output id.
     """
@@ -74,6 +74,7 @@ class StreamSnapshot:
     segments: tuple[SegmentRow, ...]
     blocks: tuple[StoredBlock, ...]
     batches: tuple[BatchRow, ...]
+    filed: frozenset[int]
     inputs: tuple[BatchInputRow, ...]
     running: tuple[AttemptRow, ...]
     newest_attempts: dict[int, int]
@@ -152,6 +153,7 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
     outputs: dict[tuple[int, str], dict[str, BatchOutputRow]] = defaultdict(dict)
     for output in rows(batch_outputs, batch_outputs.c.batch_time_ms, batch_outputs.c.attempt):
         outputs[output.batch_time_ms, output.target][output.output_id] = BatchOutputRow(**output._mapping)
+    allocated = rows(batches, batches.c.batch_time_ms).all()
     return StreamSnapshot(
         now_ms=now_ms,
         stream=stream_row(row),
@@ -163,7 +165,8 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
         positions=tuple(position_row(each) for each in rows(positions, positions.c.input_id, positions.c.topic)),
         segments=tuple(segment_row(each) for each in rows(segments, segments.c.segment_id)),
         blocks=tuple(stored_block(each) for each in connection.execute(stored)),
-        batches=tuple(batch_row(each) for each in rows(batches, batches.c.batch_time_ms)),
+        batches=tuple(batch_row(each) for each in allocated),
+        filed=frozenset(each.batch_time_ms for each in allocated if each.history > 0),
         inputs=tuple(batch_input_row(each) for each in rows(batch_inputs, *along, batch_inputs.c.until_offset)),
         running=tuple(attempt_row(each) for each in connection.execute(running)),
         newest_attempts={time_ms: number for time_ms, number in connection.execute(newest)},

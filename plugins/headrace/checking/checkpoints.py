@@ -1,0 +1,100 @@
+"""The newest checkpoint: it can be read, holds what the ledger says it holds, and is not ahead of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.batching.checkpoint import Checkpoint, CheckpointError, checkpoint_paths, read_newest
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.checking.coverage import partition_text
+from headrace.checking.findings import Finding, Problem
+from headrace.ledger.snapshots import StreamSnapshot
+from headrace.ledger.states import BatchState
+from headrace.wal.storage import LogStorage
+
+
+@dataclass
+class CheckpointObservation:
+    """The newest checkpoint that can be read, and newer ones that cannot."""
+
+    newest: Checkpoint | None = None
+    unreadable: list[str] = field(default_factory=list)
+    error: str = ""
+
+    def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
+        """What it means by this state of the ledger."""
+        for path in self.unreadable:
+            what = f"It is damaged; the newest that can be read is {self.newest.path if self.newest else 'none'}."
+            yield Finding(Problem.CHECKPOINT_UNREADABLE, path, what)
+        held = [batch.batch_time_ms for batch in snapshot.batches if batch.checkpointed_at_ms is not None]
+        if self.newest is None:
+            if held:
+                what = f"{len(held)} batches are said to be in one. {self.error}"
+                yield Finding(Problem.CHECKPOINT_UNREADABLE, "checkpoints", what)
+            return
+        yield from _missing(snapshot, self.newest)
+        for name, what in _ahead(snapshot, self.newest.state):
+            yield Finding(Problem.LEDGER_SET_BACK, name, f"{what} ({self.newest.path})")
+
+
+def observe_checkpoints(folder: LogStorage) -> CheckpointObservation:
+    """Read the newest checkpoint in the stream's folder.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    found = CheckpointObservation()
+    paths = checkpoint_paths(folder)
+    try:
+        found.newest = read_newest(folder)
+    except CheckpointError as error:
+        found.error = error.what
+        found.unreadable = paths
+    else:
+        found.unreadable = [path for path in paths if path > found.newest.path]
+    return found
+
+
+def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Batches that the checkpoint has to hold: what the history does not, it does."""
+    states = {each["batch_time_ms"]: each["state"] for each in checkpoint.state.get("batches", ())}
+    for batch in snapshot.batches:
+        if (
+            batch.state is BatchState.COMPLETED
+            and batch.checkpointed_at_ms is not None
+            and batch.cleaned_at_ms is None
+            and batch.batch_time_ms not in snapshot.filed
+            and batch.batch_time_ms not in states
+        ):
+            what = f"It is said to be in {batch.checkpoint_uri}, and the newest, {checkpoint.path}, does not hold it."
+            yield Finding(Problem.CHECKPOINT_BEHIND, str(batch.batch_time_ms), what)
+
+
+def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    stream = state["stream"]
+    for name in ("job_epoch", "sealed_until_ms", "revision"):
+        says, has = stream[name], getattr(snapshot.stream, name)
+        if says > has:
+            yield snapshot.stream.name, f"The checkpoint's {name} is {says}, the ledger's {has}."
+    positions = {(row.input_id, row.partition): row.next_offset for row in snapshot.positions}
+    for row in state.get("positions", ()):
+        key = (row["input_id"], TopicPartition(**row["partition"]))
+        if row["next_offset"] > positions.get(key, -1):
+            what = f"The checkpoint's position is {row['next_offset']}, the ledger's {positions.get(key, 'not there')}."
+            yield partition_text(key), what
+    epochs = {row.receiver_id: row.epoch for row in snapshot.receivers}
+    for row in state.get("receivers", ()):
+        receiver = ReceiverId(snapshot.stream.name, row["input_id"], row["index"])
+        if row["epoch"] > epochs.get(receiver, 0):
+            yield (
+                f"receiver {receiver}",
+                f"The checkpoint's epoch is {row['epoch']}, the ledger's {epochs.get(receiver)}.",
+            )
+    for row in state.get("batches", ()):
+        if row["batch_time_ms"] not in snapshot.batch:
+            yield (
+                str(row["batch_time_ms"]),
+                f"The checkpoint holds it as {row['state']}, and the ledger has no such batch.",
+            )

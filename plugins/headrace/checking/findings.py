@@ -1,0 +1,214 @@
+"""What a check can find, what each means, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headrace.ledger.snapshots import StreamSnapshot
+
+
+class Problem(StrEnum):
+    """A rule that does not hold. The value is what scripts see."""
+
+    OFFSETS_MISSING = "offsets_missing"
+    OFFSETS_TWICE = "offsets_twice"
+    POSITION_WRONG = "position_wrong"
+    TOPIC_WRONG = "topic_wrong"
+    BATCH_TIME_WRONG = "batch_time_wrong"
+    BLOCK_WRONG = "block_wrong"
+    UNCLAIMED_WRONG = "unclaimed_wrong"
+    SEGMENT_WRONG = "segment_wrong"
+    LEASE_WRONG = "lease_wrong"
+    BATCH_BLOCKS_WRONG = "batch_blocks_wrong"
+    BATCH_INPUTS_WRONG = "batch_inputs_wrong"
+    BATCH_STATE_WRONG = "batch_state_wrong"
+    REPLAY_STATE_WRONG = "replay_state_wrong"
+    ABSORBED_WRONG = "absorbed_wrong"
+    GAP_MISSING = "gap_missing"
+    CLEANED_TOO_EARLY = "cleaned_too_early"
+    OUT_OF_TURN = "out_of_turn"
+    SLOTS_EXCEEDED = "slots_exceeded"
+    MANIFEST_MISSING = "manifest_missing"
+    MANIFEST_DAMAGED = "manifest_damaged"
+    MANIFEST_DIFFERS = "manifest_differs"
+    SEGMENT_MISSING = "segment_missing"
+    SEGMENT_RETURNED = "segment_returned"
+    BLOCK_UNREADABLE = "block_unreadable"
+    BLOCK_DIFFERS = "block_differs"
+    BLOCK_UNKNOWN = "block_unknown"
+    LOG_DAMAGED = "log_damaged"
+    CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
+    CHECKPOINT_BEHIND = "checkpoint_behind"
+    LEDGER_SET_BACK = "ledger_set_back"
+    KAFKA_TOPIC_REPLACED = "kafka_topic_replaced"
+    KAFKA_RECORDS_GONE = "kafka_records_gone"
+    KAFKA_LOG_CUT = "kafka_log_cut"
+    COMMITTED_TOO_FAR = "committed_too_far"
+
+
+_NOT_BY_HAND = (
+    "The ledger was changed by something other than headrace, or headrace has a fault: keep a copy of it as it is, "
+    "and rebuild it with `headrace recover`, or report it with this output."
+)
+_SET_BACK = (
+    "Stop the stream and do not start it on this ledger: put back the newer one, or rebuild it with `headrace recover`."
+)
+_READ_AGAIN = (
+    "A batch that has not completed can be read again from Kafka while Kafka has its offsets, once the segment's file "
+    "is restored from a copy; else give the batch up with `headrace batches abandon`. For a completed batch nothing is "
+    "lost, but it can be run again from Kafka only."
+)
+
+MEANINGS: dict[Problem, tuple[str, str]] = {
+    Problem.OFFSETS_MISSING: (
+        "Kafka has records that were passed over: they are in no block, no batch and no recorded gap.",
+        "Keep a copy of the ledger; read the offsets again by a stream of another name that starts at them.",
+    ),
+    Problem.OFFSETS_TWICE: ("Records were received twice: they are in two batches.", _NOT_BY_HAND),
+    Problem.POSITION_WRONG: (
+        "Receiving would go on elsewhere than where the stored records end: records would be missed or doubled.",
+        _NOT_BY_HAND,
+    ),
+    Problem.TOPIC_WRONG: ("Which incarnation of the topic is received is not clear from the ledger.", _NOT_BY_HAND),
+    Problem.BATCH_TIME_WRONG: ("The block stands in a batch in which it cannot be.", _NOT_BY_HAND),
+    Problem.BLOCK_WRONG: ("The block was added by a writer that could not have added it.", _NOT_BY_HAND),
+    Problem.UNCLAIMED_WRONG: (
+        "What waits for a batch is counted wrongly: a batch time could be passed over, or waited for in vain.",
+        _NOT_BY_HAND,
+    ),
+    Problem.SEGMENT_WRONG: ("The ledger's row of a file of the log does not fit the file or its blocks.", _NOT_BY_HAND),
+    Problem.LEASE_WRONG: ("Two could write at once: an epoch or a lease is not what it has to be.", _NOT_BY_HAND),
+    Problem.BATCH_BLOCKS_WRONG: ("The batch no longer has the blocks that it was allocated.", _NOT_BY_HAND),
+    Problem.BATCH_INPUTS_WRONG: ("The batch's offset ranges are not those of its blocks.", _NOT_BY_HAND),
+    Problem.BATCH_STATE_WRONG: (
+        "The batch's state is not what its outputs say.",
+        "Run the batch again: clear its run.",
+    ),
+    Problem.REPLAY_STATE_WRONG: ("The replay's state is not what its outputs say.", "Run the replay's batch again."),
+    Problem.ABSORBED_WRONG: ("Which batch holds the blocks of an absorbed time is not clear.", _NOT_BY_HAND),
+    Problem.GAP_MISSING: ("Records were given up, and no gap tells it.", _NOT_BY_HAND),
+    Problem.CLEANED_TOO_EARLY: (
+        "The log let go of records whose batch is not done: it can be run from Kafka only, while Kafka has them.",
+        "Run the batch soon.",
+    ),
+    Problem.OUT_OF_TURN: (
+        "A later batch ran although this stream runs its batches in order: state or windows may be wrong.",
+        "Run the earlier batch, then the later ones again, in order.",
+    ),
+    Problem.SLOTS_EXCEEDED: ("More batches run at once than the stream allows.", _NOT_BY_HAND),
+    Problem.MANIFEST_MISSING: (
+        "The batch cannot be run again: which blocks it has stands in this file.",
+        "Run the batch's allocate_blocks: it writes the same manifest again while the ledger has the batch's blocks. "
+        "Else restore the file from a copy.",
+    ),
+    Problem.MANIFEST_DAMAGED: (
+        "The batch cannot be run again: the file is not the one that it was allocated by.",
+        "Run the batch's allocate_blocks: it writes the same manifest again while the ledger has the batch's blocks. "
+        "Else restore the file from a copy.",
+    ),
+    Problem.MANIFEST_DIFFERS: (
+        "The file is the one that the ledger names, and it lists other blocks or ranges than the ledger.",
+        _NOT_BY_HAND,
+    ),
+    Problem.SEGMENT_MISSING: ("A file of the log is gone that is still needed.", _READ_AGAIN),
+    Problem.SEGMENT_RETURNED: (
+        "A file of the log is there again that cleanup had deleted: nothing reads it.",
+        "Delete it; it came from a copy of the folder, most likely.",
+    ),
+    Problem.BLOCK_UNREADABLE: ("The records of this block cannot be read from the log.", _READ_AGAIN),
+    Problem.BLOCK_DIFFERS: ("The log holds another block here than the ledger says.", _SET_BACK),
+    Problem.BLOCK_UNKNOWN: (
+        "The log proves that this block was accepted, and the ledger does not know it: the ledger was lost or set back "
+        "to an older copy. Received again, its records would be doubled in a batch that has them.",
+        _SET_BACK,
+    ),
+    Problem.LOG_DAMAGED: (
+        "Bytes of the log are not what was written. No block that the ledger knows stands there.",
+        "Look for a failing disk. `headrace recover` without the ledger would have less to go by.",
+    ),
+    Problem.CHECKPOINT_UNREADABLE: (
+        "A lost ledger could not be rebuilt completely.",
+        "The next completed batch writes a checkpoint; or write one from the ledger with `headrace recover`.",
+    ),
+    Problem.CHECKPOINT_BEHIND: (
+        "The ledger says that a batch is in a checkpoint, and it is not: it would be run again after a rebuild.",
+        "Write a checkpoint from the ledger with `headrace recover`.",
+    ),
+    Problem.LEDGER_SET_BACK: (
+        "The newest checkpoint is ahead of the ledger, which was set back to an older copy: records would be received "
+        "again under offsets and batch times that were used.",
+        _SET_BACK,
+    ),
+    Problem.KAFKA_TOPIC_REPLACED: (
+        "The topic was deleted and created again, and the stream has not seen it yet: what was not received of the "
+        "old one is lost.",
+        "Let the receiver job run: it sees the new topic and begins it from its first offset.",
+    ),
+    Problem.KAFKA_RECORDS_GONE: (
+        "Kafka has deleted records before they were received.",
+        'Run the receiver job: with on_lost_offsets="reset" it records the gap and goes on, with "fail" it says so. '
+        "Let the topic keep its records for longer.",
+    ),
+    Problem.KAFKA_LOG_CUT: (
+        "Kafka's log ends before what was received of it: it lost records that it had given out (an unclean election, "
+        "or files that were lost), and new ones take their offsets.",
+        "Compare the topic with what the stream has; then create the topic again, or let a stream of another name "
+        "read it.",
+    ),
+    Problem.COMMITTED_TOO_FAR: (
+        "The group's committed offset is beyond the stored position. headrace commits after storing, so another "
+        "consumer commits in its group, or the ledger was set back.",
+        "Give the input a group of its own, and compare the ledger with the newest checkpoint.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that does not hold, of ``subject`` (a batch time, a partition, a file ...). ``detail`` says what is."""
+
+    problem: Problem
+    subject: str
+    detail: str
+
+    @property
+    def meaning(self) -> str:
+        """What follows from it."""
+        return MEANINGS[self.problem][0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return MEANINGS[self.problem][1]
+
+    @property
+    def key(self) -> tuple[Problem, str]:
+        """What makes two findings the same one."""
+        return self.problem, self.subject
+
+
+@dataclass
+class Report:
+    """What a check of a stream found. ``notes`` are what could not be told, and ``checked`` what was looked at."""
+
+    stream: str
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    checked: dict[str, int] = field(default_factory=dict)
+
+
+Judgement = Callable[[StreamSnapshot], Iterable[Finding]]
+"""What an observation of the log, of files or of Kafka means by what the ledger says.
+
+An observation is made between two snapshots, and stands only if it is a finding by both: the ledger of a stream that
+runs is ahead of what was looked at before, and behind what was looked at after.
+"""
+
+
+def confirmed(before: Iterable[Finding], after: Iterable[Finding]) -> list[Finding]:
+    """The findings that hold in both, as the second one tells them."""
+    known = {finding.key for finding in before}
+    return [finding for finding in after if finding.key in known]
