@@ -24,7 +24,7 @@ MAPPINGS = {
 }
 
 DAG_FILE = f'''
-"""The hammer's stream: two receivers, a batch every ten seconds, and defaults otherwise."""
+"""The hammer's stream for Airflow: two receivers, a batch every ten seconds, and defaults otherwise."""
 
 import os
 
