@@ -199,7 +199,8 @@ class SegmentScan:
             ranges = fault.header.ranges if isinstance(fault.header, FrameHeader) else None
             self.torn_tail = TornTail(self.segment, offset, file.size - offset, fault.reason, ranges)
             if self._mode is RecoveryMode.ABSOLUTE_CONSISTENCY:
-                raise TornTailError(self.segment, offset, fault.reason, ranges)
+                accepted = self._known.accepted_between(offset, None)
+                raise TornTailError(self.segment, offset, fault.reason, ranges if accepted is None else accepted)
             return None
         lost = self._positions.lost(file, offset, behind, end, fault)
         kind = TornTailError if at_tail else DamagedFrameError

@@ -1,0 +1,128 @@
+"""What happens to files on disks: damage to do to a log, at random and repeatably."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from headrace.wal.storage import LogStorage
+
+SECTOR_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What was done to a file, as a person reads it."""
+
+    kind: str
+    path: str
+    told: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.path}: {self.told}"
+
+
+def damage_file(storage: LogStorage, path: str, kind: str, random: Random, *, others: list[str]) -> Damage:
+    """Do damage of one ``kind`` (of ``KINDS``) to the file at ``path``; stale content comes from one of ``others``."""
+    before = storage.read(path)
+    after, told = KINDS[kind](before, random, lambda: storage.read(random.choice(others or [path])))
+    if kind == "delete":
+        storage.delete(path)
+    else:
+        storage.write_atomically(path, after)
+    return Damage(kind, path, told)
+
+
+Change = Callable[[bytes, Random, Callable[[], bytes]], tuple[bytes, str]]
+
+
+def _range(data: bytes, random: Random) -> tuple[int, int]:
+    """A place in the file and a length from there, of a few bytes as often as of many."""
+    at = random.randrange(max(1, len(data)))
+    most = max(1, len(data) - at)
+    return at, min(most, random.choice((1, 8, 64, SECTOR_BYTES, 4096, random.randint(1, most))))
+
+
+def _flip(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    changed = bytearray(data)
+    bits = [random.randrange(len(data) * 8) for _ in range(random.choice((1, 1, 1, 2, 8)))] if data else []
+    for bit in bits:
+        changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed), f"bits {bits}"
+
+
+def _cut(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    length = random.randrange(len(data) + 1)
+    return data[:length], f"to {length} of {len(data)} bytes"
+
+
+def _zero(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    at, length = _range(data, random)
+    if random.random() < 0.7:
+        at -= at % SECTOR_BYTES
+        length = min(len(data) - at, SECTOR_BYTES * random.randint(1, 8))
+    return data[:at] + bytes(length) + data[at + length :], f"[{at}, {at + length})"
+
+
+def _garbage(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    at, length = _range(data, random)
+    return data[:at] + random.randbytes(length) + data[at + length :], f"[{at}, {at + length})"
+
+
+def _duplicate(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    """A range written once more, over something else or pushing it on."""
+    at, length = _range(data, random)
+    to = random.randrange(len(data) + 1)
+    over = random.choice((0, length))
+    return data[:to] + data[at : at + length] + data[to + over :], f"[{at}, {at + length}) to {to}, over {over} bytes"
+
+
+def _swap(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    """Two ranges that follow on each other, or lie apart, in each other's place."""
+    a, b, c, d = sorted(random.randrange(len(data) + 1) for _ in range(4))
+    return data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:], f"[{a}, {b}) and [{c}, {d})"
+
+
+def _stale(data: bytes, random: Random, stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    """A range with what stands in this place of another file: blocks of the disk that were not overwritten."""
+    at, length = _range(data, random)
+    old = stale()[at : at + length]
+    return data[:at] + old + data[at + len(old) :], f"[{at}, {at + len(old)})"
+
+
+def _remove(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    """A range taken out: all behind it moves up."""
+    at, length = _range(data, random)
+    return data[:at] + data[at + length :], f"[{at}, {at + length})"
+
+
+def _extend(data: bytes, random: Random, stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    """More behind the end: zeros as of a file made longer before it is filled, garbage, or another file's bytes."""
+    more = random.choice((bytes(random.randint(1, 5000)), random.randbytes(random.randint(1, 600)), stale()))
+    return data + more, f"by {len(more)} bytes"
+
+
+def _replace(data: bytes, _random: Random, stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    """Another file under this name."""
+    other = stale()
+    return other, f"of {len(data)} bytes by one of {len(other)}"
+
+
+def _delete(data: bytes, _random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
+    return b"", f"of {len(data)} bytes"
+
+
+KINDS: dict[str, Change] = {
+    "flip": _flip,
+    "cut": _cut,
+    "zero": _zero,
+    "garbage": _garbage,
+    "duplicate": _duplicate,
+    "swap": _swap,
+    "stale": _stale,
+    "remove": _remove,
+    "extend": _extend,
+    "replace": _replace,
+    "delete": _delete,
+}
