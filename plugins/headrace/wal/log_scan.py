@@ -100,7 +100,7 @@ class LogScan:
     def _receiver(self, names: list[SegmentName], there: set[SegmentName]) -> Iterator[ScanEvent]:
         """``names`` are the segments that are there, or that the ledger has."""
         files = [name for name in names if name in there]
-        headers = {name: header for name in files if (header := _header_of(self._storage, name.path)) is not None}
+        headers = {name: header for name in files if (header := header_of(self._storage, name.path)) is not None}
         said = _said_of_segments(headers)
         last_inherited = _last_inherited(said)
         counted = sorted(name for name in headers if not _is_superseded(name, last_inherited))
@@ -192,7 +192,7 @@ def _said_of_segments(headers: Mapping[SegmentName, SegmentHeader]) -> dict[str,
     return said
 
 
-def _header_of(storage: LogStorage, segment: str) -> SegmentHeader | None:
+def header_of(storage: LogStorage, segment: str) -> SegmentHeader | None:
     """The segment's header; None if it cannot be read: the scan of that segment will say so."""
     try:
         with storage.open(segment) as file:
