@@ -1,8 +1,7 @@
 """Runs one batch: plain Python for a batch in the receiver job's application, under spark-submit for one of its own."""
 
-import sys
-
 from headrace.spark.micro_batch_job import main
+from headrace.spark.termination import run_and_leave
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_leave(main)

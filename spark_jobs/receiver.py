@@ -1,8 +1,7 @@
 """The receiver job: run it under spark-submit, or by plain Python, which starts Spark's JVM itself."""
 
-import sys
-
 from headrace.spark.receiver_job import main
+from headrace.spark.termination import run_and_leave
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_leave(main)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import sys
+import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -23,6 +28,25 @@ def raise_on_sigterm() -> None:
     """From now on SIGTERM raises `Terminated` in the main thread, once: a second one must not break the end that the
     first began."""
     signal.signal(signal.SIGTERM, _terminate)
+
+
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """Run a command and end this process at once with its exit code.
+
+    Python would wait at its end for the threads of every pool, and those of a Spark Connect client go on asking for
+    50 s where the server has gone: so long a receiver job took to end that had been told to.
+    """
+    try:
+        code = main()
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        code = EXIT_FAILED
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:

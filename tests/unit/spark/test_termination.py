@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from headrace.spark.termination import run_and_leave
+
+def main():
+    # As the release calls of a Spark Connect client whose server has gone.
+    ThreadPoolExecutor(1).submit(time.sleep, 600)
+    print("told", flush=False)
+    {ending}
+
+run_and_leave(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [("return 143", 143, ""), ("raise ValueError('no')", 1, "ValueError: no")],
+)
+def test_a_command_ends_at_once_and_tells_all_it_said(ending: str, code: int, told: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND.format(ending=ending)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (code, "told\n")
+    assert told in done.stderr
