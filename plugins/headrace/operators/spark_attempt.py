@@ -16,10 +16,12 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, Failure
-from headrace.hooks.environment import child_environment
+from headrace.hooks.environment import child_environment, secret_key
+from headrace.hooks.receiver_job import awaited_application
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
 from headrace.operators.spark_need import needs_of
+from headrace.spark import connect_token
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -37,6 +39,8 @@ LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
 # How long a batch that is told to end may take to cancel its Spark jobs, in seconds.
 _TERMINATION_GRACE = 15.0
 _TAIL_LINES = 40
+# What is waited for where Spark is not there yet.
+_APPLICATION = "application"
 _EXIT_FENCED = 75
 
 
@@ -53,7 +57,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     :param stream: the stream.
     :param way: ``connect`` or ``submit``; by default the stream's ``spark.run_batches``.
-    :param start_timeout: how long to wait for a receiver job that is starting.
+    :param start_timeout: how long to wait for a receiver job that is starting, or due since the last one died.
     :param slot_timeout: how long to wait for the same other attempts, which hold the stream's slots, come first, or
         are at the same batch.
     :param slot_poll: how often to look whether it is over.
@@ -116,17 +120,15 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         )
 
     def await_application(self, ledger: Ledger, batch: BatchRow, steps: Iterable[str]) -> None:
-        """Wait for a receiver job that is starting, if the steps need Spark: an application beside it would take the
-        machine from it, and be ready later."""
-        from headrace.ledger.states import JobState
-
-        if self.way != "connect" or self._waited >= self.start_timeout.total_seconds():
+        """Wait for a receiver job that is starting or due, if the steps need Spark: an application beside it would take
+        the machine from it, and be ready later."""
+        waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
+        if self.way != "connect" or waited >= self.start_timeout.total_seconds():
             return
-        job = ledger.jobs.current(self.stream.name)
-        if job is None or job.state is not JobState.STARTING or not job.alive(ledger.now_ms()):
-            return
-        if needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
-            self.wait("The receiver job's application is starting.", waiting_for="application")
+        patience_ms = self.start_timeout // timedelta(milliseconds=1)
+        reason = awaited_application(ledger, self.stream.name, patience_ms=patience_ms)
+        if reason is not None and needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
+            self.wait(reason, waiting_for=_APPLICATION)
 
     # --- running
 
@@ -141,6 +143,14 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         host = job.attributes.get("connect_host", socket.gethostname())
         if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:
             self.log.info("The receiver job's application is on %s and not reachable, so the batch is submitted.", host)
+            return "submit"
+        theirs = job.attributes.get(connect_token.FINGERPRINT)
+        if theirs is not None and theirs != connect_token.fingerprint(secret_key(), self.stream.name):
+            self.log.warning(
+                "The receiver job (epoch %d) was started with another secret key and would refuse this batch, so the "
+                "batch is submitted. `headrace stop %s` and `headrace start %s` give the job the key of now.",
+                job.epoch, self.stream.name, self.stream.name,
+            )  # fmt: skip
             return "submit"
         self.spark_ui_url = job.attributes.get("ui_url")
         return "connect"

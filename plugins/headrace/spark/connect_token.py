@@ -16,6 +16,9 @@ from headrace.errors import HeadraceError
 
 SECRET_VARIABLE = "HEADRACE_SECRET_KEY"  # noqa: S105 - the variable's name, not a secret
 
+FINGERPRINT = "secret_fingerprint"
+"""The attribute of a receiver job that has the fingerprint of its secret."""
+
 
 class SecretKeyMissingError(HeadraceError):
     """The process was started without the secret that the tokens are derived from."""
@@ -24,6 +27,12 @@ class SecretKeyMissingError(HeadraceError):
 def derive(secret: str, stream: str, job_epoch: int) -> str:
     """The token of one epoch of a stream's receiver job: 64 hexadecimal digits."""
     return hmac.new(secret.encode(), f"{stream}:{job_epoch}".encode(), hashlib.sha256).hexdigest()
+
+
+def fingerprint(secret: str, stream: str) -> str:
+    """What tells one secret from another, and nothing of either: a job's lease has it, so that a batch knows before it
+    asks whether the job was started with the secret of now."""
+    return hmac.new(secret.encode(), f"fingerprint of {stream}".encode(), hashlib.sha256).hexdigest()[:16]
 
 
 def from_environment(stream: str, job_epoch: int, environment: Mapping[str, str] | None = None) -> str:

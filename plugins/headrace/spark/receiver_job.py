@@ -67,7 +67,12 @@ class ReceiverJob:
             holder=self._holder,
             lease_ms=self._lease_ms,
             versions=current_versions(),
-            attributes={"pid": os.getpid(), "host": socket.gethostname(), "java_parent": under_spark_submit()},
+            attributes={
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "java_parent": under_spark_submit(),
+                **self._secret(),
+            },
         )
         logger.info(
             "stream %s, receiver job of epoch %d, held by %s", self._stream.name, self._lease.epoch, self._holder
@@ -84,6 +89,11 @@ class ReceiverJob:
             code = EXIT_TERMINATED if isinstance(error, Terminated) else EXIT_FAILED
             self._end(JobState.FAILED, first_cause(error)[:_ERROR_CHARACTERS], code)
             raise
+
+    def _secret(self) -> dict[str, str]:
+        """By which batches know whether they have the same secret."""
+        secret = os.environ.get(connect_token.SECRET_VARIABLE)
+        return {connect_token.FINGERPRINT: connect_token.fingerprint(secret, self._stream.name)} if secret else {}
 
     def _start(self, lease: JobLease) -> None:
         token = None

@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
+from headrace.hooks.environment import secret_key
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.spark.connect_token import fingerprint
 from headrace.stream import ConsoleOutput
 
 
@@ -68,8 +71,63 @@ def test_an_application_that_is_starting_is_waited_for(stream, source, allocated
 
 def test_but_not_longer_than_it_may_take(stream, allocated, submitted):
     _, task = allocated()
-    make(stream).slot_may_be_free(task.context, waited=180.0)
+    # After a minute for a slot.
+    make(stream).slot_may_be_free(task.context, waited=240.0, waiting_for="application", waiting_since=60.0)
     assert len(submitted) == 1
+
+
+def test_a_receiver_job_that_is_due_is_waited_for(stream, source, allocated, toy_batch, ledger, capsys):
+    """A second application beside the one that comes would take the machine from it."""
+    at_ms, task = allocated()
+    ledger.jobs.release(source.job, "failed", "its JVM was killed")
+    operator = make(stream)
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.execute(task.context)
+    assert "(epoch 1) is gone, and the next one is due" in capsys.readouterr().out
+    assert ledger.batches.attempts("flights", at_ms) == []
+    again = ledger.jobs.acquire("flights", holder="the next", lease_ms=60_000)
+    ledger.jobs.update(again, state="running", attributes={"connect_url": "sc://localhost:15002"})
+    operator.slot_may_be_free(task.context, **waiting.value.kwargs)
+    assert "toy batch by way connect" in capsys.readouterr().out
+
+
+def test_but_not_one_that_does_not_come(stream, source, allocated, submitted, ledger, make_task):
+    _, task = allocated()
+    ledger.jobs.release(source.job, "failed", "its JVM was killed")
+    make(stream, start_timeout=timedelta(0)).execute(task.context)
+    assert len(submitted) == 1
+
+
+def test_nor_where_the_stream_is_to_be_stopped(stream, source, allocated, submitted, ledger):
+    _, task = allocated()
+    ledger.jobs.release(source.job)
+    ledger.streams.set_desired_state("flights", "stopped")
+    make(stream).execute(task.context)
+    assert len(submitted) == 1
+
+
+def test_a_job_with_another_secret_key_is_left_alone(
+    stream, source, allocated, submitted, connectable, ledger, capsys, monkeypatch
+):
+    def started_with(key: str) -> str:
+        monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", key)
+        return fingerprint(secret_key(), "flights")
+
+    _, task = allocated()
+    ledger.jobs.update(source.job, attributes={"secret_fingerprint": started_with("before")})
+    started_with("now")
+    make(stream).execute(task.context)
+    assert len(submitted) == 1
+    told = capsys.readouterr().out
+    assert "another secret key" in told
+    assert "headrace stop flights" in told
+
+
+def test_and_with_the_same_it_runs_there(stream, source, allocated, toy_batch, connectable, ledger, capsys):
+    _, task = allocated()
+    ledger.jobs.update(source.job, attributes={"secret_fingerprint": fingerprint(secret_key(), "flights")})
+    make(stream).execute(task.context)
+    assert "toy batch by way connect" in capsys.readouterr().out
 
 
 def test_the_way_can_be_chosen(stream, allocated, submitted, connectable):

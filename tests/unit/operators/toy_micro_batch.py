@@ -1,7 +1,7 @@
 """A batch without Spark: it takes the attempt that it is given, and ends as TOY_BATCH says.
 
-ok completes it, fail reports an error, code and final report one of that kind, fail:OUTPUT does so when it comes to that
-output, silent exits well without completing, die dies after the last record, hang waits for SIGTERM.
+ok completes it, fail reports an error, code and final report one of that kind, fail:OUTPUT does so when it comes to
+that output, silent exits well without completing, die dies after the last record, hang waits for SIGTERM.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.spark.connect_token import SECRET_VARIABLE, SecretKeyMissingError, derive, from_environment
+from headrace.spark.connect_token import SECRET_VARIABLE, SecretKeyMissingError, derive, fingerprint, from_environment
 
 
 def test_a_token_depends_on_secret_stream_and_epoch() -> None:
@@ -24,3 +24,10 @@ def test_both_sides_derive_the_same_token() -> None:
 def test_a_missing_secret_is_an_error_that_names_the_variable(environment: dict[str, str]) -> None:
     with pytest.raises(SecretKeyMissingError, match=SECRET_VARIABLE):
         from_environment("clicks", 1, environment)
+
+
+def test_the_fingerprint_tells_secrets_apart_and_is_no_token() -> None:
+    own = fingerprint("secret", "clicks")
+    assert own == fingerprint("secret", "clicks")
+    assert own not in {fingerprint("other", "clicks"), fingerprint("secret", "orders")}
+    assert not derive("secret", "clicks", 1).startswith(own)
