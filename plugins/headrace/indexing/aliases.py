@@ -104,4 +104,5 @@ class IndexAlias:
 
     def _concrete(self, name: str) -> str | None:
         options = self._options.model_copy(update={"index": name})
-        return TargetIndex(self._transport, options, clock=self._clock).concrete()
+        found = TargetIndex(self._transport, options, clock=self._clock).concrete()
+        return None if found is None else found.name

@@ -135,6 +135,8 @@ def _reject_unusable_ids(ids: Any, options: IndexingOptions, rejected: dict[int,
 
 
 def _versions(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> Any:
+    if options.versioned_by_batch:
+        return pa.array([options.batch_time] * batch.num_rows, pa.int64())
     name = options.version_from or columns.OFFSET
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):

@@ -77,7 +77,8 @@ class IndexingOptions(BaseModel):
     document_id: DocumentIdKind = DocumentIdKind.RECORD
     id_columns: Names = ()
     id_batch_time: bool = False
-    """Whether the batch time ends each column id: for aggregates, whose rows are one per group and batch."""
+    """Whether the batch time ends each column id: for aggregates, whose rows are one per group and batch. Otherwise it
+    is the document's version, unless ``version_from`` names another."""
     version_from: str | None = None
     """A column with a whole number or a time that only grows per id: the external version."""
     write_method: WriteMethod | None = None
@@ -134,7 +135,13 @@ class IndexingOptions(BaseModel):
     @property
     def versioned(self) -> bool:
         """Whether documents carry an external version."""
-        return self.version_from is not None or self.document_id is DocumentIdKind.KEY
+        return self.version_from is not None or self.document_id is DocumentIdKind.KEY or self.versioned_by_batch
+
+    @property
+    def versioned_by_batch(self) -> bool:
+        """Whether the batch time is the version: ids recur from batch to batch, and the newest batch's document is to
+        stay, also when an older batch is run again after it."""
+        return self._ids_recur and self.batch_time is not None
 
     @property
     def method(self) -> WriteMethod:
@@ -143,7 +150,7 @@ class IndexingOptions(BaseModel):
 
     @property
     def _ids_recur(self) -> bool:
-        """Whether different records have the same id, and nothing tells which of them is the newer."""
+        """Whether different records have the same id, and no column tells which of them is the newer."""
         return self.document_id is DocumentIdKind.COLUMNS and not self.id_batch_time and self.version_from is None
 
     @property

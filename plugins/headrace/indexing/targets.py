@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -23,8 +24,17 @@ _ONE_INDEX = "Write to one concrete index; use one index per period, and headrac
 
 # provided_name is there for every index, so that none is left out of the answer.
 _WANTED = (
-    "filter_path=error,*.aliases,*.data_stream,*.settings.index.provided_name,*.settings.index.lifecycle.rollover_alias"
+    "filter_path=error,*.aliases,*.data_stream,*.settings.index.provided_name,*.settings.index.uuid,"
+    "*.settings.index.lifecycle.rollover_alias"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ConcreteIndex:
+    """One index. ``uuid`` tells it from others that had, or will have, its name; None where that is not told."""
+
+    name: str
+    uuid: str | None
 
 
 class TargetIndex:
@@ -35,7 +45,7 @@ class TargetIndex:
         self._options = options
         self._clock = clock
 
-    def concrete(self) -> str | None:
+    def concrete(self) -> ConcreteIndex | None:
         """The one index behind the name; None while there is none.
 
         Raises:
@@ -60,7 +70,7 @@ class TargetIndex:
             raise UnsuitableTargetError(
                 f"{name!r} is an alias that rolls over (now {concrete[0]!r}).", remedy=_ONE_INDEX
             )
-        return concrete[0]
+        return ConcreteIndex(concrete[0], indices[concrete[0]].get("settings", {}).get("index", {}).get("uuid"))
 
     def refresh(self) -> None:
         """Make what was indexed visible to searches."""

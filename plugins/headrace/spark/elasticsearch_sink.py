@@ -30,7 +30,7 @@ from headrace.indexing.errors import DocumentsUnaccountedError, IndexingOptionsE
 from headrace.indexing.indexer import Indexer
 from headrace.indexing.options import IndexingOptions
 from headrace.indexing.reports import IndexingReport
-from headrace.indexing.targets import TargetIndex
+from headrace.indexing.targets import ConcreteIndex, TargetIndex
 from headrace.indexing.transport import ElasticsearchTransport
 from headrace.receiving.kafka_ranges import RangeClients
 from headrace.spark.original_records import (
@@ -85,7 +85,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         self._options = options
         self._cluster = cluster
         self._kafka = kafka or {}
-        self._index_before: str | None = None
+        self._index_before: ConcreteIndex | None = None
 
     def look_at_index(self) -> None:
         """Refuse an index in which ids are not unique."""
@@ -156,16 +156,23 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def _index_after(self) -> str | None:
         if not self._options.check_index:
             return None
-        now = self._index_now()
-        if self._index_before is not None and now != self._index_before:
+        before, now = self._index_before, self._index_now()
+        if before is not None and now != before:
+            if now is not None and now.name == before.name:
+                what = f"{before.name!r} was deleted and made anew; documents that it had are gone"
+            else:
+                after = None if now is None else now.name
+                what = (
+                    f"{self._options.index!r} came to mean {after!r} instead of {before.name!r}; some of its documents "
+                    "may be in both"
+                )
             raise UnsuitableTargetError(
-                f"While the batch was written {self._options.index!r} came to mean {now!r} instead of "
-                f"{self._index_before!r}; some of its documents may be in both.",
+                f"While the batch was written {what}.",
                 remedy="Write to one concrete index, and run the batch again.",
             )
-        return now
+        return None if now is None else now.name
 
-    def _index_now(self) -> str | None:
+    def _index_now(self) -> ConcreteIndex | None:
         return self._target().concrete()
 
     def _target(self) -> TargetIndex:

@@ -34,7 +34,11 @@ class KeyIds(Part):
 
 
 class ColumnIds(Part):
-    """The values of named columns, joined by ``+``; with the batch time for the results of an aggregate."""
+    """The values of named columns, joined by ``+``; with the batch time for the results of an aggregate.
+
+    Without it a document is of the newest batch that had its id: the batch time is its version, so that an older batch
+    that is run again does not write over it.
+    """
 
     kind: Literal["columns"] = "columns"
     columns: tuple[str, ...] = Field(min_length=1)

@@ -95,7 +95,8 @@ class FakeElasticsearch:
             return _answer(200, self.descriptions[index])
         if index not in self.indices:
             return _error(404, "index_not_found_exception", f"no such index [{index}]")
-        return _answer(200, {index: {"aliases": {}, "settings": {"index": {"provided_name": index}}}})
+        settings = {"index": {"provided_name": index, "uuid": f"uuid of {index}"}}
+        return _answer(200, {index: {"aliases": {}, "settings": settings}})
 
     def _mget(self, index: str, ids: Sequence[str]) -> Response:
         docs = []

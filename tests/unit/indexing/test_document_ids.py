@@ -114,3 +114,16 @@ def test_a_struct_is_no_id(make_options: Any) -> None:
     rows = pa.record_batch({"a": pa.array([{"x": 1}]), "document": ["{}"]})
     with pytest.raises(UnsuitableRowsError, match="fields"):
         identify(rows, make_options(document_id="columns", id_columns="a"))
+
+
+def test_an_id_that_recurs_from_batch_to_batch_is_versioned_by_them(make_options: Any) -> None:
+    rows = pa.record_batch({"g": ["x", "y"], "v": [3, 4]})
+    by_columns = {"document_id": "columns", "id_columns": "g", "batch_time": "1700000010000"}
+
+    def versions(**options: str) -> Any:
+        found = identify(rows, make_options(**by_columns, **options)).versions
+        return None if found is None else found.to_pylist()
+
+    assert versions() == [1_700_000_010_000] * 2
+    assert versions(version_from="v") == [3, 4]
+    assert versions(id_batch_time="true") is None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.indexing.errors import UnsuitableTargetError
-from headrace.indexing.targets import TargetIndex
+from headrace.indexing.targets import ConcreteIndex, TargetIndex
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 INDEX: dict[str, Any] = {"settings": {"index": {"provided_name": "clicks-1"}}}
@@ -18,7 +18,7 @@ def target(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> T
 
 def test_an_index_is_itself(target: TargetIndex, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.indices["clicks"] = {}
-    assert target.concrete() == "clicks"
+    assert target.concrete() == ConcreteIndex("clicks", "uuid of clicks")
 
 
 def test_a_missing_index_is_none_yet(target: TargetIndex) -> None:
@@ -27,7 +27,7 @@ def test_a_missing_index_is_none_yet(target: TargetIndex) -> None:
 
 def test_an_alias_of_one_index_is_that_index(target: TargetIndex, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.descriptions["clicks"] = {"clicks-1": {"aliases": {"clicks": {}}, **INDEX}}
-    assert target.concrete() == "clicks-1"
+    assert target.concrete() == ConcreteIndex("clicks-1", None)
 
 
 @pytest.mark.parametrize(
