@@ -13,7 +13,7 @@ from headrace.receiving.kafka_receiver import KafkaReceiver
 
 logger = logging.getLogger(__name__)
 
-_ASK_SECONDS = 5.0
+_ASK_SECONDS = 2.0
 
 
 class PausedLag:
