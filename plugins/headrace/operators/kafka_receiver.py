@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.hooks.detached import DetachedProcess, spawn, tail
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.hooks.receiver_job import JobOutcome, JobWatch
+from headrace.operators.attachment import ATTACHED, attachment, ended_unheard, holder
 from headrace.operators.links import SparkUiLink
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 _START_POLL_SECONDS = 0.5
 # A job that cannot start is tried again for as long as nobody looks, with a log file each time.
 _KEEP_LOGS = 30
-
-ATTACHED = "attached"
-"""The attribute of a receiver job that names the task that waits for its end."""
 
 
 class ReceiverJobError(HeadraceError):
@@ -94,10 +92,13 @@ class KafkaReceiverOperator(BaseOperator):
                 self.log.info(
                     "Attached to the receiver job of %s, which runs since %s.", job.holder, _time(job.acquired_at_ms)
                 )
+                if ended_unheard(job, context):
+                    self.log.info("Its last task was ended by a person, so it is asked to stop.")
+                    ledger.jobs.request_stop(self.stream.name, "its Airflow task was ended by a person")
             else:
                 job = self._start(ledger, context)
             self._holder = holder(context)
-            ledger.jobs.note(self.stream.name, job.epoch, {ATTACHED: self._holder})
+            ledger.jobs.note(self.stream.name, job.epoch, attachment(context))
             self._show(job, context)
             return self._wait_for_end(ledger, context, job.epoch)
 
@@ -143,7 +144,11 @@ class KafkaReceiverOperator(BaseOperator):
                     return job
             elif not process.alive():
                 if job is not None and job.alive(ledger.now_ms()):
-                    # Ours was refused the lease: an earlier try's job, started just before, has it.
+                    # Ours was refused the lease: another one, started just before, has it.
+                    self.log.info(
+                        "Another receiver job got the lease first: that of %s, since %s. Attached to it.",
+                        job.holder, _time(job.acquired_at_ms),
+                    )  # fmt: skip
                     return job
                 raise self._did_not_start(f"ended with exit code {process.exit_code()}", process)
             if time.monotonic() > deadline:
@@ -263,12 +268,6 @@ class KafkaReceiverOperator(BaseOperator):
         if self.poll_interval is not None:
             return self.poll_interval
         return conf.getfloat("headrace", "poll_interval", fallback=1.0)
-
-
-def holder(context: Context) -> str:
-    """Who a lease or an attempt of this task belongs to, for people."""
-    ti = context["ti"]
-    return f"airflow:{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.try_number}"
 
 
 def log_folder(stream: str) -> Path:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.hooks.run_request import run_request
-from headrace.operators.kafka_receiver import holder
+from headrace.operators.attachment import holder
 from headrace.operators.output_retries import OutputRetries, code_failures
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
 from headrace.timetables.batch_time import NoBatchTimeError, batch_time_ms

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from headrace.failure import FAILURE, Failure
 from headrace.hooks.run_request import run_request
-from headrace.operators.kafka_receiver import holder
+from headrace.operators.attachment import holder
 from headrace.operators.output_retries import OutputRetries, code_failures
 from headrace.operators.spark_attempt import (
     LEASE_MS,

@@ -68,6 +68,8 @@ class Task:
         self.task = SimpleNamespace(retries=retries)
         self.xcoms: dict[str, object] = {}
         self.events: list[dict] = []
+        # What Airflow says of other runs' tasks: state by run and task.
+        self.states: dict[str, dict[str, str]] = {}
         self.dag_run = SimpleNamespace(
             logical_date=logical_date,
             run_after=logical_date or datetime.now(UTC),
@@ -82,6 +84,10 @@ class Task:
     def again(self, **changes) -> Task:
         """Another task of a run about the same batch."""
         return Task(self.dag_run.logical_date, **{"conf": self.dag_run.conf, **changes})
+
+    def get_task_states(self, *, dag_id, task_ids, run_ids):
+        assert (dag_id, task_ids) == (self.dag_id, [self.task_id])
+        return {run_id: self.states.get(run_id, {}) for run_id in run_ids}
 
     def xcom_push(self, key, value):
         self.xcoms[key] = value

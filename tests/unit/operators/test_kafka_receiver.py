@@ -164,6 +164,45 @@ def test_a_stale_try_leaves_the_job_to_the_one_that_attached_to_it(operator, toy
     assert ledger.jobs.current("flights").stop_requested_at_ms is not None
 
 
+@pytest.mark.parametrize(
+    ("state", "tries", "heard"),
+    [
+        ("success", {}, True),
+        ("failed", {}, True),
+        # By itself: no try was left.
+        ("failed", {"try_number": 5}, False),
+        ("running", {}, False),
+        # The run was deleted.
+        (None, {}, False),
+    ],
+)
+def test_a_mark_that_came_before_the_trigger_ran_is_heard_by_the_next_run(
+    operator, toy, ledger, make_task, stream, until, state, tries, heard
+):
+    toy("run")
+    deferred(operator, make_task(**tries).context)
+    following = make_task(run_id="next")
+    following.states = {} if state is None else {"run": {"task": state}}
+    waiting = deferred(KafkaReceiverOperator(task_id="receive", stream=stream), following.context)
+    job = ledger.jobs.current("flights")
+    assert (job.stop_requested_at_ms is not None) is heard
+    if heard:
+        assert "ended by a person" in job.stop_reason
+        assert ended(waiting.trigger, ledger, until)["outcome"] == "stopped"
+
+
+def test_so_is_a_clear(operator, toy, ledger, make_task, stream):
+    toy("run")
+    deferred(operator, make_task().context)
+    # A retry has one try more behind it, a cleared task has its retries anew.
+    deferred(KafkaReceiverOperator(task_id="receive", stream=stream), make_task(try_number=2).context)
+    assert ledger.jobs.current("flights").stop_requested_at_ms is None
+    cleared = make_task(try_number=3)
+    cleared.max_tries += 2
+    deferred(KafkaReceiverOperator(task_id="receive", stream=stream), cleared.context)
+    assert ledger.jobs.current("flights").stop_requested_at_ms is not None
+
+
 def test_a_successor_is_followed(operator, toy, ledger, task, until):
     toy("vanish")
     waiting = deferred(operator, task.context)
