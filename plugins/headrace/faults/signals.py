@@ -53,7 +53,7 @@ class Hanging:
         for process in group:
             with contextlib.suppress(psutil.Error):
                 process.suspend()
-        if not _within(lambda: _stands_still(group[0])):
+        if not (_within(lambda: _stands_still(group[0]) or not _is_there(group[0])) and _stands_still(group[0])):
             self.go_on(group)
             raise TargetMissedError(f"process {group[0].pid} did not stop: {_state(group[0])}")
 
