@@ -247,7 +247,6 @@ def test_a_newer_version_of_a_key_is_not_written_over(make_shop: Any) -> None:
     shop = make_shop(output={"document_ids": KeyIds()})
     shop.write(b'{"n": "old"}', b'{"n": "b"}', first=5)
     shop.write(b'{"n": 7}', batch_time_ms=BATCHES[1], first=9)
-    shop.ask("PUT", f"/{shop.index}/_mapping", {"properties": {"m": {"type": "keyword"}}})
     shop.ask("DELETE", f"/{shop.index}")
     shop.ask("PUT", f"/{shop.index}", {"mappings": {"properties": {"n": {"type": "keyword"}}}})
     shop.write(b'{"n": 7}', batch_time_ms=BATCHES[1], first=9)
@@ -258,15 +257,30 @@ def test_a_newer_version_of_a_key_is_not_written_over(make_shop: Any) -> None:
     assert shop.listed() == []
 
 
-def test_a_document_of_column_ids_that_is_there_is_not_written_over(make_shop: Any) -> None:
+def test_a_newer_batchs_document_of_column_ids_is_not_written_over(make_shop: Any) -> None:
     output = {"document_ids": {"kind": "columns", "columns": ["id"], "with_batch_time": False}}
     shop = make_shop(output=output)
     shop.write(b'{"n": "a"}', b'{"n": "b"}', id_0=["x", "y"])
-    shop.mend()
-    shop.ask("PUT", f"/{shop.index}/_doc/x?refresh=true", {"n": "newer"})
+    shop.ask("DELETE", f"/{shop.index}")
+    shop.ask("PUT", f"/{shop.index}", {"mappings": {"properties": {"n": {"type": "keyword"}}}})
+    shop.write(b'{"n": "newer"}', batch_time_ms=BATCHES[1], id_0=["x"])
     told = shop.told("replay", "--yes")
     assert (told["replayed"], told["documents"]["superseded"], told["documents"]["created"]) == (2, 1, 1)
     assert shop.documents() == {"x": {"n": "newer"}, "y": {"n": "b"}}
+
+
+def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any) -> None:
+    output = {"document_ids": {"kind": "columns", "columns": ["id"]}, "write_method": "index"}
+    shop = make_shop(output=output)
+    shop.write(b'{"n": "a"}', id_0=["x"])
+    ((id_, letter),) = shop.documents("-dead-letters").items()
+    assert letter["document_id"] == f"x+{BATCHES[0]}"
+    shop.mend()
+    shop.ask("PUT", f"/{shop.index}/_doc/x+{BATCHES[0]}?refresh=true", {"m": 2})
+    told = shop.told("replay", "--yes")
+    assert (told["replayed"], told["documents"]["superseded"]) == (1, 1)
+    assert shop.documents() == {f"x+{BATCHES[0]}": {"m": 2}}
+    assert shop.listed("--replayed") == [id_]
 
 
 def test_a_letter_written_anew_meanwhile_is_not_noted(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.clock import SystemClock
 from headrace.indexing.cluster import Cluster
 from headrace.indexing.counts import IndexingCounts
 from headrace.indexing.indexer import Indexer
 from headrace.indexing.options import IndexingOptions
+from headrace.indexing.targets import TargetIndex
 from headrace.indexing.transport import ElasticsearchTransport, Response
 
 Rows = Callable[..., pa.RecordBatch]
@@ -34,6 +36,9 @@ class RealIndex:
 
     def index(self, *batches: pa.RecordBatch, **options: str) -> IndexingCounts:
         return Indexer(self.transport, self.options(**options)).index(batches)
+
+    def target(self) -> TargetIndex:
+        return TargetIndex(self.transport, self.options(), clock=SystemClock())
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         response: Response = self.transport.request(method, path, None if body is None else json.dumps(body).encode())

@@ -27,7 +27,7 @@ class Handler(BaseHTTPRequestHandler):
     """Passes requests to an Elasticsearch in memory unless there is a step left of the script."""
 
     protocol_version = "HTTP/1.1"
-    server: Server  # type: ignore[assignment]
+    server: Server
 
     def _do(self) -> None:
         self.server.seen.append((self.command, self.path, dict(self.headers)))
