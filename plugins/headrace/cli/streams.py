@@ -12,7 +12,7 @@ from headrace.cli.output import print_json, print_table, time_text
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import StreamRow
+    from headrace.ledger.rows import ReceiverRow, StreamRow
 
 _NOT_STOPPED = 4
 """Exit code of `stop --wait` when the receiver job still runs at the deadline."""
@@ -99,6 +99,14 @@ def _runs(ledger: Ledger, name: str) -> bool:
     return job is not None and job.alive(ledger.now_ms())
 
 
+def _receiver_state(receiver: ReceiverRow, now_ms: int) -> str:
+    if receiver.state.ended:
+        return receiver.state.value
+    if not receiver.alive(now_ms):
+        return "lease lost"
+    return receiver.state.value if receiver.paused_reason is None else "paused"
+
+
 def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
     job = ledger.jobs.current(row.name)
     newest = ledger.batches.list(row.name, limit=1)
@@ -134,12 +142,15 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     now_ms = ledger.now_ms()
     for trouble in (job.attributes.get("troubles") or ()) if job is not None and job.alive(now_ms) else ():
         typer.echo(f"Trouble: {trouble}")
+    for receiver in receivers:
+        if receiver.paused_reason is not None and receiver.alive(now_ms):
+            typer.echo(f"Paused: receiver {receiver.receiver_id}: {receiver.paused_reason}")
     print_table(
         ("receiver", "state", "host", "heartbeat", "sealed through", "restarts", "late", "last error"),
         [
             (
                 receiver.receiver_id,
-                receiver.state.value if receiver.alive(now_ms) or receiver.state.ended else "lease lost",
+                _receiver_state(receiver, now_ms),
                 receiver.host,
                 time_text(receiver.heartbeat_ms),
                 time_text(receiver.sealed_through_ms),

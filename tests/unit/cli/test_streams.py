@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.batching.allocation import allocate
+from headrace.blocks import ReceiverId
 from headrace.cli.main import app
 from headrace.cli.output import time_text
 from headrace.ledger import Ledger
@@ -52,6 +53,22 @@ def test_streams_are_listed_and_shown(stream: Stream) -> None:
     assert shown["receiver_job"]["holder"] == "somebody"  # type: ignore[index]
     for arguments in (("streams",), ("streams", "shop")):
         assert "shop" in run(stream, *arguments).stdout
+
+
+def test_a_receiver_that_pauses_is_shown_with_its_reason(stream: Stream) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        current = ledger.jobs.current("shop")
+        assert current is not None
+        job = JobLease("shop", current.epoch, current.holder, 60_000, current.lease_until_ms)
+        receiver = ReceiverId("shop", "clicks", 0)
+        lease = ledger.receivers.register(job, receiver, host="here", lease_ms=60_000)
+        for reason in ("the disk is full", None):
+            ledger.receivers.heartbeat(lease, sealed_through_ms=0, paused_reason=reason)
+            shown = run(stream, "streams", "shop").stdout
+            assert (" paused " in shown) is (reason is not None)
+            assert ("Paused: receiver shop/clicks/0: the disk is full" in shown) is (reason is not None)
+            found = answer(stream, "streams", "shop")
+            assert found["receivers"][0]["paused_reason"] == reason  # type: ignore[index]
 
 
 def test_a_trouble_of_the_receiver_job_is_shown(stream: Stream) -> None:
