@@ -83,11 +83,14 @@ class KafkaDiscoverer:
             new = [each for each in new if (seen.topic, seen.topic_id, each[1]) not in known.partitions]
             try:
                 appeared = known.appeared(seen.topic, seen.topic_id)
-                offsets = resolve(self._admin, self._source, new, appeared=appeared)
+                resolved = resolve(self._admin, self._source, new, appeared=appeared)
             except (KafkaException, HeadraceError) as error:
                 problems.append(f"where to begin in {seen.topic} is not known: {error}")
                 continue
-            starting.update({(topic, seen.topic_id, number): offset for (topic, number), offset in offsets.items()})
+            for (topic, number), offset in resolved.offsets.items():
+                starting[topic, seen.topic_id, number] = offset
+            for (topic, number), failure in resolved.failures.items():
+                problems.append(f"where to begin in {topic}-{number} is not known yet: {failure or 'no answer'}")
         return Discovery(tuple(topics), tuple(missing), starting, self._foreign(), tuple(problems))
 
     def _foreign(self) -> tuple[str, ...] | None:

@@ -103,8 +103,9 @@ def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> Client
         **_connection_config(source),
         **_checked(source),
     }
-    # A fetch answer must be smaller than what one receive may hold, and at least one message fits either way.
-    config.setdefault("receive.message.max.bytes", int(config["fetch.max.bytes"]) + 64 * 1024 * 1024)
+    # Only the largest record there may be: Kafka sends one whatever the bounds of a fetch are, and a client that may
+    # not take it drops the connection, by which every other partition of that broker stands still as well.
+    config.setdefault("receive.message.max.bytes", 1_000_000_000)
     config["group.id"] = group
     config.setdefault("client.id", f"headrace-{group}")
     config.update(_FORCED)

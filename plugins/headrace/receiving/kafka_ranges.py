@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.receiving.kafka_config import ClientConfig, admin_config, consumer_config
 from headrace.receiving.kept_ranges import check_kept, gone, listed
-from headrace.receiving.offset_questions import OffsetQuestions
+from headrace.receiving.offset_questions import ANSWER_SECONDS, OffsetQuestions
 from headrace.receiving.offset_ranges import RangeRun, RecordedRange
 from headrace.receiving.record_batches import Converted, Cursor, convert
 from headrace.receiving.replay_errors import RangesUnreadableError, RecordsDifferError
@@ -76,9 +76,9 @@ class RangeClients:
         most = int(self.consumer["queued.min.messages"])
         return replace(self, consumer={**self.consumer, "queued.min.messages": max(1, min(most, offsets))})
 
-    def questions(self) -> OffsetQuestions:
+    def questions(self, *, answer_seconds: float = ANSWER_SECONDS) -> OffsetQuestions:
         """A client to ask by."""
-        return OffsetQuestions(AdminClient(self.admin))
+        return OffsetQuestions(AdminClient(self.admin), answer_seconds=answer_seconds)
 
 
 def check_ranges(clients: RangeClients, runs: Sequence[RangeRun]) -> None:

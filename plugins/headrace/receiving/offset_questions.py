@@ -27,7 +27,11 @@ _NO_SUCH_PARTITION = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
     }
 )
+_NOT_ALLOWED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_TRANSACTIONS = "__transaction_state"
 ANSWER_SECONDS = 10.0
+# How long after its time is up an answer may still be on its way through librdkafka.
+_SLACK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +98,32 @@ class OffsetQuestions:
 
     def is_compacted(self, topic: str) -> bool | None:
         """Whether the topic is compacted; None where it cannot be found out, for want of a privilege say."""
+        try:
+            return self.compaction(topic)
+        except RangesUnreadableError:
+            return None
+
+    def compaction(self, topic: str) -> bool | None:
+        """Whether the topic is compacted; None where that may not be known. Raises RangesUnreadableError."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
             future = self._admin.describe_configs([resource], request_timeout=self._seconds)[resource]
-            return "compact" in str(future.result(timeout=self._seconds)["cleanup.policy"].value)
-        except (KafkaException, concurrent.futures.TimeoutError, KeyError):
-            return None
+            return "compact" in str(future.result(timeout=self._seconds + _SLACK_SECONDS)["cleanup.policy"].value)
+        except concurrent.futures.TimeoutError:
+            raise unreadable(f"did not describe {topic} within {self._seconds:.0f} s") from None
+        except KafkaException as error:
+            if error.args[0].code() in _NOT_ALLOWED:
+                return None
+            raise unreadable(f"does not describe {topic}: {error}") from error
+
+    def has_transactions(self) -> bool:
+        """Whether the cluster keeps transactions, as it does from the first one on. Raises RangesUnreadableError."""
+        try:
+            metadata = self._admin.list_topics(_TRANSACTIONS, timeout=self._seconds)
+        except KafkaException as error:
+            raise unreadable(f"does not tell its topics: {error}") from error
+        told = metadata.topics.get(_TRANSACTIONS)
+        return told is not None and (told.error is None or told.error.code() not in _NO_SUCH_PARTITION)
 
     def _ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, Any]:
         try:

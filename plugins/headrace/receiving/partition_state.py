@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.blocks import TopicPartition
+from headrace.receiving.damage_search import DamageSearch
 
 
 class FetchState(StrEnum):
@@ -14,6 +15,8 @@ class FetchState(StrEnum):
     FETCHING = "fetching"
     AT_END = "at_end"
     """Everything that Kafka has was read."""
+    LEADERLESS = "leaderless"
+    """No broker has it at the moment; read on when one does."""
     BACKING_OFF = "backing_off"
     """An error; fetched again from the same offset after a while."""
     FAILED = "failed"
@@ -52,11 +55,14 @@ class OwnedPartition:
     retry_at: float = 0.0
     attempts: int = 0
     end_offset: int | None = None
-    skips_damage: bool = False
-    """The last try: what cannot be read is passed over, as a gap."""
+    leader_epoch: int | None = None
+    """Of the record before ``next_offset``, by which Kafka tells whether its log still holds that record."""
+    search: DamageSearch | None = None
+    """What cannot be read is being passed over, as a gap."""
 
-    def progressed(self, until_offset: int) -> None:
+    def progressed(self, until_offset: int, leader_epoch: int | None = None) -> None:
         self.next_offset = until_offset
+        self.leader_epoch = leader_epoch
         self.state = FetchState.FETCHING
         self.error = None
         self.attempts = 0

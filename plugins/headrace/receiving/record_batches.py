@@ -7,6 +7,7 @@ holds the GIL, while the thread that stores compresses, writes and syncs without
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +19,14 @@ import pyarrow.compute as pc
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.wal.payload import RECORD_SCHEMA
 
+logger = logging.getLogger(__name__)
+
 # Kafka's client counts 0 not available, 1 create time, 2 log append time; Spark's source -1, 0 and 1.
 _TIMESTAMP_TYPE_SHIFT = 1
 _TOPIC_TYPE = RECORD_SCHEMA.field("topic").type
 _HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
 _TIMESTAMP_TYPE = RECORD_SCHEMA.field("timestamp").type
+_Headers = list[tuple[str, bytes | None]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Converted:
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     below_position: int = 0
     not_owned: int = 0
+    unreadable_headers: int = 0
+    """Records whose headers the client could not read: they have none here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,8 @@ def convert(messages: Sequence[Any], cursors: Mapping[tuple[str, int], Cursor]) 
         messages = [messages[row] for row in chosen.tolist()]
         rows = _Rows(codes[chosen], partitions[chosen], offsets[chosen])
         incarnations = incarnations[chosen]
-    result.batch = _batch(messages, names, rows, incarnations)
+    headers = _headers_of(messages, result)
+    result.batch = _batch(messages, names, rows, incarnations, headers)
     return result
 
 
@@ -140,8 +147,32 @@ def _check(
     return keep, incarnations
 
 
+def _headers_of(messages: Sequence[Any], result: Converted) -> list[_Headers]:
+    """Kafka takes any bytes as a header's name. The client takes UTF-8 alone and fails, with a SystemError for want of
+    its own: one such record must not keep all that come after it from being received."""
+    try:
+        return [message.headers() for message in messages]
+    except (SystemError, UnicodeDecodeError):
+        return [_readable_headers(message, result) for message in messages]
+
+
+def _readable_headers(message: Any, result: Converted) -> _Headers:
+    try:
+        headers: _Headers = message.headers()
+    except (SystemError, UnicodeDecodeError) as error:
+        result.unreadable_headers += 1
+        where = (message.topic(), message.partition(), message.offset())
+        logger.error("%s-%d, offset %d: its headers cannot be read and are left out: %s", *where, error)
+        return None
+    return headers
+
+
 def _batch(
-    messages: Sequence[Any], names: Sequence[str], rows: _Rows, incarnations: np.ndarray[Any, Any]
+    messages: Sequence[Any],
+    names: Sequence[str],
+    rows: _Rows,
+    incarnations: np.ndarray[Any, Any],
+    headers: list[_Headers],
 ) -> pa.RecordBatch:
     types, times = zip(*[message.timestamp() for message in messages], strict=True)
     columns = {
@@ -152,7 +183,7 @@ def _batch(
         "offset": pa.array(rows.offsets),
         "timestamp": pa.array(times, pa.int64()).view(_TIMESTAMP_TYPE),
         "timestampType": pa.array(np.array(types, dtype=np.int8) - np.int8(_TIMESTAMP_TYPE_SHIFT)),
-        "headers": _headers_column([message.headers() for message in messages]),
+        "headers": _headers_column(headers),
         "incarnation": pa.array(incarnations),
     }
     arrays = []
@@ -169,7 +200,7 @@ def _topic_column(names: Sequence[str], codes: np.ndarray[Any, Any]) -> pa.Array
     return coded.dictionary_decode()
 
 
-def _headers_column(headers: list[list[tuple[str, bytes | None]] | None]) -> pa.Array:
+def _headers_column(headers: list[_Headers]) -> pa.Array:
     if not any(headers):
         return pa.nulls(len(headers), _HEADERS_TYPE)
     lengths = np.cumsum([0] + [len(each) if each else 0 for each in headers], dtype=np.int32)

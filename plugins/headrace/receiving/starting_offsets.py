@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import IsolationLevel
+from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from headrace.receiving.errors import StartingOffsetsError
@@ -19,28 +20,36 @@ Partition = tuple[str, int]
 _ANSWER_SECONDS = 10.0
 
 
-def resolve(
-    admin: Any, source: KafkaInput, partitions: Collection[Partition], *, appeared: bool
-) -> dict[Partition, int]:
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """``offsets`` of the partitions of which Kafka told one, and why it did not of the others."""
+
+    offsets: dict[Partition, int]
+    failures: dict[Partition, Exception]
+
+
+def resolve(admin: Any, source: KafkaInput, partitions: Collection[Partition], *, appeared: bool) -> Resolved:
     """A concrete offset for each of ``partitions``, as the input's ``starting_offsets`` says.
 
     ``appeared``: the partitions came to be while the stream was known already (a topic has grown, or is new under a
     pattern). "latest" means the latest when the stream began, so these begin at their earliest: nothing in them is
     older than the stream.
 
+    A partition of which Kafka does not tell, for want of a leader say, holds up no other one.
+
     Raises:
-        StartingOffsetsError: an offset lies beyond the partition's end, or Kafka cannot resolve one.
-        KafkaException: Kafka does not answer.
+        StartingOffsetsError: an offset lies beyond its partition's end.
+        KafkaException: Kafka cannot be asked.
     """
-    if not partitions:
-        return {}
     wish, asking = source.starting_offsets, _Asking(admin, isolation_level(source))
     if isinstance(wish, StartingTimestamp):
-        return _at_timestamp(asking, partitions, wish.timestamp_ms)
-    if isinstance(wish, StartingOffsets):
-        return _as_given(asking, partitions, wish.offsets)
-    latest = wish == "latest" and not appeared
-    return asking.ask(dict.fromkeys(partitions, LATEST if latest else EARLIEST))
+        found = _at_timestamp(asking, partitions, wish.timestamp_ms)
+    elif isinstance(wish, StartingOffsets):
+        found = _as_given(asking, partitions, wish.offsets)
+    else:
+        latest = wish == "latest" and not appeared
+        found = asking.ask(dict.fromkeys(partitions, LATEST if latest else EARLIEST))
+    return Resolved(found, asking.failures)
 
 
 def unknown_partitions(source: KafkaInput, topics: Mapping[str, int]) -> list[Partition]:
@@ -62,17 +71,25 @@ class _Asking:
 
     admin: Any
     isolation: IsolationLevel
+    failures: dict[Partition, Exception] = field(default_factory=dict)
 
     def ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, int]:
+        """Of each partition of which there is an answer; the others are in ``failures``."""
         answers = request_offsets(self.admin, specs, isolation=self.isolation, seconds=_ANSWER_SECONDS)
-        return {each: int(future.result(timeout=0).offset) for each, future in answers.items()}
+        found = {}
+        for each, future in answers.items():
+            try:
+                found[each] = int(future.result(timeout=0).offset)
+            except (KafkaException, concurrent.futures.TimeoutError) as error:
+                self.failures[each] = error
+        return found
 
 
 def _at_timestamp(asking: _Asking, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int]:
     found = asking.ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
     # -1: no record is as young as that, so the next one is the first.
     ends = asking.ask({each: LATEST for each, offset in found.items() if offset < 0})
-    return {**found, **ends}
+    return {**{each: offset for each, offset in found.items() if offset >= 0}, **ends}
 
 
 def _as_given(
@@ -80,11 +97,12 @@ def _as_given(
 ) -> dict[Partition, int]:
     given = {each: offsets[each[0]][each[1]] for each in partitions if each[1] in offsets.get(each[0], {})}
     ends = asking.ask(dict.fromkeys(given, LATEST))
-    for (topic, partition), offset in given.items():
-        if offset > ends[topic, partition]:
+    for (topic, partition), end in ends.items():
+        offset = given[topic, partition]
+        if offset > end:
             raise StartingOffsetsError(
-                f"starting_offsets begins {topic}-{partition} at {offset}, beyond its end {ends[topic, partition]}.",
+                f"starting_offsets begins {topic}-{partition} at {offset}, beyond its end {end}.",
                 remedy='Name an offset that exists, or "latest".',
             )
     rest = [each for each in partitions if each not in given]
-    return {**given, **asking.ask(dict.fromkeys(rest, EARLIEST))}
+    return {**{each: given[each] for each in ends}, **asking.ask(dict.fromkeys(rest, EARLIEST))}

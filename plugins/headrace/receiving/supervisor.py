@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
@@ -28,7 +29,9 @@ from headrace.receiving.drainage import AdminEndOffsets, Drainage, EndOffsets
 from headrace.receiving.errors import GeneratorStateError, ReceivingError
 from headrace.receiving.event_times import EventTimes
 from headrace.receiving.heartbeat import Heartbeat
+from headrace.receiving.jumps import kafka_jumps
 from headrace.receiving.kafka_config import admin_config, consumer_config, isolation_level
+from headrace.receiving.kafka_ranges import RangeClients
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.ledger_clock import LedgerClock
 from headrace.receiving.log_budget import LogBudget
@@ -377,9 +380,11 @@ class ReceiverSupervisor:
     def _real_kafka(self) -> KafkaReceiver:
         group = self._stream.group_of(self._source)
         config = consumer_config(self._source, group=group, limits=self._stream.limits)
+        committed_only = isolation_level(self._source) is IsolationLevel.READ_COMMITTED
         return KafkaReceiver(
             config,
             on_lost_offsets=self._source.on_lost_offsets,
+            jumps=kafka_jumps(partial(RangeClients.of, self._source), committed_only=committed_only),
             max_chunk_bytes=self._stream.limits.max_block_bytes,
             clock=self._clock,
         )
