@@ -1,0 +1,254 @@
+"""A fault-injecting file system: real files whose calls fail as they are told to, and a power that can be cut.
+
+files = FaultyFiles()
+storage = LocalStorage(folder, calls=files)
+files.fail("fdatasync", errno.EIO)          # the next one
+files.fail("writev", errno.ENOSPC, written=100, times=3)
+files.room = 1_000_000                      # a full disk when so many more bytes were written
+files.read_only = True
+files.cut_power(Random(7))                  # what no sync had made durable is kept, lost or zeroed, at random
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from random import Random
+
+from headrace.wal.file_calls import SystemCalls
+
+_SECTOR = 512
+
+
+@dataclass(slots=True)
+class _Fault:
+    call: str
+    error: int | None
+    path: str
+    written: int
+    after: int
+    times: int
+
+
+class _Inode:
+    """What a file holds, and what of it would outlive a power cut."""
+
+    def __init__(self, content: bytes = b"", *, durable: bool = False) -> None:
+        self.content = bytearray(content)
+        self.durable = content if durable else b""
+        self._doomed: list[tuple[int, int]] = []
+
+    def sync(self) -> None:
+        """All of it is durable now, but for what a failed sync had dropped: the kernel calls those pages clean."""
+        kept = bytearray(self.content)
+        for start, end in self._doomed:
+            old = self.durable[start:end]
+            kept[start:end] = (old + bytes(end - start - len(old)))[: max(0, len(kept) - start)]
+        self.durable = bytes(kept)
+
+    def fail_sync(self) -> None:
+        self._doomed.append((len(self.durable), len(self.content)))
+
+    def after_power_cut(self, random: Random) -> bytes:
+        """The durable bytes, and of each sector behind them what chance has written."""
+        length = random.randint(len(self.durable), max(len(self.durable), len(self.content)))
+        left = bytearray(self.durable)
+        while len(left) < length:
+            sector = bytes(self.content[len(left) : min(length, len(left) + _SECTOR)])
+            left += sector if random.random() < 0.5 else bytes(len(sector))
+        return bytes(left)
+
+
+class FaultyFiles(SystemCalls):
+    """The calls of one storage and those below it. ``calls`` is what was called, in order: (call, file's name)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.room: int | None = None
+        """How many more bytes the disk takes; None: no bound."""
+        self.read_only = False
+        self._faults: list[_Fault] = []
+        self._open: dict[int, tuple[Path, _Inode | None]] = {}
+        # Directory entries, as they are and as they would outlive a power cut; None is a directory.
+        self._live: dict[Path, _Inode | None] = {}
+        self._durable: dict[Path, _Inode | None] = {}
+
+    def fail(
+        self, call: str, error: int | None, *, path: str = "*", written: int = 0, after: int = 0, times: int = 1
+    ) -> None:
+        """Have the next ``times`` calls fail, once ``after`` have succeeded, of files whose name fits ``path``. Any
+        ``call`` is "*".
+
+        ``error`` is an errno; of a write ``written`` bytes get through first, and None is a short write without error.
+        """
+        self._faults.append(_Fault(call, error, path, written, after, times))
+
+    def heal(self) -> None:
+        """All that was told to fail is well again, and there is room."""
+        self._faults.clear()
+        self.room = None
+        self.read_only = False
+
+    def cut_power(self, random: Random) -> None:
+        """Leave what a power cut would, and begin anew with it. Files that are open are lost to their owners."""
+        contents = {
+            id(inode): inode.after_power_cut(random)
+            for inode in (*self._live.values(), *self._durable.values())
+            if inode is not None
+        }
+        left: dict[Path, _Inode | None] = {}
+        gone: set[Path] = set()
+        for path in sorted(self._live.keys() | self._durable.keys()):
+            sides = [side for side in (self._live, self._durable) if path.parent not in gone]
+            chosen = random.choice(sides) if sides else {}
+            if path not in chosen:
+                gone.add(path)
+                _remove(path)
+                continue
+            inode = chosen[path]
+            left[path] = None if inode is None else _Inode(contents[id(inode)], durable=True)
+            if inode is None:
+                path.mkdir(exist_ok=True)
+            else:
+                path.write_bytes(contents[id(inode)])
+        self._live, self._durable = left, dict(left)
+
+    # -- the calls -------------------------------------------------------------------------------------------------
+
+    def open(self, path: Path, flags: int, mode: int = 0o640) -> int:
+        self._meet("open", path, writes=bool(flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR)))
+        fd = super().open(path, flags, mode)
+        inode: _Inode | None = None
+        if flags & os.O_CREAT:
+            inode = self._live[path] = _Inode()
+        elif not flags & os.O_DIRECTORY:
+            self._adopt(path)
+            inode = self._live[path]
+        self._open[fd] = (path, inode)
+        return fd
+
+    def close(self, fd: int) -> None:
+        path, _ = self._open.pop(fd)
+        super().close(fd)
+        self._meet("close", path)
+
+    def writev(self, fd: int, parts: Sequence[memoryview]) -> int:
+        path, inode = self._open[fd]
+        data = b"".join(parts)
+        fault = self._next_fault("writev", path)
+        through = len(data) if fault is None else min(len(data), fault.written)
+        error = None if fault is None else fault.error
+        if self.room is not None and through > self.room:
+            # As a disk does: what fits is written, and the next call is refused.
+            through, error = self.room, errno.ENOSPC if self.room == 0 else None
+        if self.read_only:
+            through, error = 0, errno.EROFS
+        written = os.write(fd, data[:through]) if through else 0
+        if inode is not None:
+            inode.content += data[:written]
+        if self.room is not None:
+            self.room -= written
+        if error is not None:
+            raise OSError(error, os.strerror(error))
+        return written
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        self._meet("pread", self._open[fd][0])
+        return super().pread(fd, length, offset)
+
+    def ftruncate(self, fd: int, length: int) -> None:
+        path, inode = self._open[fd]
+        self._meet("ftruncate", path, writes=True)
+        super().ftruncate(fd, length)
+        if inode is not None:
+            if self.room is not None:
+                self.room += max(0, len(inode.content) - length)
+            del inode.content[length:]
+            inode.durable = inode.durable[:length]
+
+    def fsync(self, fd: int) -> None:
+        self._sync("fsync", fd)
+
+    def fdatasync(self, fd: int) -> None:
+        self._sync("fdatasync", fd)
+
+    def mkdir(self, path: Path) -> None:
+        self._meet("mkdir", path, writes=True)
+        super().mkdir(path)
+        self._live[path] = None
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._meet("replace", target, writes=True)
+        self._adopt(target)
+        super().replace(source, target)
+        self._live[target] = self._live.pop(source)
+
+    def link(self, source: Path, target: Path) -> None:
+        self._meet("link", target, writes=True)
+        super().link(source, target)
+        self._live[target] = self._live[source]
+
+    def unlink(self, path: Path) -> None:
+        self._meet("unlink", path, writes=True)
+        self._adopt(path)
+        super().unlink(path)
+        inode = self._live.pop(path, None)
+        if self.room is not None and inode is not None and inode not in self._live.values():
+            self.room += len(inode.content)
+
+    def _adopt(self, path: Path) -> None:
+        """Take on a file that was there before anyone asked these calls."""
+        if path not in self._live and path.is_file():
+            self._live[path] = self._durable[path] = _Inode(path.read_bytes(), durable=True)
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def _sync(self, call: str, fd: int) -> None:
+        path, inode = self._open[fd]
+        try:
+            self._meet(call, path)
+        except OSError:
+            if inode is not None:
+                inode.fail_sync()
+            raise
+        # No power is ever really cut, so nothing is really synced: tests have thousands of these.
+        if inode is not None:
+            inode.sync()
+            return
+        for entry in [each for each in self._live.keys() | self._durable.keys() if each.parent == path]:
+            if entry in self._live:
+                self._durable[entry] = self._live[entry]
+            else:
+                del self._durable[entry]
+
+    def _meet(self, call: str, path: Path, *, writes: bool = False) -> None:
+        fault = self._next_fault(call, path)
+        if fault is not None and fault.error is not None:
+            raise OSError(fault.error, os.strerror(fault.error), str(path))
+        if writes and self.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    def _next_fault(self, call: str, path: Path) -> _Fault | None:
+        self.calls.append((call, path.name))
+        for fault in self._faults:
+            if fnmatch(call, fault.call) and fnmatch(path.name, fault.path):
+                if fault.after:
+                    fault.after -= 1
+                    return None
+                fault.times -= 1
+                if not fault.times:
+                    self._faults.remove(fault)
+                return fault
+        return None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
