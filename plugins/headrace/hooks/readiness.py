@@ -77,7 +77,10 @@ def _sealed(
 ) -> Readiness:
     if not live:
         return Readiness(True, "no receiver is alive, so there is nothing to wait for")
-    late = [str(row.receiver_id) for row in ledger.receivers.unsealed(stream, batch_time_ms)]
+    late = [
+        f"{row.receiver_id} (paused: {row.paused_reason})" if row.paused_reason else str(row.receiver_id)
+        for row in ledger.receivers.unsealed(stream, batch_time_ms)
+    ]
     if not late:
         return Readiness(True, f"all {len(live)} live receiver(s) have stored their blocks")
     if now_ms >= batch_time_ms + grace_ms:
@@ -95,10 +98,12 @@ def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_t
         # Also for a time from before the stream: the topic may begin with records of it, and to seal it would make them
         # late.
         return Readiness(False, "waiting for the receiver job: it has not found any partition yet")
-    owners = {(each.receiver_id.input_id, each.receiver_id.index) for each in live}
+    owners: dict[tuple[str, int | None], ReceiverRow] = {
+        (each.receiver_id.input_id, each.receiver_id.index): each for each in live
+    }
     named = [
         f"{each.partition.topic}-{each.partition.partition} "
-        f"({_awaited(row, each, batch_time_ms, now_ms, owned=(each.input_id, each.receiver_index) in owners)})"
+        f"({_awaited(row, each, batch_time_ms, now_ms, owner=owners.get((each.input_id, each.receiver_index)))})"
         for each in behind[:_MOST_NAMED]
     ]
     more = f" and {len(behind) - len(named)} more" if len(behind) > len(named) else ""
@@ -115,10 +120,14 @@ def _declared(row: StreamRow, positions: list[PositionRow]) -> list[PositionRow]
     ]
 
 
-def _awaited(row: StreamRow, position: PositionRow, batch_time_ms: int, now_ms: int, *, owned: bool) -> str:
+def _awaited(
+    row: StreamRow, position: PositionRow, batch_time_ms: int, now_ms: int, *, owner: ReceiverRow | None
+) -> str:
     """What a partition has to do before the batch can be allocated."""
-    if not owned:
+    if owner is None:
         return "no receiver is alive to read it"
+    if owner.paused_reason:
+        return f"its receiver is paused: {owner.paused_reason}"
     if now_ms - position.drained_ms < _DRAINED_FOR_MS:
         return f"drained, late records are waited for until {_seconds(row.allowed_lateness_ms)} after the interval"
     reached_ms = max(position.watermark_ms, position.drained_ms - row.allowed_lateness_ms)

@@ -102,6 +102,8 @@ def awaited_application(ledger: Ledger, stream: str, *, patience_ms: int) -> str
 
 def _receiver_text(receiver: ReceiverRow) -> str:
     text = f"Receiver {receiver.receiver_id} is {receiver.state.value} on {receiver.host}"
+    if receiver.paused_reason:
+        text += f", paused: {receiver.paused_reason}"
     if receiver.restarts:
         text += f", restarted {receiver.restarts} time(s)"
     if receiver.last_error:
@@ -120,8 +122,8 @@ class Receiving:
 def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: int) -> Receiving:
     """Whether all of the stream is being received.
 
-    That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms``, and
-    no partition has been stopped by an error.
+    That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms`` or
+    paused, and no partition has been stopped by an error.
     """
     job = ledger.jobs.current(stream)
     now_ms = ledger.now_ms()
@@ -170,4 +172,6 @@ def _receiver_trouble(row: ReceiverRow, now_ms: int, max_silence_ms: int) -> str
         return f"receiver {row.receiver_id} is {row.state.value}: {row.last_error or 'no error'}"
     if now_ms - row.heartbeat_ms > max_silence_ms:
         return f"receiver {row.receiver_id} has been silent for {now_ms - row.heartbeat_ms} ms"
+    if row.paused_reason:
+        return f"receiver {row.receiver_id} is paused: {row.paused_reason}"
     return None

@@ -119,6 +119,13 @@ class TestReceiving:
         ledger.receivers.release(job.leases[0], "failed", "topic is gone")
         assert "topic is gone" in self.ask(ledger).reason
 
+    def test_a_paused_receiver_tells_why(self, ledger):
+        job = Job(ledger, 2).run()
+        ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=0, paused_reason="the log has 9 of 8 GB")
+        assert self.ask(ledger).reason == "receiver flights/records/1 is paused: the log has 9 of 8 GB"
+        ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=0)
+        assert self.ask(ledger).ok
+
     def test_a_failed_partition_tells_its_error(self, ledger):
         job = Job(ledger, 2).run()
         fail(ledger, job, "Kafka no longer has offset 0")
@@ -156,6 +163,11 @@ class TestBlocksReady:
         assert self.ask(ledger).reason == "waiting for flights/records/1"
         ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=T)
         assert self.ask(ledger).ready
+
+    def test_a_paused_one_is_told(self, ledger):
+        job = Job(ledger, 1).run()
+        ledger.receivers.heartbeat(job.leases[0], sealed_through_ms=T - 1, paused_reason="the disk is full")
+        assert self.ask(ledger).reason == "waiting for flights/records/0 (paused: the disk is full)"
 
     def test_the_wait_is_bounded(self, ledger, clock):
         Job(ledger, 2).run(sealed=T - 1)
@@ -252,6 +264,15 @@ class TestBlocksReadyByTimestamp:
         clock.advance(15_000)
         timed.ledger.receivers.heartbeat(timed.job.leases[0], sealed_through_ms=0)
         assert "flights-0 (10.0 s behind)" in timed.ask()[1]
+
+    def test_one_whose_receiver_is_paused_says_why(self, timed, clock):
+        timed.run()
+        timed.store(0, T)
+        clock.advance(6_000)
+        job = timed.job
+        timed.ledger.receivers.heartbeat(job.leases[0], sealed_through_ms=0)
+        timed.ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=0, paused_reason="the disk is full")
+        assert timed.ask() == (False, "waiting for flights-1 (its receiver is paused: the disk is full)")
 
     def test_a_failed_partition_holds_nothing_up(self, timed, clock):
         timed.run()
