@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
@@ -237,15 +238,21 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
 
 
 def _held(job: JobRow) -> LeaseHeldError:
+    host, pid = job.attributes.get("host"), job.attributes.get("pid")
+    where = f", process {pid} on {host}" if host and pid else ""
     return LeaseHeldError(
-        f"The receiver job of stream {job.stream!r} is held by {job.holder} (epoch {job.epoch}) "
-        f"since {job.acquired_at_ms} until {job.lease_until_ms} (epoch ms).",
+        f"The receiver job of stream {job.stream!r} is held by {job.holder} (epoch {job.epoch}{where}) since "
+        f"{_utc(job.acquired_at_ms)}; its lease lasts until {_utc(job.lease_until_ms)} and is renewed while it lives.",
         holder=job.holder,
         since_ms=job.acquired_at_ms,
         until_ms=job.lease_until_ms,
-        remedy="Stop it (`headrace stop`), or wait for its lease to run out if its process is dead; "
-        "the next acquire then takes over.",
+        remedy=f"To take over, stop it by `headrace stop {job.stream}` and start yours when it has drained. If its "
+        "process is dead or hangs, start yours when the lease is out: whatever the old one does then is refused.",
     )
+
+
+def _utc(time_ms: int) -> str:
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _lost(lease: JobLease) -> LeaseLostError:

@@ -267,8 +267,8 @@ class TestBlocksReadyByTimestamp:
 
     def test_one_whose_receiver_is_paused_says_why(self, timed, clock):
         timed.run()
-        timed.store(0, T)
         clock.advance(6_000)
+        timed.store(0, T)
         job = timed.job
         timed.ledger.receivers.heartbeat(job.leases[0], sealed_through_ms=0)
         timed.ledger.receivers.heartbeat(job.leases[1], sealed_through_ms=0, paused_reason="the disk is full")
