@@ -24,7 +24,7 @@ MAPPINGS = {
 }
 
 DAG_FILE = f'''
-"""The hammer's stream for Airflow: two receivers, a batch every ten seconds, and defaults otherwise."""
+"""The hammer's stream for Airflow: two receivers, a batch every ten seconds and two at once, else defaults."""
 
 import os
 
@@ -39,7 +39,7 @@ stream = Stream(
     inputs=KafkaInput(connection="kafka_default", topics="{TOPIC}", receivers={RECEIVERS}),
     outputs=ElasticsearchOutput(connection="elasticsearch_default", index="{INDEX}"),
     batch_interval="10 s",
-    limits=Limits(segment_interval="5 s"),
+    limits=Limits(segment_interval="5 s", max_concurrent_batches=2),
     storage=Storage(url=os.environ["HAMMER_STORAGE"], shared=MASTER is not None),
     ledger="connection:headrace_ledger",
     spark=SparkSettings(master=MASTER, conf=CLUSTER if MASTER else {{}}),

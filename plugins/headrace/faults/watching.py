@@ -67,8 +67,8 @@ class Watch:
             now, newest = time.monotonic(), self._newest
             if newest is not None and condition(newest):
                 return
-            if newest is not None and newest.progress != progress:
-                progress, moved = newest.progress, now
+            if newest is not None and (now_at := _progress(newest)) != progress:
+                progress, moved = now_at, now
             if now - moved > stall:
                 raise HammerError(
                     f"The stream stands still: nothing has moved for {now - moved:.0f} s. {self.describe()}"
@@ -107,3 +107,8 @@ class Watch:
             if time.monotonic() - told > _TELL_SECONDS:
                 told = time.monotonic()
                 self._journal.say(self.describe())
+
+
+def _progress(snapshot: Snapshot) -> object:
+    """What grows as long as anything goes on; after a down-time of the receiver many batches are empty."""
+    return snapshot.progress, sum(batch.checkpointed_at_ms is not None for batch in snapshot.batches)
