@@ -1,0 +1,43 @@
+"""The hammer, for as long as a test may take: each part of a stream is hit once, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HEADRACE = [sys.executable, "-m", "headrace.cli.main"]
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """The hammer's folder; what is left in it is ended and deleted."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-faults-"))
+    # Postgres runs as nobody under root.
+    folder.chmod(0o755)
+    yield folder / "faults"
+    subprocess.run([*HEADRACE, "down", "--data", folder / "faults", "--wipe"], check=True, capture_output=True)
+    folder.rmdir()
+
+
+def test_a_stream_under_the_hammer_loses_nothing_and_doubles_nothing(data: Path) -> None:
+    # By this seed a batch, Elasticsearch twice, the disk, and a receiver past its lease.
+    targets = ["receiver-task", "batch", "elasticsearch", "disk"]
+    options = ["--minutes", "0.7", "--pace", "10", "--seed", "8", "--rate", "200", "--data", str(data), "--json"]
+    command = [*HEADRACE, "faults", *options, *(word for target in targets for word in ("--only", target))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1700)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, f"{found['problems']}\n{done.stderr}"
+    assert found["holds"] is True
+    assert found["faults"]["hit"] == found["faults"]["planned"] >= 3
+    records = found["records"]
+    assert records["acknowledged"] == records["indexed"] + records["dead_lettered"] == records["held_by_kafka"] > 0
+    assert set(found["batches"]) == {"completed"}
