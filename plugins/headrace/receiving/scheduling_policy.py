@@ -20,6 +20,9 @@ class Executor:
     host: str
     executor_id: str
 
+    def __str__(self) -> str:
+        return f"executor {self.executor_id} on {self.host}"
+
 
 Location = Executor | str
 """An executor, or a host on which none is known."""

@@ -105,7 +105,7 @@ class ReceiverJob:
         context = self._application.spark.sparkContext
         if not under_spark_submit():
             self._watch(jvm_gone(context._gateway))
-        self._launcher = SparkReceiverLauncher(context)
+        self._launcher = SparkReceiverLauncher(context, self._stream)
         if token is not None:
             warm_up_connect(str(self._application.connect_url), token)
         self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=self._application.attributes())

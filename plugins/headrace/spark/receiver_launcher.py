@@ -5,17 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.blocks import ReceiverId
 from headrace.errors import HeadraceError
 from headrace.ledger.states import ReceiverState
+from headrace.receiving.receiver_placement import ReceiverPlacement
 from headrace.receiving.receiver_task import ReceiverTask, run_receiver
+from headrace.receiving.scheduling_policy import Executor, Location
 from headrace.receiving.supervisor import ReceiverReport
 from headrace.spark.coupling import ProcessWatch, parent_gone
 from headrace.spark.failures import first_cause
+from headrace.spark.receiver_executors import executor_of_group, executors_of, placed
+from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+logger = logging.getLogger(__name__)
 
 POOL = "receivers"
 
@@ -27,14 +35,25 @@ class TaskRetriedError(HeadraceError):
 class SparkReceiverHandle:
     """A receiver's Spark job (``headrace.receiving.launchers.ReceiverHandle``)."""
 
-    def __init__(self, context: SparkContext, task: ReceiverTask, group: str) -> None:
+    def __init__(
+        self, context: SparkContext, task: ReceiverTask, group: str, locations: Sequence[Location] = ()
+    ) -> None:
         self._context = context
         self._task = task
         self._group = group
+        self._locations = locations
         self._error: str | None = None
         # pyspark pins a JVM thread to each of its own: group and pool are this receiver's alone.
         self._thread = threading.Thread(target=self._run, name=f"headrace-{task.receiver_id}", daemon=True)
         self._thread.start()
+
+    @property
+    def receiver_id(self) -> ReceiverId:
+        return self._task.receiver_id
+
+    def running_on(self) -> Executor | None:
+        """The executor that runs it, None before one does."""
+        return executor_of_group(self._context, self._group)
 
     def done(self) -> bool:
         return not self._thread.is_alive()
@@ -55,7 +74,7 @@ class SparkReceiverHandle:
         try:
             self._context.setJobGroup(self._group, f"receiver {self._task.receiver_id}", interruptOnCancel=True)
             self._context.setLocalProperty("spark.scheduler.pool", POOL)
-            (report,) = self._context.parallelize([self._task], 1).map(run_receiver_task).collect()
+            (report,) = placed(self._context, self._task, self._locations).map(run_receiver_task).collect()
         except Exception as error:
             self._error = first_cause(error)
         else:
@@ -63,20 +82,34 @@ class SparkReceiverHandle:
 
 
 class SparkReceiverLauncher:
-    """Starts receivers in a Spark application (``headrace.receiving.launchers.ReceiverLauncher``)."""
+    """Starts the stream's receivers in a Spark application (``headrace.receiving.launchers.ReceiverLauncher``), each
+    on the executor that its placement has for it."""
 
-    def __init__(self, context: SparkContext) -> None:
+    def __init__(self, context: SparkContext, stream: Stream) -> None:
         self._context = context
+        self._placement = ReceiverPlacement(stream)
         self._launched = 0
         self._handles: list[SparkReceiverHandle] = []
 
     def start(self, task: ReceiverTask) -> SparkReceiverHandle:
         self._launched += 1
         group = f"headrace/receiver/{task.receiver_id}/{task.job_lease.epoch}/{self._launched}"
-        handle = SparkReceiverHandle(self._context, task, group)
         self._handles = [known for known in self._handles if not known.done()]
+        handle = SparkReceiverHandle(self._context, task, group, self._locations(task.receiver_id))
         self._handles.append(handle)
         return handle
+
+    def _locations(self, receiver: ReceiverId) -> tuple[Location, ...]:
+        try:
+            executors = executors_of(self._context)
+            running = {known.receiver_id: known.running_on() for known in self._handles} if executors else {}
+        except Exception:
+            # Anywhere is better than nowhere.
+            logger.exception("the executors are not known, so receiver %s is not placed", receiver)
+            return ()
+        found = self._placement.candidates(receiver, executors, running)
+        logger.info("receiver %s is to run on %s", receiver, ", ".join(map(str, found)) or "any executor")
+        return found
 
     def cancel_all(self, seconds: float) -> bool:
         """Cancel every receiver that still runs and wait for them, all together for ``seconds``; whether all ended."""

@@ -1,0 +1,72 @@
+"""The executors of a Spark application, which of them runs a job, and a job's task near one of them.
+
+Through the JVM, for pyspark has none of it. What goes wrong here costs a receiver its place, not its start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.receiving.scheduling_policy import Executor, Location
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+
+logger = logging.getLogger(__name__)
+
+_DRIVER = "driver"
+
+
+def executors_of(context: SparkContext) -> list[Executor]:
+    """The executors that live now; none in local mode, where the driver runs the tasks."""
+    spark: Any = context._jsc.sc()
+    blocks = spark.env().blockManager().master().getMemoryStatus().keysIterator()
+    found = []
+    while blocks.hasNext():
+        manager = blocks.next()
+        if manager.executorId() != _DRIVER:
+            found.append(Executor(str(manager.host()), str(manager.executorId())))
+    return found
+
+
+def executor_of_group(context: SparkContext, group: str) -> Executor | None:
+    """Where the one task of the group's job runs; None before it does."""
+    store: Any = context._jsc.sc().statusStore()
+    tracker = context.statusTracker()
+    for job_id in tracker.getJobIdsForGroup(group):
+        job = tracker.getJobInfo(job_id)
+        for stage_id in job.stageIds if job is not None else ():
+            tasks = store.taskList(int(stage_id), 0, 10).iterator()
+            while tasks.hasNext():
+                task = tasks.next()
+                if task.status() == "RUNNING":
+                    return Executor(str(task.host()), str(task.executorId()))
+    return None
+
+
+def placed(context: SparkContext, item: Any, locations: Sequence[Location]) -> RDD[Any]:
+    """An RDD of one partition that holds ``item``, to be computed at one of ``locations`` (anywhere, if there are
+    none, or if no slot there is free within ``spark.locality.wait``)."""
+    from pyspark import RDD
+    from pyspark.serializers import CPickleSerializer
+
+    if not locations:
+        return context.parallelize([item], 1)
+    jvm: Any = context._jvm
+    serializer = CPickleSerializer()
+    preferred = jvm.PythonUtils.toSeq([_location(each) for each in locations])
+    pair = getattr(jvm, "scala.Tuple2")(bytearray(serializer.dumps(item)), preferred)  # type: ignore[no-untyped-call]
+    any_class = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
+    rdd = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([pair]), any_class)
+    return RDD(rdd.toJavaRDD(), context, serializer)
+
+
+def _location(location: Location) -> str:
+    if isinstance(location, str):
+        return location
+    # Spark takes such a name apart at its underscores.
+    if "_" in location.host:
+        return location.host
+    return f"executor_{location.host}_{location.executor_id}"
