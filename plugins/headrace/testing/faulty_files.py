@@ -95,7 +95,7 @@ class FaultyFiles(SystemCalls):
         self.read_only = False
 
     def cut_power(self, random: Random) -> None:
-        """Leave what a power cut would, and begin anew with it. Files that are open are lost to their owners."""
+        """Leave what a power cut would, and begin anew with it. Nothing may be written to files that were open."""
         contents = {
             id(inode): inode.after_power_cut(random)
             for inode in (*self._live.values(), *self._durable.values())
@@ -117,6 +117,12 @@ class FaultyFiles(SystemCalls):
             else:
                 path.write_bytes(contents[id(inode)])
         self._live, self._durable = left, dict(left)
+
+    def close_all(self) -> None:
+        """Close the files that were left open, as the end of their process does."""
+        for fd in list(self._open):
+            self._open.pop(fd)
+            super().close(fd)
 
     # -- the calls -------------------------------------------------------------------------------------------------
 
