@@ -61,6 +61,12 @@ class RealIndex:
         return hits
 
 
+@pytest.fixture(scope="session")
+def real_index() -> type[RealIndex]:
+    """For a server of a test's own."""
+    return RealIndex
+
+
 @pytest.fixture
 def real(elasticsearch: str) -> Iterator[RealIndex]:
     index = RealIndex(elasticsearch, f"sink-{uuid.uuid4().hex[:12]}")

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from headrace.clock import SystemClock
 from headrace.indexing.cluster import Cluster, Node
 from headrace.indexing.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.indexing.indexer import Indexer
 from headrace.indexing.options import IndexingOptions
+from headrace.indexing.targets import TargetIndex
 from headrace.indexing.transport import ElasticsearchTransport, NoAnswerError
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
@@ -127,7 +129,36 @@ def says(status: int, kind: str = "some_exception", content_type: str = "applica
     return step
 
 
-@pytest.mark.parametrize("fault", [hang_up, half_an_answer, says(429), says(503), says(502, content_type="text/html")])
+def empty(status: int, **headers: str) -> Step:
+    """As a proxy answers, without a body."""
+
+    def step(handler: Handler) -> None:
+        handler.read()
+        handler.answer(status, b"", **headers)
+
+    return step
+
+
+PASSING: dict[str, Step] = {
+    "the connection is closed": hang_up,
+    "half an answer": half_an_answer,
+    "a queue is full": says(429, "es_rejected_execution_exception"),
+    "a circuit breaker": says(429, "circuit_breaking_exception"),
+    "the disk is full": says(429, "cluster_block_exception"),
+    "a proxy's limit": empty(429, **{"retry-after": "1"}),
+    "no master": says(503, "master_not_discovered_exception"),
+    "the state is not recovered": says(503, "cluster_block_exception"),
+    "no shard": says(503, "unavailable_shards_exception"),
+    "maintenance": says(403, "cluster_block_exception"),
+    "a proxy without a server": empty(503),
+    "a gateway": says(502, content_type="text/html"),
+    "a gateway's patience": empty(504),
+    "a request's": empty(408),
+    "an error within": says(500, "null_pointer_exception"),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
 def test_passing_faults_pass(server: Server, rows: Any, fault: Step) -> None:
     server.script = [fault, fault]
     counts = index(rows([b'{"n": 1}', b'{"n": 2}']), server.node)
@@ -177,6 +208,69 @@ def test_too_large_a_request_is_split_though_the_server_hangs_up(server: Server,
     counts = index(rows([b'{"n": 1}'] * 4), server.node)
     assert counts.created == 4
     assert counts.requests >= 3
+
+
+def items_refused(handler: Handler) -> None:
+    """As a real cluster's security answers: the request is carried out, and each item is refused."""
+    lines = handler.read().splitlines()
+    error = {"type": "security_exception", "reason": "action [indices:data/write/bulk[s]] is unauthorized"}
+    item = {"create": {"status": 403, "error": error}}
+    handler.answer(200, json.dumps({"items": [item] * (len(lines) // 2)}).encode())
+
+
+UNAUTHORISED: dict[str, tuple[Step, str]] = {
+    "not known": (says(401, "security_exception"), "login"),
+    "a proxy's": (empty(401, **{"www-authenticate": "Basic"}), "login"),
+    "not allowed": (says(403, "security_exception"), "privileges"),
+    "a proxy's refusal": (empty(403), "privileges"),
+    "by item": (items_refused, "privileges"),
+}
+
+
+@pytest.mark.parametrize(("fault", "remedy"), UNAUTHORISED.values(), ids=UNAUTHORISED)
+def test_who_is_not_let_in_is_told_at_once_and_no_document_is_a_dead_letter(
+    server: Server, rows: Any, fault: Step, remedy: str
+) -> None:
+    server.script = [fault]
+    with pytest.raises(ElasticsearchRefusedError, match=remedy):
+        index(rows([b'{"n": 1}', b'{"n": 2}']), server.node)
+    assert len(server.seen) == 1
+    assert server.fake.indices == {}
+
+
+def test_credentials_that_end_in_the_middle_of_a_batch_lose_nothing(server: Server, rows: Any) -> None:
+    def goes_on(handler: Handler) -> None:
+        answer = server.fake.request(handler.command, handler.path, handler.read())
+        handler.answer(answer.status, answer.body)
+
+    batch = rows([b'{"n": 1}'] * 100)
+    server.script = [goes_on, goes_on, goes_on, says(401, "security_exception")]
+    with pytest.raises(ElasticsearchRefusedError, match="login"):
+        index(batch, server.node, bulk_actions="10", requests_in_flight="1")
+    written = len(server.fake.documents("clicks"))
+    assert 30 <= written < 100
+    counts = index(batch, server.node)
+    assert (counts.repeated, counts.created, counts.dead_lettered) == (written, 100 - written, 0)
+
+
+def test_who_may_not_write_dead_letters_fails_the_batch(server: Server, rows: Any) -> None:
+    def created(handler: Handler) -> None:
+        handler.answer(200, b"{}")
+
+    server.script = [created, items_refused]
+    with pytest.raises(ElasticsearchRefusedError, match=r"clicks-dead-letters.*privileges"):
+        index(rows([b"junk"]), server.node)
+    assert index(rows([b"junk"]), server.node).dead_lettered == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_may_not_ask_about_the_index_is_told_before_the_first_row(server: Server, status: int) -> None:
+    options = IndexingOptions.from_strings({"hosts": "unused", "index": "clicks"})
+    transport = ElasticsearchTransport(Cluster((server.node,)), connections=1, timeout_seconds=5)
+    server.script = [says(status, "security_exception")]
+    with pytest.raises(ElasticsearchRefusedError, match="'clicks' with"):
+        TargetIndex(transport, options, clock=SystemClock()).concrete()
+    transport.close()
 
 
 def test_credentials_are_sent_and_never_told(server: Server, rows: Any) -> None:

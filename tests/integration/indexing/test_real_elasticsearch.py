@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -151,17 +150,7 @@ def test_a_data_stream_that_a_template_made_is_found(real: Any, rows: Any) -> No
         real.transport.request("DELETE", template)
 
 
-def test_a_blocked_index_is_waited_for(real: Any, rows: Any) -> None:
-    real.ask("PUT", f"/{real.name}", {"settings": {"index.blocks.write": True}})
-    unblock = threading.Timer(0.5, lambda: real.ask("PUT", f"/{real.name}/_settings", {"index.blocks.write": None}))
-    unblock.start()
-    counts = real.index(rows([b"{}"]), max_retry_seconds="30")
-    unblock.join()
-    assert counts.created == 1
-    assert counts.retries > 0
-
-
-def test_but_not_for_ever(real: Any, rows: Any) -> None:
+def test_a_blocked_index_is_not_waited_for_for_ever(real: Any, rows: Any) -> None:
     real.ask("PUT", f"/{real.name}", {"settings": {"index.blocks.read_only_allow_delete": True}})
     with pytest.raises(ElasticsearchUnavailableError, match="flood-stage"):
         real.index(rows([b"{}"]), max_retry_seconds="0.3")
