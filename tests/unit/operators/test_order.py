@@ -187,3 +187,22 @@ def test_a_batch_that_failed_when_it_was_run_again_holds_up_nothing(stream, afte
     # Nor was it run ahead: whoever asked for it again does that.
     assert states(ledger, first, at_ms) == ["failed", "completed"]
     assert ledger.batches.get("flights", first).attempt == again.number
+
+
+def test_an_earlier_batch_that_nothing_can_cure_is_waited_for_until_it_is_given_up(
+    stream, after, toy_batch, connectable, ledger, capsys
+):
+    (first,), at_ms, task = after()
+    toy_batch("final")
+    with pytest.raises(EarlierBatchFailedError, match=f"Batch {first} comes first"):
+        run(stream, task)
+    toy_batch("ok")
+    # Nobody tries in vain what has failed for good, nor fails for it.
+    operator = WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch")
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.execute(task.again(try_number=2).context)
+    assert f"`headrace batches abandon flights {first} --reason WHY`" in capsys.readouterr().out
+    assert len(ledger.batches.attempts("flights", first)) == 1
+    ledger.batches.abandon("flights", first, "its log is damaged")
+    operator.slot_may_be_free(task.again(try_number=2).context, **waiting.value.kwargs)
+    assert states(ledger, first, at_ms) == ["abandoned", "completed"]

@@ -176,6 +176,18 @@ def test_what_fails_by_its_own_code_is_tried_a_few_times_and_what_its_surroundin
         make(stream).execute(task.again(try_number=6, retries=99).context)
 
 
+def test_a_batch_that_is_given_up_between_its_tries_ends_them_well(stream, allocated, toy_batch, connectable, ledger):
+    at_ms, task = allocated()
+    toy_batch("fail")
+    with pytest.raises(BatchFailedError):
+        make(stream).execute(task.context)
+    ledger.batches.abandon("flights", at_ms, "its index is gone")
+    make(stream).execute(task.again(try_number=2).context)
+    assert [row.number for row in ledger.batches.attempts("flights", at_ms)] == [1]
+    (gap,) = ledger.gaps.list("flights")
+    assert (gap.batch_time_ms, gap.until_offset - gap.from_offset) == (at_ms, 3)
+
+
 def test_clearing_gives_the_code_its_tries_anew(stream, allocated, toy_batch, connectable):
     _, task = allocated()
     toy_batch("code")
