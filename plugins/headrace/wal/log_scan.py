@@ -116,7 +116,7 @@ class LogScan:
             before = said.get(name.path)
             if name not in there:
                 # Cleanup goes from the front: what is before everything that is left was most likely its work.
-                is_cleaned = self._deleted(name.path) or (name not in names and name < files[0])
+                is_cleaned = self._deleted(name.path) or (name not in names and (not files or name < files[0]))
                 if not self._miss(name.path, before, known, is_cleaned=is_cleaned):
                     return
                 continue
@@ -132,7 +132,16 @@ class LogScan:
                 known=known,
                 mode=self._mode,
             )
-            yield from self._segment(scan)
+            try:
+                yield from self._segment(scan)
+            except SegmentMissingError:
+                # Cleanup has taken it since it was listed, if it goes on taking the oldest.
+                there.discard(name)
+                files.remove(name)
+                is_cleaned = self._deleted(name.path) or not files or name < files[0]
+                if not self._miss(name.path, before, known, is_cleaned=is_cleaned):
+                    return
+                continue
             if scan.damage and self._mode is RecoveryMode.POINT_IN_TIME_RECOVERY:
                 return
             positions = scan.next_offsets
