@@ -135,10 +135,9 @@ class LogScan:
             try:
                 yield from self._segment(scan)
             except SegmentMissingError:
-                # Cleanup has taken it since it was listed, if it goes on taking the oldest.
-                there.discard(name)
-                files.remove(name)
-                is_cleaned = self._deleted(name.path) or not files or name < files[0]
+                # Cleanup has taken it since it was listed, if all before it are gone too.
+                older = (each.path for each in files if each < name)
+                is_cleaned = self._deleted(name.path) or not any(map(self._storage.exists, older))
                 if not self._miss(name.path, before, known, is_cleaned=is_cleaned):
                     return
                 continue

@@ -126,12 +126,11 @@ class SegmentScan:
     def events(self) -> Iterator[ScanEvent]:
         """The blocks, and the segment's header and end frames between them."""
         try:
-            file = self._storage.open(self.segment)
+            with self._storage.open(self.segment) as file:
+                yield from self._frames(Window(file))
         except StoredFileMissingError as error:
             lost = self._known.accepted_between(0, None)
             raise SegmentMissingError(self.segment, named_by="the scan of the log", ranges=lost) from error
-        with file:
-            yield from self._frames(Window(file))
 
     def _frames(self, file: Window) -> Iterator[ScanEvent]:
         # What lies behind the durable length was never acknowledged: it is no part of the log.
