@@ -150,6 +150,8 @@ class Shop:
         self.ledger.batches.complete_attempt(attempt)
 
     def checkpoint(self, time_ms: int) -> None:
+        # Checkpoints are named by the millisecond.
+        self.clock.advance(1)
         write_checkpoint(self.stream, self.ledger, self.storage, time_ms)
 
     def run(self, time_ms: int) -> None:

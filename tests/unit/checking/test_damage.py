@@ -62,7 +62,10 @@ BY_SQL: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "records of a block": ("UPDATE blocks SET records = 7 WHERE block_id = 5", [("block_wrong", "block 5")]),
     "unclaimed forgotten": ("DELETE FROM unclaimed_times", [("unclaimed_wrong", T4)]),
-    "unclaimed invented": (f"INSERT INTO unclaimed_times VALUES ('{STREAM}', {TIMES[5]}, 1, 1, 1)", [("unclaimed_wrong", str(TIMES[5]))]),
+    "unclaimed invented": (
+        f"INSERT INTO unclaimed_times VALUES ('{STREAM}', {TIMES[5]}, 1, 1, 1)",
+        [("unclaimed_wrong", str(TIMES[5]))],
+    ),
     "segment of another epoch": (
         "UPDATE segments SET epoch = 9 WHERE segment_id = 2",
         [("segment_wrong", "")],
@@ -133,7 +136,10 @@ BY_SQL: dict[str, tuple[str, list[tuple[str, str]]]] = {
         f"UPDATE batches SET absorbed = '[{TIMES[1]}]' WHERE batch_time_ms = {TIMES[2]}",
         [("absorbed_wrong", T3)],
     ),
-    "job of the future": ("UPDATE streams SET job_epoch = 0", [("lease_wrong", "receiver job 1"), ("ledger_set_back", STREAM)]),
+    "job of the future": (
+        "UPDATE streams SET job_epoch = 0",
+        [("lease_wrong", "receiver job 1"), ("ledger_set_back", STREAM)],
+    ),
     "job ended": ("UPDATE receiver_jobs SET state = 'failed'", [("lease_wrong", f"receiver {STREAM}/clicks/0")]),
     "partition that the topic has not": ("UPDATE topics SET partitions = 1", [("topic_wrong", CLICKS_1)]),
 }  # fmt: skip
