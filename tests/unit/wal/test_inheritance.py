@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from headrace.blocks import ReceiverId
+from headrace.blocks import BlockInfo, ReceiverId
 from headrace.clock import ManualClock
+from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.testing.records import make_block
-from headrace.wal.errors import WriteFailedError
+from headrace.wal.errors import DamagedFrameError, WriteFailedError
+from headrace.wal.local_storage import LocalStorage
+from headrace.wal.log_scan import scan_log
+from headrace.wal.repair import COPIES_KEPT
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
 OpenWriter = Callable[..., WriteAheadLogWriter]
@@ -66,3 +72,92 @@ def test_damage_is_told(storage: FaultyStorage, open_writer: OpenWriter) -> None
     storage.flip_bit(first.handle.segment, 8 * (first.handle.offset + first.handle.length - 1))
     (damage,) = open_writer(2).inheritance.damage
     assert (damage.segment, damage.offset) == (first.handle.segment, first.handle.offset)
+
+
+def test_a_torn_tail_is_cut_off_and_its_bytes_are_kept(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+    segment, torn = crash(storage, open_writer)
+    length = storage.size(segment) - len(torn)
+    (tail,) = open_writer(2).inheritance.torn_tails
+    assert tail.kept is not None
+    assert tail.kept in str(tail)
+    assert storage.read(tail.kept) == torn
+    assert storage.size(segment) == length
+    # It is told once: who comes next finds a clean log.
+    assert open_writer(3).inheritance.torn_tails == ()
+
+
+def test_a_tail_that_a_writer_still_has_open_is_left(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+    """A zombie may be in the middle of a write; what it writes does not count, and the file is its own."""
+    zombie = open_writer(1)
+    segment = write(zombie).handle.segment
+    with (Path(storage.url.removeprefix("file://")) / segment).open("ab") as file:
+        file.write(b"half a frame")
+    length = storage.size(segment)
+    successor = open_writer(2)
+    (tail,) = successor.inheritance.torn_tails
+    assert (tail.length, tail.kept) == (12, None)
+    assert storage.size(segment) == length
+    write(successor, 1)
+    scan = scan_log(storage)
+    assert [f.header.epoch for f in scan] == [1, 2]
+    assert [(found.segment, found.offset) for found in scan.torn_tails] == [(segment, length - 12)]
+
+
+def test_bytes_on_which_the_ledger_relies_are_damage_and_stay(
+    storage: FaultyStorage, open_writer: OpenWriter, receiver: ReceiverId
+) -> None:
+    writer = open_writer(1)
+    batch, ranges = make_block([b"value"])
+    frame = writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
+    accepted = [BlockInfo(receiver, 1, frame.sequence, 0, frame.handle, ranges, 1, frame.payload_bytes)]
+    storage.cut(frame.handle.segment, frame.handle.offset + 60)
+    before = storage.read(frame.handle.segment)
+    successor = open_writer(2, accepted=lambda path: accepted if path == frame.handle.segment else [])
+    (damage,) = successor.inheritance.damage
+    assert (damage.offset, damage.ranges) == (frame.handle.offset, ranges)
+    assert successor.inheritance.torn_tails == ()
+    assert storage.read(frame.handle.segment) == before
+    # And the log goes on saying so, to those without a ledger too.
+    write(successor, 1)
+    with pytest.raises(DamagedFrameError):
+        list(scan_log(storage))
+
+
+def test_no_more_than_ten_copies_are_kept_of_a_receiver(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+    kept = []
+    for life in range(COPIES_KEPT + 3):
+        crash(storage, open_writer, 2 * life + 1)
+        kept += [tail.kept for tail in open_writer(2 * life + 2).inheritance.torn_tails]
+    assert len(kept) == COPIES_KEPT + 3
+    assert storage.list("torn") == kept[3:]
+
+
+def test_what_was_inherited_is_synced_before_it_is_vouched_for(tmp_path: Path, receiver: ReceiverId) -> None:
+    """A writer that was killed between write and sync left its bytes in memory, where the next one reads them."""
+    files = FaultyFiles()
+    storage = LocalStorage(tmp_path / "log", calls=files)
+    batch, ranges = make_block([b"value"])
+    # The process dies between the write and the sync.
+    files.fail("fsync", errno.EIO, path="*.wal")
+    files.fail("ftruncate", errno.EIO)
+    files.fail("unlink", errno.EIO)
+    with pytest.raises(WriteFailedError):
+        WriteAheadLogWriter(storage, "", receiver, 1).write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
+    files.heal()
+    (segment,) = storage.list()
+    files.calls.clear()
+    (inherited,) = WriteAheadLogWriter(storage, "", receiver, 2).inheritance.segments
+    assert inherited.length == storage.size(segment)
+    name = segment.rsplit("/", 1)[1]
+    assert ("fsync", name) in files.calls
+
+
+def crash(storage: FaultyStorage, open_writer: OpenWriter, epoch: int = 1) -> tuple[str, bytes]:
+    """A segment with a torn tail, and the bytes of the tail."""
+    crashed = open_writer(epoch)
+    segment = write(crashed).handle.segment
+    whole = storage.size(segment)
+    storage.write_faults.append(WriteFault(77))
+    with pytest.raises(WriteFailedError):
+        write(crashed, 1)
+    return segment, storage.read(segment)[whole:]

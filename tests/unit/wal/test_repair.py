@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -49,6 +50,21 @@ def test_a_segment_without_a_header_is_removed(storage: FaultyStorage, open_writ
     tail = repair_torn_tail(storage, segment)
     assert tail is not None
     assert storage.list() == [quarantine_path(tail)]
+
+
+@pytest.mark.parametrize("sectors", [1, 2, 8])
+def test_a_last_frame_with_lost_sectors_is_cut(storage: FaultyStorage, open_writer: OpenWriter, sectors: int) -> None:
+    """A frame of several sectors of which a power cut has written some, not the first of them."""
+    writer = open_writer()
+    segment = write(writer, 0)
+    length = storage.size(segment)
+    batch, ranges = make_block([Random(1).randbytes(5000)], from_offset=1)
+    writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
+    storage.zero(segment, length + 600, 512 * sectors)
+    tail = repair_torn_tail(storage, segment)
+    assert tail is not None
+    assert tail.offset == length
+    assert len(list(scan_segment(storage, segment, newest=False, durable_length=length))) == 1
 
 
 def test_damage_is_not_repaired(storage: FaultyStorage, open_writer: OpenWriter) -> None:
