@@ -13,7 +13,8 @@ from headrace.faults.schedule import ScheduleOptions, kinds_of, make_schedule
 def test_the_same_seed_gives_the_same_schedule() -> None:
     options = ScheduleOptions(seed=7, minutes=60)
     assert make_schedule(options) == make_schedule(options)
-    assert make_schedule(options) != make_schedule(ScheduleOptions(seed=8, minutes=60))
+    other = make_schedule(ScheduleOptions(seed=8, minutes=60))
+    assert [fault.kind for fault in make_schedule(options)][:10] != [fault.kind for fault in other][:10]
 
 
 def test_a_longer_run_begins_like_a_shorter_one() -> None:

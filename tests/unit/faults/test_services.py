@@ -35,6 +35,7 @@ def test_a_server_that_is_being_hit_is_left_alone(services: Services, server: Sl
             server.kill()
             assert not services._stop.wait(0.5)
             assert not server.alive
+            assert journal.collateral == {}
         wait_until(lambda: server.alive)
     assert journal.collateral == {"kafka": 1}
 
