@@ -23,7 +23,8 @@ from headrace.local.server import Server
 from headrace.local.stack import Stack, StackOptions
 
 _DISK_BYTES = 384 << 20
-_WORKERS, _CORES, _MEMORY = 2, 2, "1g"
+# Twice what the receiver job takes: a batch that finds none to connect to is submitted beside the next one.
+_WORKERS, _CORES, _MEMORY = 2, 4, "2g"
 _Server = TypeVar("_Server")
 
 
