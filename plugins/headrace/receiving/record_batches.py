@@ -8,6 +8,7 @@ holds the GIL, while the thread that stores compresses, writes and syncs without
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ _TOPIC_TYPE = RECORD_SCHEMA.field("topic").type
 _HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
 _TIMESTAMP_TYPE = RECORD_SCHEMA.field("timestamp").type
 _Headers = list[tuple[str, bytes | None]] | None
+_HEADERS = operator.methodcaller("headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +151,19 @@ def _check(
 
 def _headers_of(messages: Sequence[Any], result: Converted) -> list[_Headers]:
     """Kafka takes any bytes as a header's name. The client takes UTF-8 alone and fails, with a SystemError for want of
-    its own: one such record must not keep all that come after it from being received."""
-    try:
-        return [message.headers() for message in messages]
-    except (SystemError, UnicodeDecodeError):
-        return [_readable_headers(message, result) for message in messages]
-
-
-def _readable_headers(message: Any, result: Converted) -> _Headers:
-    try:
-        headers: _Headers = message.headers()
-    except (SystemError, UnicodeDecodeError) as error:
-        result.unreadable_headers += 1
-        where = (message.topic(), message.partition(), message.offset())
-        logger.error("%s-%d, offset %d: its headers cannot be read and are left out: %s", *where, error)
-        return None
+    its own: one such record must not keep all that come after it from being received. It is not asked twice for them:
+    its second answer is a list with holes in it, which end the process when they are looked at."""
+    headers: list[_Headers] = []
+    rest = iter(messages)
+    while len(headers) < len(messages):
+        try:
+            headers.extend(map(_HEADERS, rest))
+        except (SystemError, UnicodeDecodeError) as error:
+            message = messages[len(headers)]
+            headers.append(None)
+            result.unreadable_headers += 1
+            where = (message.topic(), message.partition(), message.offset())
+            logger.error("%s-%d, offset %d: its headers cannot be read and are left out: %s", *where, error)
     return headers
 
 

@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from headrace.ledger import Ledger
 from headrace.receiving.launchers import ProcessHandle, ProcessLauncher, ThreadLauncher
@@ -52,10 +61,33 @@ class Rig:
     def grow(self, partitions: int) -> None:
         self.admin.create_partitions([NewPartitions(self.topic, partitions)])[self.topic].result()
 
+    def configure(self, **settings: str) -> None:
+        """Change settings of the topic."""
+        entries = [
+            ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result()
+
+    def first_offset(self, partition: int) -> int:
+        """The first offset that Kafka has of the partition."""
+        (future,) = self.admin.list_offsets({TopicPartition(self.topic, partition): OffsetSpec.earliest()}).values()
+        return int(future.result().offset)
+
     def produce(
-        self, records: int, *, topic: str | None = None, partition: int = 0, tag: str = "r", **fields: Any
+        self,
+        records: int,
+        *,
+        topic: str | None = None,
+        partition: int = 0,
+        tag: str = "r",
+        settings: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "message.max.bytes": 2_000_000})
+        """``settings`` are the producer's, ``fields`` each record's."""
+        given = {"linger.ms": 5, "message.max.bytes": 2_000_000, **(settings or {})}
+        producer = Producer({"bootstrap.servers": self.bootstrap, **given})
         for number in range(records):
             producer.produce(topic or self.topic, f"{tag}-{number}".encode(), partition=partition, **fields)
             producer.poll(0)
@@ -147,6 +179,17 @@ class Rig:
         found: dict[tuple[str, int], list[int]] = {}
         for row in self.rows():
             found.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
+        return found
+
+    def timestamps(self) -> list[tuple[int, int]]:
+        """Offset and timestamp in ms of all records of accepted blocks, also where Python has no such time."""
+        log = open_storage(self.stream.folder_url).below("log")
+        found = []
+        for each in self.ledger.blocks.unclaimed("air", limit=100_000):
+            for block in self.ledger.blocks.of_batch("air", each.batch_time_ms):
+                batch = read_block(log, block.info.handle)[1]
+                milliseconds = batch.column("timestamp").cast("int64").to_pylist()
+                found += list(zip(batch.column("offset").to_pylist(), milliseconds, strict=True))
         return found
 
     def stats(self) -> dict[str, Any]:

@@ -123,3 +123,42 @@ def test_chunks_cover_what_lies_between_and_hold_every_record_once(
     if messages:
         assert batch is not None
         assert batch.column("offset").to_pylist() == [each.offset() for each in messages]
+
+
+class _Poisoned:
+    """A message as the client makes it of a header whose name is no UTF-8: a second look at its headers ends the
+    process."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+        self.looks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return {
+            "topic": lambda: "a",
+            "partition": lambda: 0,
+            "offset": lambda: self._offset,
+            "timestamp": lambda: (1, 5),
+            "key": lambda: None,
+            "value": lambda: b"v",
+        }[name]
+
+    def headers(self) -> Any:
+        self.looks += 1
+        raise SystemError("returned a result with an exception set")
+
+
+def test_headers_that_cannot_be_read_are_left_out_and_looked_at_once() -> None:
+    partition = TopicPartition("a", "id", 0)
+    poisoned = [_Poisoned(1), _Poisoned(3)]
+    good = [
+        Message(topic="a", partition=0, offset=n, value=b"v", headers=[("k", b"x")], timestamp=(1, 5))
+        for n in (0, 2, 4)
+    ]
+    messages = sorted([*poisoned, *good], key=lambda each: each.offset())
+    converted = convert(messages, {("a", 0): Cursor(partition, 0)})
+    assert converted.batch is not None
+    readable = [{"key": "k", "value": b"x"}]
+    assert converted.batch.column("headers").to_pylist() == [readable, None, readable, None, readable]
+    assert converted.unreadable_headers == 2
+    assert [each.looks for each in poisoned] == [1, 1]
