@@ -8,8 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
+
+from headrace.blocks import TopicPartition
+from headrace.receiving.replay_errors import RangesUnreadableError
 
 Key = tuple[str, int]
 
@@ -18,7 +22,8 @@ _FIRST_TIMESTAMP_MS = 1_700_000_000_000
 
 @dataclass(slots=True)
 class FakeEntry:
-    """One offset of a partition. ``control`` entries take an offset and are never seen, as transaction markers.
+    """One offset of a partition. ``control`` entries take an offset and are never seen, as transaction markers, nor are
+    ``aborted`` ones, of transactions that came to nothing, and ``gone`` ones, which the broker has lost.
 
     ``timestamp_ms`` is by default some time in 2023, a millisecond after that of the offset before; -1 for none.
     """
@@ -26,7 +31,7 @@ class FakeEntry:
     value: bytes | None
     key: bytes | None = None
     headers: list[tuple[str, str | bytes | None]] | None = None
-    kind: Literal["data", "control", "damaged"] = "data"
+    kind: Literal["data", "control", "aborted", "gone", "damaged"] = "data"
     timestamp_ms: int | None = None
 
 
@@ -204,6 +209,38 @@ class FakeTopicIds:
         with self._kafka.lock:
             ids = {topic: self._kafka.topic_ids.get(topic) for topic in topics}
         return lambda _: ids
+
+
+class FakeEvidence:
+    """``Evidence`` of a `FakeKafka`. ``compacted`` and ``transactions`` say what it answers; ``silent`` as while no
+    broker does. It counts its ``questions``."""
+
+    def __init__(self, kafka: FakeKafka, *, compacted: bool | None = False, transactions: bool = False) -> None:
+        self._kafka = kafka
+        self.compacted = compacted
+        self.transactions = transactions
+        self.silent = False
+        self.questions = 0
+
+    def compaction(self, topic: str) -> bool | None:  # noqa: ARG002
+        self._asked()
+        return self.compacted
+
+    def has_transactions(self) -> bool:
+        self._asked()
+        return self.transactions
+
+    def record_offsets(self, partition: TopicPartition, offsets: tuple[int, int]) -> np.ndarray[Any, Any]:
+        self._asked()
+        with self._kafka.lock:
+            log = self._kafka.logs[partition.topic, partition.partition]
+            here = [each for each in range(*offsets) if log.entries[each - log.low].kind in ("data", "aborted")]
+        return np.array(here, dtype=np.int64)
+
+    def _asked(self) -> None:
+        self.questions += 1
+        if self.silent:
+            raise RangesUnreadableError("Kafka is silent.")
 
 
 class FakeEndOffsets:

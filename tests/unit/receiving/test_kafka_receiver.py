@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ from confluent_kafka import KafkaError, Message
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
 from headrace.receiving.errors import KafkaClientError
+from headrace.receiving.jumps import Jumps
 from headrace.receiving.kafka_receiver import KafkaReceiver
 from headrace.receiving.partition_state import FetchState, Gap
 from headrace.receiving.record_batches import RecordChunk
-from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
+from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeEvidence, FakeKafka
 
 CONTROL = FakeEntry(None, kind="control")
 DAMAGED = FakeEntry(None, kind="damaged")
+GONE = FakeEntry(None, kind="gone")
 
 
 class Setting:
@@ -26,9 +29,17 @@ class Setting:
         topic_id = self.kafka.create("a", 2)
         self.p0, self.p1 = TopicPartition("a", topic_id, 0), TopicPartition("a", topic_id, 1)
         self.consumers: list[FakeConsumer] = []
-        self.receiver = KafkaReceiver({}, on_lost_offsets=policy, clock=self.clock, consumer_factory=self._consumer)
+        self.evidence = FakeEvidence(self.kafka)
+        self.receiver = KafkaReceiver(
+            {},
+            on_lost_offsets=policy,
+            jumps=Jumps(lambda: self.evidence),
+            clock=self.clock,
+            consumer_factory=self._consumer,
+        )
 
     def _consumer(self, config: dict[str, Any]) -> FakeConsumer:
+        self.config = config
         self.consumers.append(FakeConsumer(self.kafka, config))
         return self.consumers[-1]
 
@@ -55,6 +66,7 @@ def test_reads_from_the_position_to_the_end() -> None:
 
 def test_the_position_passes_control_records() -> None:
     setting = Setting()
+    setting.evidence.transactions = True
     setting.kafka.produce("a", 0, b"1", CONTROL, b"2", CONTROL, CONTROL)
     setting.receiver.assign(setting.p0, 0)
     assert setting.ranges() == [OffsetRange(setting.p0, 0, 5, 2)]
@@ -193,3 +205,93 @@ def test_large_records_are_fetched_a_few_at_a_time() -> None:
     chunks = [event for event in setting.fetch() if isinstance(event, RecordChunk)]
     assert sum(chunk.records for chunk in chunks) == 40
     assert max(chunk.nbytes for chunk in chunks) <= 16 * 1024 * 1024
+
+
+def told(events: list[RecordChunk | Gap]) -> list[tuple[str, int, int]]:
+    return [
+        ("gap" if isinstance(event, Gap) else "records", each.from_offset, each.until_offset)
+        for event in events
+        for each in ([event] if isinstance(event, Gap) else event.ranges)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+@pytest.mark.parametrize("rest", [[b"3", b"4"], []])
+def test_a_jump_without_a_reason_is_a_gap_in_its_place(policy: str, rest: list[bytes]) -> None:
+    setting = Setting(policy)
+    setting.kafka.produce("a", 0, b"0", GONE, GONE, *rest)
+    setting.kafka.produce("a", 1, b"0", b"1")
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    events = setting.fetch()
+    of_p0 = [("records", 0, 1), ("gap", 1, 3), *([("records", 3, 5)] if rest else [])]
+    assert sorted(told(events)) == sorted([*of_p0, ("records", 0, 2)])
+    assert setting.receiver.partitions == {setting.p0: 3 + len(rest), setting.p1: 2}
+    assert setting.receiver.lost_offsets == 2
+    assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 3 + len(rest)
+    assert setting.state(setting.p0) is FetchState.AT_END
+
+
+def test_each_jump_is_a_gap_of_its_own() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, GONE, b"1", GONE, GONE, b"4", GONE)
+    setting.receiver.assign(setting.p0, 0)
+    expected = [("gap", 0, 1), ("records", 1, 2), ("gap", 2, 4), ("records", 4, 5), ("gap", 5, 6)]
+    assert told(setting.fetch()) == expected
+
+
+def test_while_kafka_does_not_say_why_it_jumped_the_partition_waits_and_no_other() -> None:
+    setting = Setting()
+    setting.evidence.silent = True
+    setting.kafka.produce("a", 0, b"0", GONE, b"2")
+    setting.kafka.produce("a", 1, b"0")
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    assert sorted(told(setting.fetch())) == [("records", 0, 1), ("records", 0, 1)]
+    assert setting.state(setting.p0) is FetchState.BACKING_OFF
+    setting.kafka.produce("a", 1, b"1")
+    assert told(setting.fetch()) == [("records", 1, 2)]
+    setting.evidence.silent = False
+    setting.clock.advance(1_000)
+    assert told(setting.fetch()) == [("gap", 1, 2), ("records", 2, 3)]
+
+
+def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"0"] * 3, *[DAMAGED] * 300, *[b"1"] * 5)
+    setting.receiver.assign(setting.p0, 0)
+    events: list[RecordChunk | Gap] = []
+    for _ in range(30):
+        events += setting.fetch()
+        setting.clock.advance(60_000)
+    assert told(events) == [("records", 0, 3), ("gap", 3, 303), ("records", 303, 308)]
+    assert setting.receiver.lost_offsets == 300
+
+
+def test_a_truncated_log_fails_its_partition_although_the_offset_is_there_again() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"new"] * 10)
+    setting.receiver.assign(setting.p0, 6)
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "Partition log truncation detected at offset 6")
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=6, error=error)]
+    setting.receiver.fetch(0)
+    assert setting.state(setting.p0) is FetchState.FAILED
+    assert "which are not read" in (setting.receiver.status()[0].error or "")
+
+
+def test_a_partition_without_a_leader_says_so_until_it_has_one() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    setting.fetch()
+
+    def leaders(*leaders: int) -> None:
+        known = {str(number): {"leader": leader} for number, leader in enumerate(leaders)}
+        setting.config["stats_cb"](json.dumps({"brokers": {}, "topics": {"a": {"partitions": known}}}))
+
+    leaders(-1, 1)
+    assert (setting.state(setting.p0), setting.state(setting.p1)) == (FetchState.LEADERLESS, FetchState.AT_END)
+    assert "no leader" in (setting.receiver.status()[0].error or "")
+    leaders(1, 1)
+    assert setting.state(setting.p0) is FetchState.FETCHING
+    assert setting.receiver.status()[0].error is None

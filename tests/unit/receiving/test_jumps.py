@@ -1,0 +1,110 @@
+"""Which jumps have a reason, and how often Kafka is asked for it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.blocks import TopicPartition
+from headrace.receiving.damage_search import DamageSearch
+from headrace.receiving.jumps import Jumps, jumps_between
+from headrace.receiving.replay_errors import RangesGoneError
+from headrace.testing.fake_kafka import FakeEntry, FakeEvidence, FakeKafka
+
+
+class Setting:
+    def __init__(self, *kinds: tuple[str, int], committed_only: bool = True) -> None:
+        self.kafka = FakeKafka()
+        self.partition = TopicPartition("a", self.kafka.create("a", 1), 0)
+        for kind, count in kinds:
+            self.kafka.produce("a", 0, *[FakeEntry(b"v", kind=kind)] * count)  # type: ignore[arg-type]
+        self.evidence = FakeEvidence(self.kafka)
+        self.jumps = Jumps(lambda: self.evidence, committed_only=committed_only)
+
+    def lost(self) -> list[tuple[int, int]]:
+        entries = self.kafka.logs["a", 0].entries
+        seen = np.array([offset for offset, entry in enumerate(entries) if entry.kind == "data"], dtype=np.int64)
+        return self.jumps.lost(self.partition, jumps_between(seen, 0, len(entries)))
+
+
+def test_without_compaction_and_transactions_nothing_explains_a_jump() -> None:
+    assert Setting(("data", 3), ("gone", 1), ("data", 2), ("gone", 2)).lost() == [(3, 4), (6, 8)]
+
+
+@pytest.mark.parametrize("compacted", [True, None])
+def test_compaction_explains_every_jump_and_so_does_not_being_allowed_to_ask(compacted: bool | None) -> None:
+    setting = Setting(("data", 1), ("gone", 5_000), ("data", 1))
+    setting.evidence.compacted = compacted
+    assert setting.lost() == []
+    assert setting.lost() == []
+    assert setting.evidence.questions == 1
+
+
+def test_control_records_are_not_asked_after_once_there_are_transactions() -> None:
+    setting = Setting(*[("data", 1), ("control", 1)] * 5, ("control", 64))
+    setting.evidence.transactions = True
+    assert setting.lost() == []
+    asked = setting.evidence.questions
+    assert setting.lost() == []
+    assert setting.evidence.questions == asked == 2
+
+
+def test_aborted_records_are_told_from_lost_ones() -> None:
+    setting = Setting(("data", 1), ("aborted", 2_000), ("control", 1), ("gone", 1_500), ("data", 1), ("aborted", 1_200))
+    setting.evidence.transactions = True
+    # The control record before them cannot be told from what is lost.
+    assert setting.lost() == [(2_001, 3_502)]
+
+
+def test_a_consumer_of_uncommitted_records_has_seen_the_aborted_ones() -> None:
+    setting = Setting(("data", 1), ("aborted", 2_000), committed_only=False)
+    setting.evidence.transactions = True
+    assert setting.lost() == [(1, 2_001)]
+
+
+def test_what_can_no_longer_be_looked_at_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(("data", 1), ("aborted", 2_000))
+    setting.evidence.transactions = True
+
+    def gone(*_: object) -> np.ndarray:  # type: ignore[type-arg]
+        raise RangesGoneError("retention")
+
+    monkeypatch.setattr(setting.evidence, "record_offsets", gone)
+    assert setting.lost() == [(1, 2_001)]
+
+
+@given(st.sets(st.integers(0, 40)), st.integers(0, 5))
+def test_jumps_are_all_that_is_missing(offsets: set[int], beyond: int) -> None:
+    until = max(offsets, default=0) + 1 + beyond
+    found = jumps_between(np.array(sorted(offsets), dtype=np.int64), 0, until)
+    assert {each for begin, end in found for each in range(begin, end)} == set(range(until)) - offsets
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5_000), st.integers(0, 5_000))
+def test_the_end_of_damage_is_found_in_few_tries(position: int, damaged: int, rest: int) -> None:
+    """Where the log itself is readable at its end, as it is for a client that only waits there."""
+    good = position + damaged
+    search = DamageSearch(position, good + rest)
+    tries = 0
+    while search.found is None:
+        assert position < search.at <= good + rest
+        search.was_readable() if search.at >= good else search.was_damaged()
+        tries += 1
+        assert tries <= 2 * damaged.bit_length() + 2
+    assert search.found == good
+
+
+@given(st.integers(0, 100), st.integers(1, 5_000))
+def test_damage_up_to_the_end_is_hopeless(position: int, length: int) -> None:
+    search = DamageSearch(position, position + length)
+    tries = 0
+    while not search.hopeless:
+        search.was_damaged()
+        tries += 1
+        assert tries <= length.bit_length() + 2
+    assert search.found is None
