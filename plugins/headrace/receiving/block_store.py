@@ -80,6 +80,7 @@ class BlockStore:
         self._recreated = recreated
         self._stored = stored
         self._last_accepted: int | None = None
+        self._is_undecided = False
         self.blocks = 0
         self.records = 0
         self.payload_bytes = 0
@@ -140,7 +141,8 @@ class BlockStore:
 
     def close(self) -> None:
         """End the segment; the ledger hears of it when it can."""
-        self._closed(self._writer.close(self._last_accepted))
+        # Of a block whose answer never came the log must not say that it was refused: a lost ledger is rebuilt by it.
+        self._closed(self._writer.close(None if self._is_undecided else self._last_accepted))
 
     def _advance(self, ranges: Sequence[OffsetRange]) -> None:
         for each in ranges:
@@ -204,7 +206,9 @@ class BlockStore:
             self._wait(seconds)
 
     def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:
+        self._is_undecided = True
         added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info))
+        self._is_undecided = False
         self._last_accepted = info.sequence
         self.blocks += 1
         self.records += info.records

@@ -12,6 +12,7 @@ from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.stream import Limits, Stream
 from headrace.testing.fake_kafka import FakeKafka
+from headrace.wal.log_scan import scan_log
 
 MakeStream = Callable[..., Stream]
 Setting = Any
@@ -258,6 +259,32 @@ def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setti
     (event,) = setting.events(EventKind.LOG_DAMAGED)
     assert (event["segment"], event["offset"], event["lost"]) == (segment, block.info.handle.offset, "flights-0[0, 1)")
     assert log.read(segment) == torn
+
+
+def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger may have taken it: rebuilt from a log that denies it, it would lose it."""
+    monkeypatch.setattr("headrace.receiving.block_store.LEDGER_PATIENCE_SECONDS", 0.0)
+    plain = type(setting.ledger.blocks).add
+
+    def add(self: Any, *args: Any) -> Any:
+        added = plain(self, *args)
+        if setting.positions() == [2, 0]:
+            raise LedgerUnavailableError("The connection broke before the answer came.")
+        return added
+
+    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    running = setting.start(0)
+    eventually(lambda: setting.positions() == [1, 0])
+    setting.kafka.produce("flights", 0, b"b")
+    report = running.join()
+    assert report.error is not None
+    assert "did not answer" in report.error
+    assert setting.positions() == [2, 0]
+    assert [each.accepted for each in scan_log(setting.storage.below("log")).settled()] == [True, None]
 
 
 def test_idle_positions_move_on_without_a_block(setting: Setting) -> None:
