@@ -105,7 +105,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         partition=st.integers(0, 1),
         count=st.integers(1, 5),
         fault=st.sampled_from([None, None, None, "writev", "fsync", "fdatasync", "open", "close", "ftruncate"]),
-        crash=st.sampled_from([None, None, None, "before ledger", "after ledger"]),
+        crash=st.sampled_from([None, None, None, "before ledger", "after ledger", "no answer"]),
     )
     def write(self, index: int, partition: int, count: int, fault: str | None, crash: str | None) -> None:
         life = self.lives[index] = self.lives[index] or self.begin(index)
@@ -124,8 +124,11 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         self.blocks.append(block)
         for r in block.ranges:
             self.positions[r.partition] = r.until_offset
-        if crash == "after ledger":
-            self.dies(index)
+        if crash is not None:
+            # Nobody writes on who does not know what became of the last block.
+            self.lives[index] = None
+            if crash == "no answer":
+                life.writer.close(None)
         else:
             life.accepted = block.sequence
 
