@@ -71,24 +71,29 @@ def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:
     stream = snapshot.stream
     if not stream.ordered:
         return
-    begun = [
-        batch
+    begun = {
+        batch.batch_time_ms: since_ms
         for batch in snapshot.batches
-        if batch.started_at_ms is not None
-        and not batch.built
-        and (stream.revision == 1 or batch.started_at_ms >= stream.updated_at_ms)
-    ]
+        if not batch.built
+        and (since_ms := _begun_since_ms(batch)) is not None
+        and (stream.revision == 1 or since_ms >= stream.updated_at_ms)
+    }
     waiting = [(batch.batch_time_ms, batch.allocated_at_ms) for batch in snapshot.batches if _is_unfinished(batch)]
     waiting += [(row.batch_time_ms, 0) for row in snapshot.unclaimed]
     for time_ms, since_ms in sorted(waiting):
-        overtaken = [
-            batch.batch_time_ms
-            for batch in begun
-            if batch.batch_time_ms > time_ms and (batch.started_at_ms or 0) > since_ms
-        ]
+        overtaken = [later_ms for later_ms, at_ms in begun.items() if later_ms > time_ms and at_ms > since_ms]
         if overtaken:
             what = f"It is still to be run, and {len(overtaken)} later ones were begun, {overtaken[0]} first."
             yield Finding(Problem.OUT_OF_TURN, str(time_ms), what)
+
+
+def _begun_since_ms(batch: BatchRow) -> int | None:
+    """A time at which the batch had not been begun yet, None if it never was.
+
+    Of one that has completed it is not known when it was begun first: it may have been run again, whose turn it always
+    is.
+    """
+    return batch.started_at_ms if batch.steps is None else batch.allocated_at_ms
 
 
 def _is_unfinished(batch: BatchRow) -> bool:

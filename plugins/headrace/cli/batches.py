@@ -1,8 +1,7 @@
-"""`headrace batches`, `abandon` and `events`: what became of a stream's records."""
+"""`headrace batches`: list a stream's batches, tell one, give one up, and see what no batch has taken."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,32 +12,34 @@ from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import duration_text, print_json, print_table, time_text
 
 if TYPE_CHECKING:
-    from headrace.ledger.rows import EventRow
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import UnclaimedTime
 
 BatchTime = Annotated[
-    str | None,
-    typer.Argument(help="One batch, by its time: epoch milliseconds or ISO 8601, such as 2026-11-21T14:05Z."),
+    str, typer.Argument(help="The batch's time: epoch milliseconds or ISO 8601, such as 2026-11-21T14:05Z.")
 ]
 
+batches = typer.Typer(add_completion=False, no_args_is_help=True, help="See a stream's batches, and give one up.")
 
-def batches(
+
+@batches.callback()
+def _group() -> None:
+    """See a stream's batches, and give one up."""
+
+
+@batches.command("list")
+def list_batches(
     name: StreamName,
-    batch_time: BatchTime = None,
     *,
     ledger: LedgerUrl,
     limit: Annotated[int, typer.Option(help="How many, the newest first.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List a stream's batches and the batch times that nobody ran, or tell all of one batch."""
+    """List a stream's batches and the batch times that nobody ran."""
     with opened(ledger) as found:
-        if batch_time is not None:
-            show_batch(found, name, milliseconds(batch_time, "BATCH_TIME"), as_json=as_json)
-            return
         found.streams.get(name)
         rows = found.batches.list(name, limit)
-        unclaimed = found.blocks.unclaimed(name)
-        open_ms = found.streams.get(name).batch_time_after(found.now_ms())
-    waiting = [time for time in unclaimed if time.batch_time_ms < open_ms]
+        waiting = _waiting(found, name, limit=1000)
     if as_json:
         print_json({"batches": rows, "unclaimed": waiting})
         return
@@ -61,17 +62,20 @@ def batches(
         ],
     )
     if waiting:
-        typer.echo(
-            "Unclaimed batch times: blocks that no batch has taken yet. If no DAG run is coming to them, backfill them."
-        )
-        print_table(
-            ("batch time", "blocks", "records"), [(time_text(t.batch_time_ms), t.blocks, t.records) for t in waiting]
-        )
+        _tell_waiting(waiting)
 
 
+@batches.command()
+def show(name: StreamName, batch_time: BatchTime, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
+    """Tell all of one batch: what is in it, where its records are, what was tried, what each output made of it."""
+    with opened(ledger) as found:
+        show_batch(found, name, milliseconds(batch_time, "BATCH_TIME"), as_json=as_json)
+
+
+@batches.command()
 def abandon(
     name: StreamName,
-    batch_time: Annotated[str, typer.Argument(help="The batch's time: epoch milliseconds or ISO 8601.")],
+    batch_time: BatchTime,
     *,
     ledger: LedgerUrl,
     reason: Annotated[str, typer.Option(help="Why; it stands with the gap.")],
@@ -91,44 +95,34 @@ def abandon(
         typer.echo(told)
 
 
-def events(
+@batches.command()
+def unclaimed(
     name: StreamName,
     *,
     ledger: LedgerUrl,
-    kind: Annotated[list[str] | None, typer.Option(help="Only this kind; may be given several times.")] = None,
-    blocks: Annotated[bool, typer.Option("--blocks", help="The blocks too, several a second.")] = False,
-    limit: Annotated[int, typer.Option(help="How many of the newest.", min=1)] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+    limit: Annotated[int, typer.Option(help="How many, the oldest first.", min=1)] = 1000,
+    as_json: AsJson = False,
 ) -> None:
-    """Print what happened to a stream, oldest first."""
-    from headrace.ledger import EventKind
-
-    unknown = sorted(set(kind or ()) - {known.value for known in EventKind})
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: kinds are {', '.join(EventKind)}", param_hint="--kind")
-    kinds = {EventKind(k) for k in kind} if kind else {k for k in EventKind if blocks or k is not EventKind.BLOCK_ADDED}
+    """List the batch times that have come, have blocks, and were taken by no batch."""
     with opened(ledger) as found:
-        found.streams.get(name)
-        rows = found.events.latest(name, kinds, limit)[::-1]
-        last = 0
-        while True:
-            for row in rows:
-                _print_event(row, as_json=as_json)
-                last = row.event_id
-            if not follow:
-                return
-            time.sleep(1)
-            rows = found.events.list(name, last, kinds)
-
-
-def _print_event(row: EventRow, *, as_json: bool) -> None:
+        waiting = _waiting(found, name, limit=limit)
     if as_json:
-        import json
+        print_json(waiting)
+    elif waiting:
+        _tell_waiting(waiting)
+    else:
+        typer.echo(f"Every batch time of {name} that has come and has blocks has its batch.")
 
-        fields = {"id": row.event_id, "at_ms": row.at_ms, "kind": row.kind, "batch_time_ms": row.batch_time_ms}
-        typer.echo(json.dumps({**fields, "payload": row.payload}))
-        return
-    batch = f" [{time_text(row.batch_time_ms)}]" if row.batch_time_ms else ""
-    told = ", ".join(f"{key}={value}" for key, value in row.payload.items() if value not in (None, [], {}))
-    typer.echo(f"{time_text(row.at_ms)} {row.kind}{batch} {told}")
+
+def _waiting(ledger: Ledger, name: str, *, limit: int) -> list[UnclaimedTime]:
+    open_ms = ledger.streams.get(name).batch_time_after(ledger.now_ms())
+    return [time for time in ledger.blocks.unclaimed(name, limit) if time.batch_time_ms < open_ms]
+
+
+def _tell_waiting(waiting: list[UnclaimedTime]) -> None:
+    typer.echo(
+        "Unclaimed batch times: blocks that no batch has taken yet. If no DAG run is coming to them, backfill them."
+    )
+    print_table(
+        ("batch time", "blocks", "records"), [(time_text(t.batch_time_ms), t.blocks, t.records) for t in waiting]
+    )

@@ -77,7 +77,7 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
         "Run it: its blocks are there, and no batch has taken them."
         if first.state is None
         else "Wait for it or run it; if it can never succeed, give it up: "
-        f"`headrace abandon {batch.stream} {first.batch_time_ms} --reason WHY`."
+        f"`headrace batches abandon {batch.stream} {first.batch_time_ms} --reason WHY`."
     )
     raise NotItsTurnError(
         f"Stream {batch.stream!r} runs its batches in order, and before {batch.batch_time_ms} "

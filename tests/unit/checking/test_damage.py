@@ -193,9 +193,9 @@ def test_a_batch_out_of_turn_is_noticed(make_shop: Callable[..., Shop]) -> None:
         shop.clock.advance(INTERVAL_MS)
     shop.run(TIMES[0])
     shop.allocate(TIMES[1])
+    shop.clock.advance(1)
     shop.allocate(TIMES[2])
     shop.sql("UPDATE streams SET ordered = 0")
-    shop.clock.advance(1)
     shop.complete(TIMES[2])
     shop.sql("UPDATE streams SET ordered = 1")
     assert shop.found() == [("out_of_turn", T2)]

@@ -1,4 +1,4 @@
-"""`headrace batches STREAM TIME`: one batch, told from a real ledger."""
+"""`headrace batches show STREAM TIME`: one batch, told from a real ledger."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def batch_time_ms(stream: Stream) -> int:
 
 
 def shown(stream: Stream, batch_time_ms: int, *options: str) -> str:
-    result = CliRunner().invoke(app, ["batches", "shop", str(batch_time_ms), "--ledger", stream.ledger, *options])
+    command = ["batches", "show", "shop", str(batch_time_ms)]
+    result = CliRunner().invoke(app, [*command, "--ledger", stream.ledger, *options])
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -247,7 +247,7 @@ def test_an_ordered_stream_waits_for_earlier_batches_and_unclaimed_times(build: 
     assert unclaimed.value.busy == (T1,)
     assert "abandon" not in str(unclaimed.value), "what nobody has claimed cannot be abandoned"
     world.allocate(T1)
-    with pytest.raises(NotItsTurnError, match=f"`headrace abandon flights {T1} --reason WHY`"):
+    with pytest.raises(NotItsTurnError, match=f"`headrace batches abandon flights {T1} --reason WHY`"):
         batches.begin_attempt("flights", T2, **RUN)
     world.complete(T1)
     assert batches.begin_attempt("flights", T2, **RUN).number == 1

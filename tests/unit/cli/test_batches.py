@@ -1,0 +1,91 @@
+"""`headrace batches`: the list, what nobody has taken, and what is given up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.cli.main import app
+from headrace.ledger import BatchState, Ledger
+
+PARTITION = TopicPartition("clicks", "id-1", 0)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A ledger with blocks of three batch times, of which the first has a batch."""
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Ledger.open(url) as ledger:
+        ledger.streams.register("shop", '{"outputs": [{"id": "a"}]}', batch_interval_ms=1_000, block_interval_ms=200)
+        job = ledger.jobs.acquire("shop", holder="driver", lease_ms=60_000)
+        ledger.topics.observe(job, "kafka", "clicks", "id-1", 1)
+        ledger.positions.ensure(job, "kafka", PARTITION, 0)
+        ledger.positions.assign(job, "kafka", {PARTITION: 0})
+        lease = ledger.receivers.register(job, ReceiverId("shop", "kafka", 0), host="here", lease_ms=60_000)
+        first_ms = ledger.now_ms() // 1_000 * 1_000 - 10_000
+        for number in range(3):
+            ledger.blocks.add(
+                lease,
+                BlockInfo(
+                    lease.receiver_id, lease.epoch, number, first_ms + 1_000 * number, BlockHandle("a", number * 9, 9),
+                    (OffsetRange(PARTITION, number * 5, number * 5 + 5, 5),), records=5, payload_bytes=50,
+                ),
+            )  # fmt: skip
+        ledger.batches.allocate("shop", first_ms + 1_000, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
+    return url
+
+
+@pytest.fixture
+def run(url: str) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["batches", *arguments, "--ledger", url])
+
+    return run
+
+
+def test_batches_are_listed_with_what_no_batch_has_taken(run: Callable[..., Result]) -> None:
+    told: Any = json.loads(run("list", "shop", "--json").stdout)
+    assert [(batch["records"], batch["state"]) for batch in told["batches"]] == [(5, "allocated")]
+    assert [time["records"] for time in told["unclaimed"]] == [5, 5]
+    text = run("list", "shop").stdout
+    assert "Unclaimed batch times" in text
+    assert "allocated" in text
+
+
+def test_unclaimed_batch_times_are_listed_by_themselves(run: Callable[..., Result], url: str) -> None:
+    told: Any = json.loads(run("unclaimed", "shop", "--json").stdout)
+    assert [(time["blocks"], time["records"]) for time in told] == [(1, 5), (1, 5)]
+    assert len(json.loads(run("unclaimed", "shop", "--limit", "1", "--json").stdout)) == 1
+    with Ledger.open(url) as ledger:
+        for time in told:
+            ledger.batches.allocate(
+                "shop", time["batch_time_ms"], manifest_uri="m", manifest_sha256="0", blocks_expected=1
+            )
+    assert "Every batch time" in run("unclaimed", "shop").stdout
+
+
+def test_a_batch_is_given_up_with_a_reason_as_a_gap(run: Callable[..., Result], url: str) -> None:
+    with Ledger.open(url) as ledger:
+        (batch,) = ledger.batches.list("shop")
+    time = str(batch.batch_time_ms)
+    assert run("abandon", "shop", time).exit_code == 2, "it needs a reason"
+    assert run("abandon", "shop", time, "--reason", " ").exit_code == 2
+    result = run("abandon", "shop", time, "--reason", "poison")
+    assert "5 records are a gap now" in result.stdout
+    with Ledger.open(url) as ledger:
+        assert ledger.batches.get("shop", batch.batch_time_ms).state is BatchState.ABANDONED
+        (gap,) = ledger.gaps.list("shop")
+    assert (gap.from_offset, gap.until_offset, gap.reason) == (0, 5, "batch abandoned: poison")
+    assert run("abandon", "shop", time, "--reason", "again").exit_code == 0
+
+
+def test_what_is_not_there_is_an_error(run: Callable[..., Result]) -> None:
+    assert run("unclaimed", "nosuch").exit_code == 1
+    assert run("abandon", "shop", "1000", "--reason", "x").exit_code == 1
+    assert run("show", "shop", "soon").exit_code == 2
