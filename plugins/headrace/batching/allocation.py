@@ -57,7 +57,7 @@ def allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms:
     """
     existing = ledger.batches.find(stream.name, batch_time_ms)
     if existing is not None:
-        _restore_manifest(stream, ledger, storage, existing)
+        restore_manifest(stream, ledger, storage.below(stream.name), existing)
     batch = existing or _allocate(stream, ledger, storage, batch_time_ms)
     inputs = tuple(ledger.batches.inputs(stream.name, batch_time_ms))
     return Allocation(batch=batch, inputs=inputs, fresh=existing is None)
@@ -121,26 +121,31 @@ def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRo
             logger.warning("%s/%s, which is no batch's manifest, stays: %s", folder.url, path, error)
 
 
-def _restore_manifest(stream: Stream, ledger: Ledger, storage: LogStorage, batch: BatchRow) -> None:
-    """Write the batch's manifest again if its file is missing or damaged, and the same bytes can be drawn up still."""
+def restore_manifest(stream: Stream, ledger: Ledger, folder: LogStorage, batch: BatchRow) -> bool:
+    """Write the batch's manifest again if its file is missing or damaged, and the same bytes can be drawn up still;
+    whether it is there.
+
+    Args:
+        folder: the stream's folder in its storage.
+    """
     path = batch.manifest_uri.removeprefix(f"{stream.folder_url}/")
     if batch.state is BatchState.ABSORBED or path == batch.manifest_uri:
-        return
-    folder = storage.below(stream.name)
+        return True
     try:
         if hashlib.sha256(folder.read(path)).hexdigest() == batch.manifest_sha256:
-            return
+            return True
     except StoredFileMissingError:
         pass
     manifest = draw_up(stream, batch.batch_time_ms, ledger.batches.blocks_of(stream.name, batch.batch_time_ms))
     if batch.built:
         manifest = replace(manifest, built=_built_ranges(ledger, batch))
     data = replace(manifest, interval_ms=batch.interval_ms).to_bytes()
-    if hashlib.sha256(data).hexdigest() == batch.manifest_sha256:
-        folder.write_atomically(path, data)
-        logger.warning("The manifest %s was missing or damaged, and is written again", batch.manifest_uri)
-    else:
+    if hashlib.sha256(data).hexdigest() != batch.manifest_sha256:
         logger.warning("The manifest %s is missing or damaged, and cannot be written again", batch.manifest_uri)
+        return False
+    folder.write_atomically(path, data)
+    logger.warning("The manifest %s was missing or damaged, and is written again", batch.manifest_uri)
+    return True
 
 
 def _built_ranges(ledger: Ledger, batch: BatchRow) -> dict[str, tuple[RecordedRange, ...]]:

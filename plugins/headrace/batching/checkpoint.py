@@ -1,9 +1,12 @@
 """A checkpoint: what the log and the manifests do not tell of a stream (rule 10 of the design).
 
-With them it is enough to rebuild a lost ledger: the definition, the topics' incarnations, the positions, the
-writers' epochs, and the state of the batches that still have something in the log. A sealed document
-(`headrace.batching.sealed_document`) in the stream's ``checkpoints`` folder, named by the time it was written, so
-that the newest name is the newest state whatever batch it followed.
+With them, and the files of the stream's history (`headrace.batching.history`), it is enough to rebuild a lost ledger:
+the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches that no file of
+the history holds as they are. A sealed document (`headrace.batching.sealed_document`) in the stream's ``checkpoints``
+folder, named by the time it was written, so that the newest name is the newest state whatever batch it followed.
+
+Version 1, which this headrace reads too, had no history: every batch that was not cleaned was in the checkpoint, and no
+replays and gaps were.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from typing import Any
 
 from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.errors import HeadraceError
+from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
-VERSION = 1
+VERSION = 2
+READABLE = (1, VERSION)
 FOLDER = "checkpoints"
 KEEP = 10
 """Checkpoints that stay, as in Spark: the newest, and older ones to fall back to."""
@@ -24,6 +29,10 @@ KEEP = 10
 
 class CheckpointError(HeadraceError):
     """There is no checkpoint that can be read."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint is of a version that this headrace does not read."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class Checkpoint:
     written_at_ms: int
     batch_time_ms: int
     state: Mapping[str, Any]
+    version: int = VERSION
 
     @property
     def path(self) -> str:
@@ -46,7 +56,7 @@ class Checkpoint:
             self.path,
             seal(
                 {
-                    "version": VERSION,
+                    "version": self.version,
                     "stream": self.stream,
                     "written_at_ms": self.written_at_ms,
                     "batch_time_ms": self.batch_time_ms,
@@ -56,31 +66,52 @@ class Checkpoint:
         )
 
 
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """The newest checkpoint that is whole, and what is wrong with each newer one, by path."""
+
+    checkpoint: Checkpoint
+    passed_over: Mapping[str, str]
+
+
 def checkpoint_paths(storage: LogStorage) -> list[str]:
     """The checkpoints in the stream's folder, oldest first."""
     return sorted(path for path in storage.list(FOLDER) if path.endswith(".json"))
 
 
 def read_newest(storage: LogStorage) -> Checkpoint:
+    """The newest checkpoint that is whole; see `find_newest`."""
+    return find_newest(storage).checkpoint
+
+
+def find_newest(storage: LogStorage) -> FoundCheckpoint:
     """The newest checkpoint that is whole; a damaged one is passed over for the one before, as Spark's reader does.
 
     Raises:
+        CheckpointVersionError: the newest whole one is of another version. The one before would be an older state, and
+            what was done since would be done again.
         CheckpointError: there is none, or none that is whole; the text names what is wrong with each.
     """
-    refused = []
+    refused: dict[str, str] = {}
     for path in reversed(checkpoint_paths(storage)):
         try:
-            return _read(storage, path)
-        except (DocumentDamagedError, CheckpointError) as error:
-            refused.append(f"{path}: {error}")
+            return FoundCheckpoint(_read(storage, path), refused)
+        except (DocumentDamagedError, StoredFileMissingError) as error:
+            refused[path] = str(error)
+    told = "; ".join(f"{path}: {why}" for path, why in refused.items())
     raise CheckpointError(
-        f"{storage.url} has no checkpoint that can be read" + (f" ({'; '.join(refused)})." if refused else "."),
-        remedy="A checkpoint is written after a completed batch.",
+        f"{storage.url} has no checkpoint that can be read" + (f" ({told})." if refused else "."),
+        remedy="A checkpoint is written after a completed batch; with the ledger there, `headrace recover` writes one.",
     )
 
 
 def _read(storage: LogStorage, path: str) -> Checkpoint:
     fields = unseal(storage.read(path))
-    if fields.get("version") != VERSION:
-        raise CheckpointError(f"it is of version {fields.get('version')}, this headrace reads version {VERSION}")
-    return Checkpoint(fields["stream"], fields["written_at_ms"], fields["batch_time_ms"], fields["state"])
+    version = fields.get("version")
+    if version not in READABLE:
+        raise CheckpointVersionError(
+            f"The checkpoint {storage.url}/{path} is of version {version}, this headrace reads versions "
+            f"{' and '.join(map(str, READABLE))}.",
+            remedy="Use the headrace that wrote it, or a newer one.",
+        )
+    return Checkpoint(fields["stream"], fields["written_at_ms"], fields["batch_time_ms"], fields["state"], version)

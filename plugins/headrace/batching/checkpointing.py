@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 
 import tenacity
 
 from headrace.batching.checkpoint import KEEP, Checkpoint, checkpoint_paths
+from headrace.batching.history import describe, file_batches, history_numbers
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
-from headrace.ledger.rows import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.wal.errors import StorageError
@@ -22,6 +21,9 @@ logger = logging.getLogger(__name__)
 MANY = 10_000
 """Batches in a checkpoint from which on it says so."""
 
+GAPS = 10_000
+"""The newest gaps are in a checkpoint, so many of them."""
+
 _write_retry = tenacity.retry(
     retry=tenacity.retry_if_exception_type((StorageError, OSError)),
     stop=tenacity.stop_after_attempt(3),
@@ -31,56 +33,80 @@ _write_retry = tenacity.retry(
 
 
 def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> Checkpoint | None:
-    """Write the stream's checkpoint and note it with every completed batch that it covers; keeps the newest ten.
+    """Write the stream's checkpoint if it is due after this batch; see `checkpoint_now`.
 
     None when the batch time is not a multiple of the stream's checkpoint interval: the next due one covers it.
-
-    It holds every batch that is not cleaned, however many: one that was left out would be run again after a rebuild,
-    whose log is in part gone. So it grows with what the log keeps: a batch for every interval of the remember window,
-    and those that wait, failed, or were completed and not cleaned since.
 
     Raises:
         StorageError: it could not be written, in three tries.
     """
     if batch_time_ms % stream.checkpoint_interval_ms:
         return None
-    # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
-    batches = ledger.batches.uncleaned(stream.name)
-    if len(batches) > MANY:
-        logger.warning(
-            "%s: %d batches are not cleaned, and every checkpoint holds them all, some 600 bytes each. "
-            "The oldest is %d. Let cleanup run, remember less, or set a longer checkpoint_interval.",
-            stream.name, len(batches), batches[0].batch_time_ms,
-        )  # fmt: skip
-    checkpoint = take(ledger, stream.name, batch_time_ms, batches)
-    folder = storage.below(stream.name)
+    return checkpoint_now(stream.name, stream.folder_url, ledger, storage.below(stream.name), batch_time_ms)
+
+
+def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStorage, batch_time_ms: int) -> Checkpoint:
+    """Write the stream's checkpoint and note it with every completed batch that it covers; keeps the newest ten.
+
+    With the files of the stream's history it holds every batch: one that was left out would be run again after a
+    rebuild, whose log is in part gone. Batches that are over go into such a file by and by, so what it holds itself are
+    those that wait or failed, and the latest ones.
+
+    Args:
+        folder: the stream's folder in its storage, which is ``folder_url``.
+
+    Raises:
+        StorageError: it could not be written, in three tries.
+    """
+    try:
+        file_batches(stream, ledger, folder)
+    except (StorageError, OSError) as error:
+        # They stay in this one, and the next checkpoint tries again.
+        logger.warning("%s: batches that are over could not be written into the history: %s", stream, error)
+    checkpoint = take(ledger, stream, folder, batch_time_ms)
     _write_retry(checkpoint.write)(folder)
-    uri = f"{stream.folder_url}/{checkpoint.path}"
-    for batch in batches:
-        if batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is None:
+    uri = f"{folder_url}/{checkpoint.path}"
+    for batch in checkpoint.state["batches"]:
+        if batch["state"] == BatchState.COMPLETED and batch["checkpointed_at_ms"] is None:
             try:
-                ledger.batches.mark_checkpointed(stream.name, batch.batch_time_ms, uri)
+                ledger.batches.mark_checkpointed(stream, batch["batch_time_ms"], uri)
             except BatchStateError as error:
                 # It was taken to be run again since it was read: the checkpoint after that holds it.
-                logger.info("%s: batch %d is not marked: %s", stream.name, batch.batch_time_ms, error)
+                logger.info("%s: batch %d is not marked: %s", stream, batch["batch_time_ms"], error)
     for path in checkpoint_paths(folder)[:-KEEP]:
         folder.delete(path)
     return checkpoint
 
 
-def take(ledger: Ledger, stream: str, batch_time_ms: int, batches: Sequence[BatchRow]) -> Checkpoint:
-    """The stream's state as the ledger has it now, with these batches."""
-    recorded = ledger.batches.recorded(stream, [batch.batch_time_ms for batch in batches])
+def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) -> Checkpoint:
+    """The stream's state as the ledger has it now, with the batches that no file of the history holds."""
+    # Its time comes first, behind those of the files that there are: of a batch that is filed since, the file counts.
+    numbers = history_numbers(folder)
+    written_at_ms = max(ledger.now_ms(), *(number + 1 for number in numbers[-1:]), 0)
+    # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
+    batches = ledger.history.unfiled(stream)
+    if len(batches) > MANY:
+        logger.warning(
+            "%s: %d batches are not over, and every checkpoint holds them all, some 600 bytes each. The oldest is %d. "
+            "Run them, abandon those that can never succeed, or set a longer checkpoint_interval.",
+            stream, len(batches), batches[0].batch_time_ms,
+        )  # fmt: skip
+    job = ledger.jobs.current(stream)
     return Checkpoint(
         stream=stream,
-        written_at_ms=ledger.now_ms(),
+        written_at_ms=written_at_ms,
         batch_time_ms=batch_time_ms,
         state={
             "stream": dataclasses.asdict(ledger.streams.get(stream)),
-            "batches": [{**dataclasses.asdict(batch), "outputs": recorded[batch.batch_time_ms]} for batch in batches],
+            "batches": describe(ledger, stream, batches),
+            "history": {"files": len(numbers), "newest": numbers[-1] if numbers else 0},
+            "moved_blocks": [dataclasses.astuple(block) for block in ledger.history.moved(stream)],
             "runs": ledger.runs.newest(stream),
+            "replay_definitions": [dataclasses.asdict(row) for row in ledger.history.replay_definitions(stream)],
+            "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.list(stream, limit=GAPS)],
             "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream)],
             "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream)],
+            "job": None if job is None else {"holder": job.holder, "lease_ms": job.lease_ms},
             "receivers": [
                 {
                     "input_id": receiver.receiver_id.input_id,

@@ -22,6 +22,7 @@ COMMANDS = {
     "start": "headrace.cli.streams:start",
     "stop": "headrace.cli.streams:stop",
     "batches": "headrace.cli.batches:batches",
+    "recover": "headrace.cli.recover:recover",
     "events": "headrace.cli.events:events",
     "fsck": "headrace.cli.fsck:fsck",
     "alias": "headrace.cli.alias:alias",

@@ -1,4 +1,4 @@
-"""What a rebuild found of a lost ledger, in the log, the manifests and the checkpoints."""
+"""A stream as a lost ledger had it, found in the log, the manifests, the checkpoints and the history."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
-from headrace.ledger.rows import BatchInputRow
+from headrace.blocks import BlockInfo, ReceiverId
+from headrace.ledger.rows import (
+    BatchInputRow,
+    BatchRow,
+    FiledReplay,
+    GapRow,
+    PositionRow,
+    ReplayDefinitionRow,
+    StreamRow,
+    TopicRow,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundSegment:
-    """A segment of the log. Its writer is gone: it is closed."""
+    """A segment of the log, of so many bytes. Its writer is gone: it is closed."""
 
     path: str
     receiver_id: ReceiverId
     epoch: int
+    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBlock:
-    """A block of the log that counts, and its batch time: its manifest's, or a later one of the finder's choice."""
+    """A block of the log that counts, and its batch time."""
 
     info: BlockInfo
     batch_time_ms: int
@@ -29,53 +39,38 @@ class FoundBlock:
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """A batch by its manifest. ``inputs`` are needed where its blocks are no longer in the log, else summed up.
+    """A batch as it is to be. ``outputs`` are the counts of those that were recorded, by id.
 
-    ``blocks`` is how many it took; without it they are counted as far as they are known. ``manifest_uri`` is the
-    checkpoint's where a time has several manifests: an allocation that was overtaken may have left one.
-
-    With ``checkpoint_uri`` it has completed; with ``abandoned``, a reason, it was given up. ``outputs`` are the counts
-    of those that were recorded, by id; a completed batch without any has had all of the stream's. ``built``: it has
-    inputs and never had blocks.
+    ``history`` is the number of the file that holds it as it is, 0 if none does.
     """
 
-    batch_time_ms: int
-    manifest_uri: str
-    manifest_sha256: str
-    absorbed: tuple[int, ...] = ()
+    row: BatchRow
     inputs: tuple[BatchInputRow, ...] = ()
-    checkpoint_uri: str | None = None
-    completed_at_ms: int | None = None
-    abandoned: str | None = None
-    code_version: str | None = None
     outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    late_records: int | None = None
-    built: bool = False
-    blocks: int | None = None
+    replays: tuple[FiledReplay, ...] = ()
+    history: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FoundStream:
-    """What was found of a stream. Blocks are ascending along each partition.
+    """A stream as it is to be. Blocks are in the order in which they are to be added: ascending along each partition,
+    and those of a batch as in its manifest.
 
-    ``positions`` are next offsets by input and partition. In the same form ``starting_offsets`` are those at which the
-    stream began to receive, without one the lowest offset found that it received; and ``watermarks`` the latest
-    timestamps, where they are not those of blocks. ``zero_time_ms`` is the last batch time before the stream began,
-    without it one before every batch found that it received. Starting offsets and zero time are in the checkpoint, and
-    bound what may be built from Kafka: what was received never is.
-
-    ``runs`` are the batch times that runs were given. ``job_epoch`` and ``receiver_epochs`` are the highest seen: the
-    next ones are above them, so that no segment's name comes again and old writers stay fenced.
+    ``stream.job_epoch`` and ``receiver_epochs`` are at least the highest that a writer of the lost ledger can have had:
+    the next ones are above them, so that no segment's name comes again and old writers stay fenced. So is
+    ``last_attempt`` above the number of every attempt at a batch: outputs and states refuse lower ones than they know.
+    ``runs`` are the batch times that runs were given.
     """
 
-    job_epoch: int
+    stream: StreamRow
     receiver_epochs: Mapping[ReceiverId, int]
-    positions: Mapping[tuple[str, TopicPartition], int]
+    last_attempt: int
+    topics: Sequence[TopicRow] = ()
+    positions: Sequence[PositionRow] = ()
     segments: Sequence[FoundSegment] = ()
     blocks: Sequence[FoundBlock] = ()
     batches: Sequence[FoundBatch] = ()
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    watermarks: Mapping[tuple[str, TopicPartition], int] = field(default_factory=dict)
+    replay_definitions: Sequence[ReplayDefinitionRow] = ()
+    gaps: Sequence[GapRow] = ()
     runs: Mapping[str, int] = field(default_factory=dict)
-    starting_offsets: Mapping[tuple[str, TopicPartition], int] = field(default_factory=dict)
-    zero_time_ms: int | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)

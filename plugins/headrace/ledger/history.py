@@ -10,14 +10,23 @@ import builtins
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, case, func, or_, select, update
 
 from headrace.ledger.batch_rows import batch_row
 from headrace.ledger.chunks import chunks
 from headrace.ledger.database import Role
-from headrace.ledger.rows import BatchRow, FiledReplay, ReplayDefinitionRow
+from headrace.ledger.rows import BatchRow, FiledReplay, MovedBlock, ReplayDefinitionRow
 from headrace.ledger.states import AttemptState, BatchState
-from headrace.ledger.tables import batch_attempts, batch_outputs, batches, replay_definitions, replays
+from headrace.ledger.tables import (
+    batch_attempts,
+    batch_outputs,
+    batches,
+    blocks,
+    replay_definitions,
+    replays,
+    streams,
+    unclaimed_times,
+)
 
 _SETTLED = or_(
     and_(batches.c.state == BatchState.COMPLETED, batches.c.checkpointed_at_ms.is_not(None)),
@@ -34,17 +43,17 @@ class History(Role):
         with self._database.read() as connection:
             return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
 
-    def begin_filing(self, stream: str, count: int) -> tuple[int, builtins.list[BatchRow]] | None:
+    def begin_filing(self, stream: str, count: int, *, after: int = 0) -> tuple[int, builtins.list[BatchRow]] | None:
         """Mark the oldest ``count`` unfiled batches that are over and checkpointed, None while there are fewer.
 
-        Gives the number of the file to write them into, which is the ledger's time, and the batches.
+        Gives the number of the file to write them into, the ledger's time or a number above ``after``, and the batches.
         """
         with self._database.write_stream(stream) as (connection, locked):
             query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0, _SETTLED)
             rows = connection.execute(query.order_by(batches.c.batch_time_ms).limit(count)).all()
             if len(rows) < count:
                 return None
-            number = locked.now_ms
+            number = max(locked.now_ms, after + 1)
             for part in chunks([row.batch_time_ms for row in rows]):
                 connection.execute(
                     update(batches)
@@ -59,6 +68,14 @@ class History(Role):
             connection.execute(
                 update(batches).where(batches.c.stream == stream, batches.c.history == -number).values(history=number)
             )
+
+    def filed_elsewhere(self, stream: str, kept: Collection[int]) -> int:
+        """How many batches are in files of the history that are not among these."""
+        query = select(func.count()).where(
+            batches.c.stream == stream, batches.c.history > 0, batches.c.history.not_in(builtins.list(kept))
+        )
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar_one())
 
     def forget(self, stream: str, kept: Collection[int]) -> int:
         """The files but these are gone: their batches are in none; how many."""
@@ -112,6 +129,31 @@ class History(Role):
                         fields.pop(own)
                     found[time_ms].append(FiledReplay(**fields, recorded=counts.get(key, {})))
         return found
+
+    def moved(self, stream: str) -> builtins.list[MovedBlock]:
+        """The blocks of unclaimed batch times that are not those of their cuts, or of their event times: such a time
+        was sealed when they were added. They are few, and the log cannot tell of them.
+        """
+        event = blocks.c.event_time_ms
+        first = case((event < blocks.c.cut_time_ms, event), else_=blocks.c.cut_time_ms)
+        interval = streams.c.batch_interval_ms
+        query = (
+            select(blocks)
+            .join(
+                unclaimed_times,
+                and_(
+                    unclaimed_times.c.stream == blocks.c.stream,
+                    unclaimed_times.c.batch_time_ms == blocks.c.batch_time_ms,
+                ),
+            )
+            .join(streams, streams.c.name == blocks.c.stream)
+            .where(blocks.c.stream == stream, blocks.c.batch_time_ms > (first // interval + 1) * interval)
+        )
+        with self._database.read() as connection:
+            return [
+                MovedBlock(row.input_id, row.receiver_index, row.epoch, row.sequence, row.batch_time_ms)
+                for row in connection.execute(query.order_by(blocks.c.block_id))
+            ]
 
     def replay_definitions(self, stream: str) -> builtins.list[ReplayDefinitionRow]:
         """Every definition that a replay of the stream's was begun by."""

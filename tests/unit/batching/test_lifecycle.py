@@ -11,7 +11,10 @@ from headrace.batching.allocation import Allocation, allocate, draw_up
 from headrace.batching.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
 from headrace.batching.checkpointing import write_checkpoint
 from headrace.batching.cleanup import clean_up
+from headrace.batching.history import FILED, history_numbers
+from headrace.batching.kept_state import read_kept
 from headrace.batching.manifest import Manifest, ManifestError
+from headrace.ledger import BatchState
 from headrace.ledger.errors import BatchTimeError
 from headrace.ledger.rows import Attempt
 from headrace.ledger.tables import batches as batches_table
@@ -264,16 +267,20 @@ def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
         write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 3), T1)  # type: ignore[arg-type]
 
 
-def test_every_batch_that_is_not_cleaned_is_in_the_checkpoint_however_many(
+def insert_batches(receiving: Receiving, times: list[int], **fields: Any) -> None:
+    row: dict[str, Any] = {"stream": "shop", "interval_ms": 10_000, "state": "completed", "revision": 1, "blocks": 1}
+    row |= {"records": 1, "payload_bytes": 1, "late_records": 0, "built": False, "absorbed": [], "attempt": 0}
+    row |= {"manifest_uri": "m", "manifest_sha256": "0", "allocated_at_ms": 1, **fields}
+    with receiving.ledger.batches._database.write() as connection:
+        connection.execute(insert(batches_table), [{**row, "batch_time_ms": time_ms} for time_ms in times])
+
+
+def test_every_batch_that_is_not_over_is_in_the_checkpoint_however_many(
     receiving: Receiving, caplog: pytest.LogCaptureFixture
 ) -> None:
     count = 10_050
-    row: dict[str, Any] = {"stream": "shop", "interval_ms": 10_000, "state": "completed", "revision": 1, "blocks": 1}
-    row |= {"records": 1, "payload_bytes": 1, "late_records": 0, "built": False, "absorbed": [], "attempt": 0}
-    row |= {"manifest_uri": "m", "manifest_sha256": "0", "allocated_at_ms": 1, "checkpointed_at_ms": 1}
     times = [START_MS + number * 10_000 for number in range(1, count)]
-    with receiving.ledger.batches._database.write() as connection:
-        connection.execute(insert(batches_table), [{**row, "batch_time_ms": time_ms} for time_ms in times])
+    insert_batches(receiving, times, state="failed", error="boom")
     newest = START_MS + count * 10_000
     receiving.clock.advance(count * 10_000)
     take(receiving, newest)
@@ -282,7 +289,52 @@ def test_every_batch_that_is_not_cleaned_is_in_the_checkpoint_however_many(
     assert checkpoint is not None
     assert [batch["batch_time_ms"] for batch in checkpoint.state["batches"]] == [*times, newest]
     assert receiving.ledger.batches.get("shop", newest).checkpointed_at_ms is not None
-    assert "10050 batches are not cleaned" in caplog.text
+    assert "10050 batches are not over" in caplog.text
+
+
+def test_a_checkpoint_does_not_grow_with_what_is_over(receiving: Receiving) -> None:
+    folder, count = receiving.storage.below("shop"), 3 * FILED + 20
+    times = [START_MS + number * 10_000 for number in range(1, count)]
+    insert_batches(receiving, times, checkpointed_at_ms=1, checkpoint_uri="c")
+    newest = START_MS + count * 10_000
+    receiving.clock.advance(count * 10_000)
+    take(receiving, newest)
+    receiving.complete(newest)
+
+    def checkpointed() -> list[int]:
+        receiving.clock.advance(1)
+        checkpoint = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, newest)
+        assert checkpoint is not None
+        assert checkpoint.state["history"]["files"] == len(history_numbers(folder))
+        return [batch["batch_time_ms"] for batch in checkpoint.state["batches"]]
+
+    # What is over went into files, oldest first; what is left is too little for one.
+    assert checkpointed() == [*times[-19:], newest]
+    assert len(history_numbers(folder)) == 3
+    assert read_newest(folder).state["history"]["files"] == 3
+    assert sorted(read_kept(folder).batches) == [*times, newest]
+    # One that changes is in checkpoints again, and what they say of it counts.
+    attempt = receiving.ledger.batches.begin_attempt(
+        "shop", times[0], holder="again", way="connect", lease_ms=60_000, force=True
+    )
+    receiving.ledger.batches.fail_attempt(attempt, "boom")
+    assert checkpointed() == [times[0], *times[-19:], newest]
+    assert read_kept(folder).batches[times[0]].row.state is BatchState.FAILED
+    assert read_kept(folder).batches[times[1]].row.state is BatchState.COMPLETED
+
+
+def test_what_changes_while_it_is_filed_stays_in_the_checkpoints(receiving: Receiving) -> None:
+    times = [START_MS + number * 10_000 for number in range(1, FILED + 1)]
+    insert_batches(receiving, times, checkpointed_at_ms=1, checkpoint_uri="c")
+    history = receiving.ledger.history
+    begun = history.begin_filing("shop", FILED)
+    assert begun is not None
+    attempt = receiving.ledger.batches.begin_attempt(
+        "shop", times[7], holder="again", way="connect", lease_ms=60_000, force=True
+    )
+    assert attempt.outputs
+    history.end_filing("shop", begun[0])
+    assert [batch.batch_time_ms for batch in history.unfiled("shop")] == [times[7]]
 
 
 def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> None:

@@ -21,6 +21,7 @@ from headrace.ledger.rows.history import EventRow, GapRow
 from headrace.ledger.rows.receiving import (
     AddedBlock,
     AssignedPartition,
+    MovedBlock,
     PositionRow,
     ReceiverLease,
     ReceiverOrders,
@@ -49,6 +50,7 @@ __all__ = [
     "JobLease",
     "JobRow",
     "JobStatus",
+    "MovedBlock",
     "PositionRow",
     "ReceiverLease",
     "ReceiverOrders",

@@ -146,6 +146,17 @@ class StoredBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedBlock:
+    """A block, by its writer's epoch and sequence, and its batch time: that of its cut was sealed already."""
+
+    input_id: str
+    receiver_index: int
+    epoch: int
+    sequence: int
+    batch_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class UnclaimedTime:
     """A batch time that has blocks and no batch."""
 

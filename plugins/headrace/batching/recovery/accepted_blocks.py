@@ -1,0 +1,164 @@
+"""Which blocks of the log the lost ledger had accepted, and in which order.
+
+Frames are intents, and each tells how far its writer's had been accepted, so of each writer and epoch only the last is
+undecided (rule 10 of the design). It counts if a manifest lists it, or if the position of one of its partitions went on
+behind it and no other block covers its offsets. Else it is dropped, and Kafka is read again from where it began.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from headrace.batching.recovery.evidence import Evidence, handles_in
+from headrace.blocks import BlockInfo, OffsetRange, TopicPartition
+from headrace.errors import HeadraceError
+
+Place = tuple[str, TopicPartition]
+"""An input's id and a partition that it reads."""
+
+
+class ContradictionError(HeadraceError):
+    """What was found contradicts itself: more than a crash can do was done to it."""
+
+
+@dataclass(frozen=True)
+class AcceptedBlocks:
+    """The blocks that count, ascending along each partition; those of which nobody knows, which were dropped, and those
+    that the ledger had refused."""
+
+    blocks: Sequence[BlockInfo]
+    undecided: Sequence[BlockInfo]
+    refused: int
+
+
+def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
+    """Decide which frames count.
+
+    Raises:
+        ContradictionError: two blocks that count cover the same offsets.
+    """
+    listed = {handle for found in evidence.manifests.values() for handle in handles_in(found)}
+    kept = evidence.kept
+    known = {} if kept is None else {(r.receiver_id, r.epoch): r.last_accepted_sequence for r in kept.receivers}
+    accepted: list[BlockInfo] = []
+    undecided: list[BlockInfo] = []
+    refused = 0
+    for frame in evidence.frames:
+        info = frame.info
+        last = known.get((info.receiver, info.epoch), -1)
+        if frame.accepted or info.handle in listed or (frame.accepted is None and info.sequence <= last):
+            accepted.append(info)
+        elif frame.accepted is None:
+            undecided.append(info)
+        else:
+            refused += 1
+    decided = _Decision(evidence, accepted).of(undecided)
+    blocks = _in_order([*accepted, *decided])
+    _check(blocks)
+    return AcceptedBlocks(blocks, [info for info in undecided if info not in decided], refused)
+
+
+class _Decision:
+    """Which of the undecided blocks count: those behind which their partitions went on."""
+
+    def __init__(self, evidence: Evidence, accepted: Iterable[BlockInfo]) -> None:
+        kept = evidence.kept
+        self._at_checkpoint = {
+            (row.input_id, row.partition): row.next_offset for row in (() if kept is None else kept.positions)
+        }
+        self._reached: dict[Place, set[int]] = defaultdict(set)
+        self._covered: dict[Place, list[OffsetRange]] = defaultdict(list)
+        for place, offsets in evidence.positions.items():
+            self._reached[place].update(offsets)
+        for info in accepted:
+            self._take(info)
+        for gap in () if kept is None else kept.gaps:
+            if gap.batch_time_ms is None:
+                lost = OffsetRange(gap.partition, gap.from_offset, gap.until_offset, 0)
+                self._covered[gap.input_id, gap.partition].append(lost)
+
+    def of(self, undecided: Iterable[BlockInfo]) -> list[BlockInfo]:
+        """Those that count. The latest first: where two cover the same offsets, the earlier one was dropped before."""
+        decided = []
+        for info in sorted(undecided, key=lambda info: info.cut_time_ms, reverse=True):
+            if self._counts(info):
+                self._take(info)
+                decided.append(info)
+        return decided
+
+    def _take(self, info: BlockInfo) -> None:
+        for place, r in places(info):
+            self._covered[place].append(r)
+            self._reached[place].update((r.from_offset, r.until_offset))
+
+    def _counts(self, info: BlockInfo) -> bool:
+        ranges = list(places(info))
+        if any(_overlap(r, other) for place, r in ranges for other in self._covered[place]):
+            return False
+        if any(r.from_offset < offset < r.until_offset for place, r in ranges for offset in self._reached[place]):
+            return False
+        # A block moves all its partitions at once: one that went on by itself had nothing to store.
+        if all(self._at_checkpoint.get(place, -1) >= r.until_offset for place, r in ranges):
+            return True
+        return any(max(self._reached[place], default=-1) >= r.until_offset for place, r in ranges)
+
+
+def places(info: BlockInfo) -> Iterable[tuple[Place, OffsetRange]]:
+    """The block's ranges that hold offsets, each with its partition's place."""
+    for r in info.ranges:
+        if r.until_offset > r.from_offset:
+            yield (info.receiver.input_id, r.partition), r
+
+
+def _overlap(one: OffsetRange, other: OffsetRange) -> bool:
+    return one.from_offset < other.until_offset and other.from_offset < one.until_offset
+
+
+def _in_order(infos: Sequence[BlockInfo]) -> list[BlockInfo]:
+    """By the time they were cut, as far as each partition's offsets and each writer's sequence allow."""
+    chains: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    for index, info in enumerate(infos):
+        chains[info.receiver, info.epoch].append((info.sequence, index))
+        for place, r in places(info):
+            chains[place].append((r.from_offset, index))
+    behind: Mapping[int, list[int]] = defaultdict(list)
+    waits = [0] * len(infos)
+    for chain in chains.values():
+        chain.sort()
+        for (_, earlier), (_, later) in pairwise(chain):
+            behind[earlier].append(later)
+            waits[later] += 1
+    ready = [(info.cut_time_ms, index) for index, info in enumerate(infos) if not waits[index]]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        _, index = heapq.heappop(ready)
+        ordered.append(infos[index])
+        for later in behind[index]:
+            waits[later] -= 1
+            if not waits[later]:
+                heapq.heappush(ready, (infos[later].cut_time_ms, later))
+    if len(ordered) < len(infos):
+        raise ContradictionError(
+            "The log's blocks are in no order: offsets of a partition go back where its writer's sequence goes on.",
+            remedy="This log is not one stream's: is the folder the right one?",
+        )
+    return ordered
+
+
+def _check(ordered: Sequence[BlockInfo]) -> None:
+    ends: dict[Place, tuple[int, BlockInfo]] = {}
+    for info in ordered:
+        for place, r in places(info):
+            end, before = ends.get(place, (0, info))
+            if r.from_offset < end:
+                raise ContradictionError(
+                    f"Two blocks hold offsets [{r.from_offset}, {end}) of {place[1].topic}-{place[1].partition}: "
+                    f"{before.handle} and {info.handle}.",
+                    remedy="Keep the folder as it is, and report it: nothing was written.",
+                )
+            ends[place] = (r.until_offset, info)
