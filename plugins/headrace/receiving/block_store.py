@@ -19,12 +19,11 @@ from headrace.ledger.errors import (
     SegmentRemovedError,
 )
 from headrace.ledger.rows import ReceiverLease
-from headrace.receiving.disk_room import is_full
 from headrace.receiving.errors import StoreFailedError
 from headrace.receiving.event_times import by_event_time
 from headrace.receiving.pausing import Pausing
 from headrace.receiving.record_batches import RecordChunk, combine, without
-from headrace.wal.errors import StorageError, WriteFailedError
+from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
 logger = logging.getLogger(__name__)
@@ -179,7 +178,7 @@ class BlockStore:
             except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
                 self.write_failures += 1
                 last = error
-                if is_full(error):
+                if is_out_of_space(error):
                     # No failure of this receiver's: it would be the same for the next one, which would begin by
                     # reading all of it again.
                     self._await_room(error, batch.nbytes, full)

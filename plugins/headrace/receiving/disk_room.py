@@ -1,26 +1,15 @@
-"""Whether the log's disk is full, and whether there is room again: asked without leaving a file behind."""
+"""Whether the log's disk has room again: asked without leaving a file behind."""
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# A quota that is used up is a full disk to whoever has it.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+from headrace.wal.errors import is_out_of_space
+
 # A file that never has a name, so that a crash leaves nothing. Not on every system and file system.
 _NAMELESS = getattr(os, "O_TMPFILE", None)
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether the error, or what caused it, is that there is no room left."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _FULL:
-            return True
-        cause = cause.__cause__
-    return False
 
 
 def room_for(url: str, nbytes: int) -> bool:
@@ -39,11 +28,11 @@ def room_for(url: str, nbytes: int) -> bool:
             return _is_free(folder, nbytes)
         descriptor = os.open(folder, _NAMELESS | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        return not is_full(error) and _is_free(folder, nbytes)
+        return not is_out_of_space(error) and _is_free(folder, nbytes)
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
-        return not is_full(error)
+        return not is_out_of_space(error)
     finally:
         os.close(descriptor)
     return True

@@ -21,11 +21,9 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import ReceiverRow
 from headrace.receiving import block_store, supervisor
 from headrace.receiving.block_store import STORE_TRIES
-from headrace.receiving.disk_room import is_full
 from headrace.receiving.log_budget import LogBudget
 from headrace.stream import Limits, Stream
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
-from headrace.wal.errors import StorageError
 from headrace.wal.storage import open_storage
 
 MakeStream = Callable[..., Stream]
@@ -202,21 +200,6 @@ def test_a_receiver_that_is_replaced_while_its_disk_is_full_stores_nothing_more(
         disk.full = False
         assert zombie.join().state is ReceiverState.LOST
     assert setting.stored() == [(0, 0, b"a")]
-
-
-@pytest.mark.parametrize(
-    ("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False), (errno.EROFS, False)]
-)
-def test_which_errors_mean_that_a_disk_is_full(number: int, full: bool) -> None:
-    cause = OSError(number, os.strerror(number))
-    assert is_full(cause) is full
-    try:
-        try:
-            raise StorageError("it cannot be written") from cause
-        except StorageError as error:
-            raise RuntimeError("the block") from error
-    except RuntimeError as error:
-        assert is_full(error) is full
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------
