@@ -202,22 +202,30 @@ class Application:
         self.processes.append(process)
         return process
 
-    def start_job(self, *, submit: bool = False, master: str = "local[3]", **env: str) -> subprocess.Popen[str]:
+    def start_job(
+        self,
+        *,
+        submit: bool = False,
+        master: str = "local[3]",
+        name: str = "receiver",
+        lease_ms: int = 30_000,
+        **env: str,
+    ) -> subprocess.Popen[str]:
         # ``java``, not the shell that spark-submit begins as: it has replaced itself when the job is up.
         spark_submit = [str(Path(sys.executable).parent / "spark-submit"), "--master", master]
         return self.start(
             [
                 *(spark_submit if submit else [sys.executable]),
                 str(JOBS / "receiver.py"),
-                *("--ledger", self.stream.ledger, "--stream", self.stream.name),
+                *("--ledger", self.stream.ledger, "--stream", self.stream.name, "--lease-ms", str(lease_ms)),
             ],
-            "receiver",
+            name,
             **env,
         )
 
-    def running_job(self, process: subprocess.Popen[str]) -> JobRow:
+    def running_job(self, process: subprocess.Popen[str], name: str = "receiver") -> JobRow:
         def running() -> JobRow | None:
-            assert process.poll() is None, self.log("receiver")
+            assert process.poll() is None, self.log(name)
             job = self.ledger.jobs.current(self.stream.name)
             return job if job is not None and job.state is JobState.RUNNING else None
 
