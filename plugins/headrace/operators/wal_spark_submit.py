@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from headrace.wal.storage import LogStorage
 
 
+# The attribute of an attempt that has the try of its task.
+_TRY = "try_number"
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """A DAG run at its task, with what the task has opened."""
@@ -175,16 +179,25 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     # --- turns
 
     def _await_other_runs(self, run: _Run, batch: BatchRow, steps: tuple[str, ...]) -> None:
-        """Wait for the attempt of another run at these steps, if it lives; an earlier try's of this run is fenced."""
+        """Wait for the attempt of another run at these steps, if it lives; an earlier try's of this run is fenced.
+
+        Raises:
+            AttemptFencedInSparkError: a later try of this run is at them. This one is a zombie that woke up.
+        """
         from headrace.operators.steps_to_run import live_attempts
 
         now_ms = run.ledger.now_ms()
         for row in live_attempts(run.ledger, batch):
-            others = row.attributes.get("run_id") not in (None, run.request.run.run_id)
-            if others and row.alive(now_ms) and set(row.outputs) & set(steps):
+            if not row.alive(now_ms) or not set(row.outputs) & set(steps):
+                continue
+            if row.attributes.get("run_id") not in (None, run.request.run.run_id):
                 self.wait(
                     f"Batch {batch.batch_time_ms} is being run by {row.holder}, attempt {row.number}.",
                     waiting_for=f"attempt {row.number}",
+                )
+            if row.attributes.get(_TRY, 0) > run.context["ti"].try_number:
+                raise AttemptFencedInSparkError(
+                    f"A later try of this task has taken the batch: {row.holder}, attempt {row.number}."
                 )
 
     def _beginning(
@@ -208,7 +221,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 lease_ms=LEASE_MS[way],
                 outputs=steps,
                 force=force,
-                attributes=attributes,
+                attributes={**attributes, _TRY: run.context["ti"].try_number},
             )
 
         return begin

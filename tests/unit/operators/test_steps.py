@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchFailedError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.stream import ConsoleOutput, State
 
@@ -123,6 +123,22 @@ def test_the_live_attempt_of_another_run_is_waited_for(stream, allocated, toy_ba
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert len(ledger.batches.attempts("flights", at_ms)) == 2
     assert state(ledger, at_ms) == "completed"
+
+
+def test_a_try_that_wakes_up_beside_a_later_one_leaves_it_alone(stream, allocated, toy_batch, connectable, ledger):
+    """Airflow took the first for dead; it was suspended."""
+    at_ms, task = allocated()
+    second = WalSparkSubmitOperator(task_id="generate", stream=stream, step=ONE)
+    # It has begun, and runs for long.
+    second.run_attempt = lambda *_: None
+    second.execute(task.again(try_number=2).context)
+    with pytest.raises(AttemptFencedInSparkError, match="A later try of this task has taken the batch"):
+        run(stream, ONE, task)
+    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    assert attempt.alive(ledger.now_ms())
+    # A retry that comes after it takes over: it is the zombie then.
+    run(stream, ONE, task.again(try_number=3))
+    assert [row.state.value for row in ledger.batches.attempts("flights", at_ms)] == ["fenced", "completed"]
 
 
 def test_an_attempt_that_died_after_its_last_record_has_completed_the_batch(stream, allocated, toy_batch, ledger):
