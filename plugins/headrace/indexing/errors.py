@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 
 
 class IndexingError(HeadraceError):
@@ -15,6 +16,8 @@ class IndexingOptionsError(IndexingError):
 
 class UnsuitableRowsError(IndexingError):
     """The rows lack a column that the ids need, or hold what no row may hold."""
+
+    failure = Failure.CODE
 
 
 class UnsuitableTargetError(IndexingError):
