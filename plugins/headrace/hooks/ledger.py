@@ -82,7 +82,14 @@ class LedgerHook(BaseHook):
 
 
 def register(ledger: Ledger, stream: Stream) -> None:
-    """Tell the ledger of the stream, as it is declared now; the same declaration again changes nothing."""
+    """Tell the ledger of the stream, as it is declared now; the same declaration again changes nothing.
+
+    Raises:
+        LostLedgerError: the ledger does not know the stream, and its folder tells of another one that did.
+    """
+    from headrace.batching.recovery.lost_ledger import refuse_if_lost
+
+    refuse_if_lost(stream, ledger)
     ledger.streams.register(
         stream.name,
         stream.to_json(),
