@@ -30,6 +30,8 @@ def fail(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch, pytest.raises(WriteFailedError):
         patch.setattr("headrace.wal.local_storage._write_all", full)
+        # Killed before it could take the file away.
+        patch.setattr("headrace.wal.local_storage.LocalSegmentFile._give_back", lambda _: None)
         write(receiving)
 
 
