@@ -9,7 +9,7 @@ import pytest
 
 from headrace.receiving.pid_rate_estimator import PidRateEstimator
 from headrace.stream.errors import StreamDefinitionError
-from headrace.stream.limits import Backpressure
+from headrace.stream.limits import Backpressure, Limits
 
 TICKS = 40
 # As Spark's: a tick a second with its records, and how long each batch took.
@@ -35,6 +35,14 @@ def test_the_factors_are_those_of_the_stream() -> None:
         compute(pid, 1_000, 1_000, 100, 0)
         rates.append(compute(pid, 2_000, 100, 100, 0))
     assert rates == [10_000 - 0.5 * 9_000, 1_000]
+
+
+def test_an_estimator_that_is_not_there_is_refused() -> None:
+    """There is the one, and it is asked for by giving its factors."""
+    assert Limits().backpressure is None
+    assert Limits(backpressure=Backpressure()).backpressure == Backpressure(min_rate=100.0)
+    with pytest.raises(StreamDefinitionError, match="estimator"):
+        Limits.model_validate({"backpressure": {"estimator": "constant"}})
 
 
 @pytest.mark.parametrize(
