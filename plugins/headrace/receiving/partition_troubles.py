@@ -1,0 +1,217 @@
+"""What becomes of a partition that cannot be read: fetched again later, given up, or passed over as a gap.
+
+Each is one partition's own trouble: none of it stops the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from headrace.blocks import TopicPartition
+from headrace.clock import Clock
+from headrace.receiving.damage_search import DamageSearch
+from headrace.receiving.jumps import Offsets
+from headrace.receiving.partition_state import FetchState, Gap, OwnedPartition
+
+logger = logging.getLogger(__name__)
+
+# Kafka's answer to one question, while the other partitions wait.
+_QUERY_SECONDS = 5.0
+_FIRST_BACKOFF_SECONDS = 1.0
+_LONGEST_BACKOFF_SECONDS = 60.0
+# 1 + 2 + 4 + ... + 60: about two minutes. What is still unreadable then is lasting damage and not a passing one.
+_DAMAGE_ATTEMPTS = 7
+# librdkafka says by no code of its own that Kafka's log was cut off before the position and has grown again.
+_TRUNCATED = "log truncation detected"
+_LEADERLESS = "no broker has this partition at the moment (it has no leader)"
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one consume() brought besides records. ``held`` partitions stay at their position for now."""
+
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    held: set[tuple[str, int]] = field(default_factory=set)
+    lost: list[tuple[tuple[str, int], str]] = field(default_factory=list)
+    skipped: list[Gap] = field(default_factory=list)
+    jumped: dict[tuple[str, int], Offsets] = field(default_factory=dict)
+
+
+class PartitionTroubles:
+    """The consuming thread's. ``lock`` guards what others look at in ``owned``."""
+
+    def __init__(
+        self,
+        consumer: Any,
+        owned: Mapping[tuple[str, int], OwnedPartition],
+        lock: threading.Lock,
+        *,
+        on_lost_offsets: Literal["fail", "reset"],
+        clock: Clock,
+    ) -> None:
+        self._consumer = consumer
+        self._owned = owned
+        self._lock = lock
+        self._on_lost_offsets = on_lost_offsets
+        self._clock = clock
+
+    def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
+        """Kafka does not have the position: find out what it has, then fail or go on at its earliest."""
+        if _TRUNCATED in error_text.lower():
+            self._fail(
+                owned,
+                f"{error_text}. Kafka took back what was read of it below {owned.next_offset}, and gives these offsets "
+                "to other records, which are not read. Start the receiver job anew to go on at the position.",
+            )
+            return None
+        key = (owned.partition.topic, owned.partition.partition)
+        position = owned.next_offset
+        try:
+            low, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), timeout=_QUERY_SECONDS, cached=False)
+        except KafkaException as error:
+            self.back_off(owned, f"offset {position} is out of range, and Kafka's range is unknown: {error}")
+            return None
+        # A search for what can be read begins anew where it is still needed.
+        owned.search = None
+        if low <= position <= high:
+            self.back_off(owned, f"offset {position} was out of range for a moment, Kafka has [{low}, {high})")
+        elif position > high:
+            self._fail(
+                owned,
+                f"Kafka's log ends at {high}, before the position {position}: the topic was re-created or its log "
+                "truncated. A re-created topic is read from its beginning once the tracker has seen its new id.",
+            )
+        elif self._on_lost_offsets == "fail":
+            self._fail(
+                owned,
+                f"offsets [{position}, {low}) are gone from Kafka (retention). "
+                'Set on_lost_offsets="reset" and start the receiver job anew: it goes on at the earliest and records '
+                "the gap.",
+            )
+        else:
+            logger.error("%s: offsets [%d, %d) are gone from Kafka", partition_name(owned.partition), position, low)
+            with self._lock:
+                owned.progressed(low)
+            self.assign(key, low)
+            return Gap(owned.partition, position, low, "retention: Kafka no longer has these offsets")
+        return None
+
+    def on_damage(self, owned: OwnedPartition, error: Any, found: Findings) -> None:
+        """Often transient, so fetched again; what stays damaged is passed over only where lost offsets may be."""
+        self.unassign((owned.partition.topic, owned.partition.partition))
+        text = f"{error.name()}: {error.str()}"
+        if owned.search is not None:
+            owned.search.was_damaged()
+            self._search_on(owned, owned.search, found)
+        elif owned.attempts < _DAMAGE_ATTEMPTS:
+            self.back_off(owned, text)
+        elif self._on_lost_offsets == "fail":
+            remedy = 'Set on_lost_offsets="reset" and start the receiver job anew: it passes over it as a gap.'
+            self._fail(owned, f"{text}. {remedy}")
+        else:
+            self._begin_search(owned, text)
+
+    def _begin_search(self, owned: OwnedPartition, error: str) -> None:
+        key = (owned.partition.topic, owned.partition.partition)
+        try:
+            _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), timeout=_QUERY_SECONDS, cached=False)
+        except KafkaException as failure:
+            self.back_off(owned, f"{error}; and where it ends is unknown: {failure}")
+            return
+        logger.error("%s: %s; looking for what can be read after it", partition_name(owned.partition), error)
+        with self._lock:
+            owned.search = DamageSearch(owned.next_offset, high)
+        self._wait_until(owned, error, 0.0)
+
+    def is_past_damage(self, key: tuple[str, int], found: Findings) -> bool:
+        """Whether what came is to be taken; what is read while the end of some damage is looked for is not."""
+        owned = self._owned.get(key)
+        if owned is None or owned.search is None:
+            return True
+        at = owned.search.at
+        owned.search.was_readable()
+        if owned.search.found == at:
+            self._end_search(owned, at, found)
+            return True
+        found.held.add(key)
+        self.unassign(key)
+        self._search_on(owned, owned.search, found)
+        return False
+
+    def _search_on(self, owned: OwnedPartition, search: DamageSearch, found: Findings) -> None:
+        if search.found is not None:
+            self._end_search(owned, search.found, found)
+            self._wait_until(owned, owned.error or "", 0.0)
+        elif search.hopeless:
+            owned.search = None
+            self.back_off(owned, f"{owned.error}; nothing after it can be read either")
+        else:
+            self._wait_until(owned, owned.error or "", 0.0)
+
+    def _end_search(self, owned: OwnedPartition, until: int, found: Findings) -> None:
+        logger.error("%s: passing over [%d, %d)", partition_name(owned.partition), owned.next_offset, until)
+        found.skipped.append(Gap(owned.partition, owned.next_offset, until, f"damaged: {owned.error}"))
+        with self._lock:
+            owned.search = None
+            owned.next_offset, owned.leader_epoch, owned.attempts = until, None, 0
+
+    def back_off(self, owned: OwnedPartition, error: str) -> None:
+        seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2**owned.attempts)
+        logger.warning("%s: %s; fetched again in %.0f s", partition_name(owned.partition), error, seconds)
+        owned.attempts += 1
+        self._wait_until(owned, error, seconds)
+
+    def _wait_until(self, owned: OwnedPartition, error: str, seconds: float) -> None:
+        with self._lock:
+            owned.state, owned.error = FetchState.BACKING_OFF, error
+            owned.retry_at = self._clock.monotonic() + seconds
+
+    def _fail(self, owned: OwnedPartition, error: str) -> None:
+        logger.error("%s is not read any more: %s", partition_name(owned.partition), error)
+        with self._lock:
+            owned.state, owned.error = FetchState.FAILED, error
+
+    def resume_due(self) -> None:
+        now = self._clock.monotonic()
+        for key, owned in list(self._owned.items()):
+            if owned.state is FetchState.BACKING_OFF and owned.retry_at <= now:
+                with self._lock:
+                    owned.state = FetchState.FETCHING
+                if owned.search is None:
+                    self.assign(key, owned.next_offset, owned.leader_epoch)
+                else:
+                    self.assign(key, owned.search.at)
+
+    def on_leader(self, owned: OwnedPartition, leader: int | None) -> None:
+        """librdkafka waits for one without a word."""
+        if leader == -1 and owned.state in (FetchState.FETCHING, FetchState.AT_END):
+            logger.warning("%s: %s", partition_name(owned.partition), _LEADERLESS)
+            owned.state, owned.error = FetchState.LEADERLESS, _LEADERLESS
+        elif leader is not None and leader >= 0 and owned.state is FetchState.LEADERLESS:
+            owned.state, owned.error = FetchState.FETCHING, None
+
+    def assign(self, key: tuple[str, int], offset: int, leader_epoch: int | None = None) -> None:
+        # incremental: the other partitions keep what is prefetched for them. There is no subscription and no group
+        # member; this only adds to what assign() would set. By the epoch Kafka finds out whether the log was cut off.
+        known = leader_epoch is not None
+        position = KafkaPartition(*key, offset, leader_epoch=leader_epoch) if known else KafkaPartition(*key, offset)
+        self._consumer.incremental_assign([position])
+
+    def unassign(self, key: tuple[str, int]) -> None:
+        try:
+            self._consumer.incremental_unassign([KafkaPartition(*key)])
+        except KafkaException as error:
+            # Not assigned any more: it was backing off or failed.
+            logger.debug("%s/%d was not assigned: %s", *key, error)
+
+
+def partition_name(partition: TopicPartition) -> str:
+    """Topic and number, for a person."""
+    return f"{partition.topic}/{partition.partition}"
