@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from headrace.wal.frame import MAGIC
 from headrace.wal.storage import LogStorage
 
 SECTOR_BYTES = 512
@@ -37,9 +39,18 @@ def damage_file(storage: LogStorage, path: str, kind: str, random: Random, *, ot
 Change = Callable[[bytes, Random, Callable[[], bytes]], tuple[bytes, str]]
 
 
+def _place(data: bytes, random: Random) -> int:
+    """Anywhere in the file, and as often as not where a frame starts."""
+    if random.random() < 0.5:
+        starts = [match.start() for match in re.finditer(MAGIC, data)]
+        if starts:
+            return random.choice(starts)
+    return random.randrange(max(1, len(data)))
+
+
 def _range(data: bytes, random: Random) -> tuple[int, int]:
     """A place in the file and a length from there, of a few bytes as often as of many."""
-    at = random.randrange(max(1, len(data)))
+    at = _place(data, random)
     most = max(1, len(data) - at)
     return at, min(most, random.choice((1, 8, 64, SECTOR_BYTES, 4096, random.randint(1, most))))
 
@@ -53,7 +64,7 @@ def _flip(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[byt
 
 
 def _cut(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
-    length = random.randrange(len(data) + 1)
+    length = _place(data, random)
     return data[:length], f"to {length} of {len(data)} bytes"
 
 
@@ -73,14 +84,14 @@ def _garbage(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[
 def _duplicate(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
     """A range written once more, over something else or pushing it on."""
     at, length = _range(data, random)
-    to = random.randrange(len(data) + 1)
+    to = _place(data, random)
     over = random.choice((0, length))
     return data[:to] + data[at : at + length] + data[to + over :], f"[{at}, {at + length}) to {to}, over {over} bytes"
 
 
 def _swap(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
     """Two ranges that follow on each other, or lie apart, in each other's place."""
-    a, b, c, d = sorted(random.randrange(len(data) + 1) for _ in range(4))
+    a, b, c, d = sorted(_place(data, random) for _ in range(4))
     return data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:], f"[{a}, {b}) and [{c}, {d})"
 
 

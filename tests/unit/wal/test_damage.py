@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.blocks import BlockHandle, OffsetRange
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId
 from headrace.testing.faulty_storage import FaultyStorage
 from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, SegmentMissingError, TornTailError
 from headrace.wal.log_scan import scan_log
+from headrace.wal.lost_ranges import KnownOfSegment
 from headrace.wal.reader import read_block
 from headrace.wal.scan import RecoveryMode, scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
@@ -88,6 +89,22 @@ def test_a_closed_segment_cut_between_two_frames_is_noticed(storage: FaultyStora
         list(scan_segment(storage, last.segment, newest=False))
     with pytest.raises(DamagedFrameError, match="bytes were durable"):
         list(scan_segment(storage, last.segment, newest=True, durable_length=last.offset + last.length))
+
+
+def test_a_newest_segment_cut_between_two_frames_is_noticed_with_the_ledger(
+    storage: FaultyStorage, blocks: Blocks, receiver: ReceiverId
+) -> None:
+    """Nothing in it is damaged, and no log knows how long its newest segment was: who took its blocks does."""
+    handles, ranges = blocks
+    accepted = [BlockInfo(receiver, 1, at, 0, handle, ranges[at], 10, 0) for at, handle in enumerate(handles)]
+    segment = handles[0].segment
+    storage.cut(segment, handles[2].offset)
+    assert scan_segment(storage, segment, newest=True).torn_tail is None
+    scan = scan_segment(storage, segment, newest=True, known=KnownOfSegment(accepted=accepted))
+    with pytest.raises(DamagedFrameError, match="the ledger has blocks up to") as damage:
+        list(scan)
+    assert (damage.value.offset, damage.value.exact) == (handles[2].offset, True)
+    assert damage.value.ranges == ranges[2] + ranges[3]
 
 
 def test_a_damaged_payload_names_segment_offset_and_ranges(storage: FaultyStorage, blocks: Blocks) -> None:
