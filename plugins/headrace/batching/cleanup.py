@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from itertools import groupby
 
-from headrace.batching.manifest import LOG_FOLDER
+from headrace.batching.manifest import LOG_FOLDER, manifest_path
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
 from headrace.stream import Stream
@@ -16,16 +16,21 @@ from headrace.wal.unaccepted import is_unaccepted
 
 logger = logging.getLogger(__name__)
 
+EVENTS_KEPT_MS = 7 * 24 * 3_600_000
+"""How long a stream's events stay in the ledger at least: those of its blocks go with the blocks."""
+_PRUNED_AT_ONCE = 10  # Thousands of events each, and what is left goes with the next cleanup.
+
 
 @dataclass(frozen=True)
 class Cleaned:
     """What a cleanup did: segments deleted, their blocks' rows folded, batches with nothing left in the log; files
-    deleted that never became segments."""
+    deleted that never became segments, or manifests of no batch; events forgotten."""
 
     segments: int
     blocks: int
     batches: int
     leftovers: int = 0
+    events: int = 0
 
 
 def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
@@ -35,7 +40,8 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
     abandoned, and has left the stream's remember window. In a stream with windows that counts from the oldest batch
     that is still to be run, so that catching up after a down-time finds what its windows reach back to.
 
-    Each step can be repeated after a crash. Files of the log that no block was ever accepted of go too.
+    Each step can be repeated after a crash. Files of the log that no block was ever accepted of go too, and events that
+    are older than a week and than the remember window.
 
     Raises:
         StorageError: a segment could not be deleted; those after it stay for the next cleanup.
@@ -58,11 +64,25 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
             log.delete(segment.path)
             blocks += ledger.cleanup.fold_blocks(stream.name, segment.path)
             segments += 1
-    return Cleaned(segments, blocks, _mark_cleaned(stream, ledger, before_ms), _sweep(stream, ledger, log))
+    marked, manifests = _mark_cleaned(stream, ledger, storage.below(stream.name), before_ms)
+    leftovers = manifests + _sweep(stream, ledger, log)
+    return Cleaned(segments, blocks, marked, leftovers, _prune_events(stream, ledger))
 
 
-def _mark_cleaned(stream: Stream, ledger: Ledger, before_ms: int) -> int:
-    marked = 0
+def _prune_events(stream: Stream, ledger: Ledger) -> int:
+    before_ms = ledger.now_ms() - max(EVENTS_KEPT_MS, stream.remember_ms)
+    pruned = 0
+    for _ in range(_PRUNED_AT_ONCE):
+        gone = ledger.events.prune(stream.name, before_ms)
+        pruned += gone
+        if not gone:
+            break
+    return pruned
+
+
+def _mark_cleaned(stream: Stream, ledger: Ledger, folder: LogStorage, before_ms: int) -> tuple[int, int]:
+    """Note which batches have nothing left in the log: how many, and how many manifests went that none names."""
+    marked = manifests = 0
     while cleanable := ledger.cleanup.cleanable_batches(stream.name, before_ms):
         before = marked
         for batch in cleanable:
@@ -73,9 +93,13 @@ def _mark_cleaned(stream: Stream, ledger: Ledger, before_ms: int) -> int:
                 logger.info("%s: batch %d is not marked as cleaned: %s", stream.name, batch.batch_time_ms, error)
             else:
                 marked += 1
+                # An allocation that crashed may have left it, beside the one that counts.
+                plain = manifest_path(batch.batch_time_ms)
+                if batch.manifest_uri.rpartition("/")[2] != plain.rpartition("/")[2]:
+                    manifests += folder.delete(plain)
         if marked == before:
             break
-    return marked
+    return marked, manifests
 
 
 def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:

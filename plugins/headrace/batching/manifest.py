@@ -164,6 +164,16 @@ class Manifest:
                 f"and {VERSION_WITH_RANGES}.",
                 remedy="Run the batch with the headrace that allocated it, or a newer one.",
             )
+        try:
+            return cls._of(fields, uri)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            # Its checksum holds, so somebody else wrote it.
+            raise ManifestError(
+                f"The manifest {uri} is not of the form of version {fields['version']}: {error!r}.", remedy=_RESTORE
+            ) from error
+
+    @classmethod
+    def _of(cls, fields: Mapping[str, Any], uri: str) -> Manifest:
         return cls(
             stream=fields["stream"],
             batch_time_ms=fields["batch_time_ms"],

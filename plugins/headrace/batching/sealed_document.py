@@ -31,7 +31,12 @@ def unseal(data: bytes) -> dict[str, Any]:
     body, _, checksum = data.partition(b"\n")
     if checksum != _checksum(body):
         raise DocumentDamagedError("its checksum does not match")
-    document: dict[str, Any] = json.loads(body)
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise DocumentDamagedError("it holds no JSON object")
     return document
 
 

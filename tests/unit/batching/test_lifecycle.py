@@ -10,11 +10,11 @@ from sqlalchemy import insert
 from headrace.batching.allocation import Allocation, allocate, draw_up
 from headrace.batching.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
 from headrace.batching.checkpointing import write_checkpoint
-from headrace.batching.cleanup import clean_up
+from headrace.batching.cleanup import EVENTS_KEPT_MS, clean_up
 from headrace.batching.history import FILED, history_numbers
 from headrace.batching.kept_state import read_kept
 from headrace.batching.manifest import Manifest, ManifestError
-from headrace.ledger import BatchState
+from headrace.ledger import BatchState, EventKind
 from headrace.ledger.errors import BatchTimeError
 from headrace.ledger.rows import Attempt
 from headrace.ledger.tables import batches as batches_table
@@ -395,3 +395,59 @@ def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_c
     end(begun.pop())
     write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
     assert clean_up(receiving.stream, receiving.ledger, receiving.storage).batches == 1
+
+
+def test_events_go_after_a_week(receiving: Receiving) -> None:
+    events = receiving.ledger.events
+    before = events.list("shop")
+    assert before
+    receiving.clock.advance(EVENTS_KEPT_MS)
+    events.append("shop", EventKind.COMMIT_FAILED)
+    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).events == 0
+    receiving.clock.advance(1)
+    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).events == len(before)
+    assert [event.kind for event in events.list("shop")] == [EventKind.COMMIT_FAILED]
+
+
+def test_what_a_crashed_allocation_left_goes_when_its_batch_is_cleaned(receiving: Receiving) -> None:
+    receiving.clock.advance(10_000)
+    folder = receiving.storage.below("shop")
+    left = draw_up(receiving.stream.model_copy(update={"inputs": ()}), T1, [])
+    left.write(folder)
+    batch = take(receiving, T1).batch
+    # The allocator deletes it, if it does not die before.
+    left.write(folder)
+    receiving.complete(T1)
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert len(folder.list("manifests")) == 2
+    receiving.clock.advance(60_000)
+    done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
+    assert (done.batches, done.leftovers) == (1, 1)
+    Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
+
+
+def test_a_backlog_keeps_its_log_until_it_is_caught_up(receiving: Receiving) -> None:
+    """However far batches fall behind, nothing that they need goes; when they are done, all of it does."""
+    times = []
+    for number in range(12):
+        receiving.store(2)
+        receiving.clock.advance(10_000)
+        times.append(START_MS + (number + 1) * 10_000)
+        receiving.new_segment()
+    receiving.clock.advance(30 * 24 * 3_600_000)
+    kept = receiving.segments()
+    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 0
+    # Those in the middle first: what is before and behind them stays.
+    for time_ms in [*times[5:8], *times[:5], *times[8:]]:
+        take(receiving, time_ms)
+        assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 0
+        receiving.complete(time_ms)
+        assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 0
+        write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, time_ms)
+        assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 1
+        manifest = Manifest.load(receiving.ledger.batches.get("shop", time_ms).manifest_uri)
+        assert [(r.from_offset, r.until_offset) for r in manifest.ranges("clicks")] == [
+            (times.index(time_ms) * 2, times.index(time_ms) * 2 + 2)
+        ]
+    assert len(kept) == 12
+    assert receiving.segments() == []
