@@ -23,7 +23,9 @@ from headrace.cli.output import print_json
 
 if TYPE_CHECKING:
     from headrace.indexing.dead_letter_index import DeadLetterIndex, LetterFilter
-    from headrace.indexing.dead_letter_replay import DeadLetterReplay, LetterReader
+    from headrace.indexing.dead_letter_replay import LetterReader
+    from headrace.indexing.options import IndexingOptions
+    from headrace.indexing.transport import Transport
     from headrace.stream import ElasticsearchOutput, Stream
 
 dlq = typer.Typer(
@@ -31,6 +33,9 @@ dlq = typer.Typer(
 )
 
 OutputId = Annotated[str | None, typer.Option(help="The Elasticsearch output's id, where the stream has several.")]
+IndexName = Annotated[
+    str | None, typer.Option("--index", help="The index that a replay of the stream wrote, instead of the output's.")
+]
 Batch = Annotated[str | None, typer.Option(help="Of this batch time alone: epoch milliseconds or ISO 8601.")]
 Since = Annotated[str | None, typer.Option("--from", help="From this batch time on.")]
 Until = Annotated[str | None, typer.Option(help="Until this batch time, which is among them.")]
@@ -54,6 +59,7 @@ def list_(
     *,
     ledger: LedgerUrl,
     output: OutputId = None,
+    index: IndexName = None,
     batch: Batch = None,
     since: Since = None,
     until: Until = None,
@@ -69,9 +75,9 @@ def list_(
     stream = _stream(ledger, name)
     wanted = _filter(batch, since, until, offset, reason=reason, topic=topic, partition=partition, replayed=replayed)
     told: list[dict[str, Any]] = []
-    for declared in elasticsearch_outputs(stream, output):
-        with _opened(stream, declared) as (index, _):
-            found, reasons = list(index.find(wanted, limit, contents=False)), index.reasons(wanted)
+    for declared in _outputs(stream, output, index):
+        with _opened(stream, declared) as (_, _, kept):
+            found, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
         if as_json:
             letters = [{"id": letter.id, **letter.fields} for letter in found]
             told.append({"output": declared.id, "index": declared.dead_letters, "reasons": reasons, "letters": letters})
@@ -88,13 +94,14 @@ def show(
     *,
     ledger: LedgerUrl,
     output: OutputId = None,
+    index: IndexName = None,
     value: Annotated[bool, typer.Option("--value", help="Nothing but the record's value, as its bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell all that a dead letter holds."""
     stream = _stream(ledger, name)
-    with _opened(stream, _one_output(stream, output)) as (index, _):
-        letter = index.get(letter_id)
+    with _opened(stream, _one_output(stream, output, index)) as (_, _, kept):
+        letter = kept.get(letter_id)
     if value:
         if letter.record is None:
             raise typer.BadParameter("this letter does not hold its record", param_hint="--value")
@@ -115,6 +122,7 @@ def replay(
         list[str] | None, typer.Option("--id", help="This letter; may be given several times.")
     ] = None,
     output: OutputId = None,
+    index: IndexName = None,
     batch: Batch = None,
     since: Since = None,
     until: Until = None,
@@ -134,20 +142,24 @@ def replay(
 
     A document or a newer version that is in the index already stays. Ends with 1 where letters remain dead.
     """
-    from headrace.indexing.dead_letter_replay import AsTheyWere
+    from headrace.clock import SystemClock
+    from headrace.indexing.dead_letter_replay import AsTheyWere, DeadLetterReplay
+    from headrace.indexing.targets import TargetIndex
 
     stream = _stream(ledger, name)
-    declared = _one_output(stream, output)
+    declared = _one_output(stream, output, index)
     wanted = _filter(
         batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
     )
-    with _opened(stream, declared) as (index, replaying):
+    with _opened(stream, declared) as (transport, options, kept):
         reader = _through_transform(stream, declared, master) if transform else AsTheyWere()
+        replaying = DeadLetterReplay(transport, options, kept, reader, clock=SystemClock())
         if not yes:
-            planned = plan(index.find(wanted), reader)
+            planned = plan(kept.find(wanted), replaying.cannot)
             print_json(planned) if as_json else tell_plan(planned)
             return
-        counts = replaying.replay(index.find(wanted), reader)
+        TargetIndex(transport, options, clock=SystemClock()).concrete()
+        counts = replaying.replay(kept.find(wanted))
     print_json(counts.to_dict()) if as_json else tell_counts(counts)
     if counts.replayed < counts.letters:
         raise typer.Exit(1)
@@ -158,8 +170,14 @@ def _stream(ledger: str, name: str) -> Stream:
         return registered(found, name)
 
 
-def _one_output(stream: Stream, output: str | None) -> ElasticsearchOutput:
+def _outputs(stream: Stream, output: str | None, index: str | None) -> list[ElasticsearchOutput]:
+    """The outputs, or a replay's copies of them, which differ in their index alone."""
     found = elasticsearch_outputs(stream, output)
+    return found if index is None else [each.model_copy(update={"index": index}) for each in found]
+
+
+def _one_output(stream: Stream, output: str | None, index: str | None) -> ElasticsearchOutput:
+    found = _outputs(stream, output, index)
     if len(found) > 1:
         raise NoSuchOutputError(
             f"Stream {stream.name!r} has {len(found)} Elasticsearch outputs.",
@@ -199,20 +217,19 @@ def _offsets(text: str | None) -> tuple[int | None, int | None]:
 
 
 @contextmanager
-def _opened(stream: Stream, output: ElasticsearchOutput) -> Iterator[tuple[DeadLetterIndex, DeadLetterReplay]]:
+def _opened(
+    stream: Stream, output: ElasticsearchOutput
+) -> Iterator[tuple[Transport, IndexingOptions, DeadLetterIndex]]:
     from headrace.clock import SystemClock
     from headrace.indexing.dead_letter_index import DeadLetterIndex
-    from headrace.indexing.dead_letter_replay import DeadLetterReplay
     from headrace.indexing.options import IndexingOptions
     from headrace.indexing.output_options import sink_options
 
     # The batch time is in the letters; that of the options would only be for ids made anew, which are none.
     options = IndexingOptions.from_strings(sink_options(output, stream=stream.name, batch_time_ms=0))
     options = options.model_copy(update={"max_retry_seconds": min(options.max_retry_seconds, MAX_RETRY_SECONDS)})
-    clock = SystemClock()
     with transport_to(output) as transport:
-        index = DeadLetterIndex(transport, options, clock=clock)
-        yield index, DeadLetterReplay(transport, options, index, clock=clock)
+        yield transport, options, DeadLetterIndex(transport, options, clock=SystemClock())
 
 
 def _through_transform(stream: Stream, output: ElasticsearchOutput, master: str) -> LetterReader:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headrace.cli.output import print_table, time_text
+from headrace.cli.output import print_table, printable, time_text
 
 if TYPE_CHECKING:
     from headrace.indexing.dead_letter_index import StoredLetter
-    from headrace.indexing.dead_letter_replay import LetterReader, ReplayCounts
+    from headrace.indexing.dead_letter_replay import ReplayCounts
 
 _TEXT_SHOWN = 100
 
@@ -27,7 +27,7 @@ def tell_list(output: str, index: str, reasons: Mapping[str, int], letters: list
         ("id", "batch time", "reason", "text", "replayed"),
         [
             (
-                letter.id,
+                printable(letter.id),
                 time_text(letter.fields.get("batch_time")),
                 letter.reason.type,
                 _short(letter.reason.text),
@@ -55,15 +55,15 @@ def tell_letter(letter: StoredLetter) -> None:
     reason = letter.reason
     for name, value in {"id": letter.id, **fields, "reason": f"{reason.type}: {reason.text}"}.items():
         if value is not None:
-            typer.echo(f"{name:>18}  {value}")
+            typer.echo(f"{name:>18}  {printable(str(value))}")
 
 
-def plan(letters: Iterable[StoredLetter], reader: LetterReader) -> dict[str, Any]:
-    """How many letters a replay would try, and why it would leave the others."""
+def plan(letters: Iterable[StoredLetter], cannot: Callable[[StoredLetter], str | None]) -> dict[str, Any]:
+    """How many letters a replay would try, and why it would leave the others, which ``cannot`` tells."""
     tried = 0
     left: Counter[str] = Counter()
     for letter in letters:
-        why = reader.cannot(letter)
+        why = cannot(letter)
         tried += why is None
         left.update([] if why is None else [why])
     return {"to_replay": tried, "left": left.total(), "left_because": dict(left)}
@@ -109,7 +109,7 @@ def _counted(reasons: Mapping[str, int]) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= _TEXT_SHOWN else f"{line[: _TEXT_SHOWN - 1]}…"
 
 

@@ -31,11 +31,19 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
     for row in listed:
         table.add_row(*row)
-    console = Console()
+    # What others wrote, an error's "[n]" say, is no markup.
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
         # Into a file or a pipe every row is one line: nothing is known of a width, and grep wants whole names.
-        console = Console(width=_UNBOUNDED)
+        console = Console(markup=False, emoji=False, width=_UNBOUNDED)
     console.print(table)
+
+
+def printable(text: str) -> str:
+    """Text that others wrote, harmless on a terminal: what is not printable, but for line ends, is escaped."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def time_text(at_ms: int | None) -> str:

@@ -116,15 +116,29 @@ class DeadLetterReplay:
     """Indexes the letters of one output again. ``options`` are the output's; they name the stream."""
 
     def __init__(
-        self, transport: Transport, options: IndexingOptions, letters: DeadLetterIndex, *, clock: Clock
+        self,
+        transport: Transport,
+        options: IndexingOptions,
+        letters: DeadLetterIndex,
+        reader: LetterReader,
+        *,
+        clock: Clock,
     ) -> None:
         self._letters = letters
+        self._reader = reader
         self._clock = clock
         # Not checked anew: that an id may keep its first value for ever is here what is wanted.
         self._options = options.model_copy(update={"write_method": WriteMethod.CREATE})
         self._sender = BulkSender(transport, options.index, self._options, clock=clock, cancelled=threading.Event())
 
-    def replay(self, letters: Iterable[StoredLetter], reader: LetterReader) -> ReplayCounts:
+    def cannot(self, letter: StoredLetter) -> str | None:
+        """Why this letter is left alone, for people; None if it is not."""
+        index = letter.fields.get("index")
+        if index != self._options.index:
+            return f"it was to be in index {index!r}: name that with --index"
+        return self._reader.cannot(letter)
+
+    def replay(self, letters: Iterable[StoredLetter]) -> ReplayCounts:
         """Index them, and note what became of each.
 
         Raises:
@@ -139,13 +153,13 @@ class DeadLetterReplay:
             counts.letters += len(some)
             able = []
             for letter in some:
-                why = reader.cannot(letter)
+                why = self.cannot(letter)
                 if why is None:
                     able.append(letter)
                 else:
                     counts.left += 1
                     counts.left_because[why] += 1
-            for group in reader.read(able) if able else ():
+            for group in self._reader.read(able) if able else ():
                 self._note(group, self._index(group, counts), counts)
         return counts
 

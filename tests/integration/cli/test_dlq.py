@@ -347,3 +347,29 @@ def test_a_mended_decoder_and_transform_make_new_documents_of_them(make_shop: An
     letter = shop.told("show", "clicks+0+1")
     assert (letter["reason"]["type"], letter["value_text"]) == ("rejected", "junk")
     assert shop.listed() == ["clicks+0+1"]
+
+
+def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(make_shop: Any) -> None:
+    common = f"common-{uuid.uuid4().hex[:8]}"
+    shop = make_shop(output={"dead_letter_index": common})
+    copy = f"{shop.index}-copy"
+    own = shop.stream
+    shop.ask("PUT", f"/{copy}", N_IS_A_LONG)
+    shop.stream = own.model_copy(update={"outputs": (own.outputs[0].model_copy(update={"index": copy}),)})
+    shop.write(b'{"n": "one"}')
+    shop.stream = own
+    try:
+        told = shop.told("replay", "--yes")
+        assert (told["replayed"], told["left"]) == (0, 1)
+        assert list(told["left_because"]) == [f"it was to be in index {copy!r}: name that with --index"]
+        assert shop.told("replay", "--index", copy)["to_replay"] == 1
+    finally:
+        shop.ask("DELETE", f"/{common}")
+
+
+def test_what_others_wrote_does_nothing_to_a_terminal(shop: Shop) -> None:
+    shop.write(b'\x1b[2J{"n": 1}', first=20)
+    assert "field [n] of type [long]" in shop.dlq("list").output
+    text = shop.dlq("show", "clicks+0+20").output
+    assert "\\x1b[2J" in text
+    assert "\x1b" not in text

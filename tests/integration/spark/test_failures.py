@@ -1,0 +1,309 @@
+"""Batches that fail, are run again, out of order, or beside an old attempt: what a real Elasticsearch then holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import subprocess
+import sys
+import threading
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.indexing.cluster import Cluster
+from headrace.indexing.errors import UnsuitableTargetError
+from headrace.indexing.options import IndexingOptions
+from headrace.indexing.output_options import sink_options
+from headrace.ledger import AttemptState, BatchState
+from headrace.ledger.errors import AttemptFencedError
+from headrace.spark.elasticsearch_sink import ElasticsearchWriter
+from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
+from headrace.stream import ColumnIds, ElasticsearchOutput, KafkaInput, SparkSettings, Utf8Decoder
+
+Make = Callable[..., Any]
+Records = Callable[..., pa.RecordBatch]
+
+CODE = """
+import os
+import time
+from pyspark.sql import functions as F
+
+FOLDER = {folder!r}
+
+
+def unlucky(records, batch):
+    # Fails in a task of its own for as long as somebody wants it to.
+    def mapped(offset):
+        if os.path.exists(FOLDER + "/unlucky") and offset % 7 == 3:
+            raise ValueError("unlucky")
+        return offset * 10
+    return records.select("topic", "partition", "offset", "incarnation", F.udf(mapped, "long")("offset").alias("n"))
+
+
+def waiting(records, batch):
+    # The first attempt stops in the middle of its rows until it is let go.
+    number = batch.attempt
+    def mapped(offset):
+        while number == 1 and offset >= 30 and not os.path.exists(FOLDER + "/go"):
+            open(FOLDER + "/waits", "w").close()
+            time.sleep(0.05)
+        return offset * 10
+    return records.select("topic", "partition", "offset", "incarnation", F.udf(mapped, "long")("offset").alias("n"))
+
+
+def words(lines):
+    return lines.select(F.explode(F.split("value", " ")).alias("word")).groupBy("word").count()
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """The fields of a stream with one of these transforms."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"failures_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(CODE.format(folder=str(tmp_path)))
+    yield lambda function: {
+        "transform": f"{name}:{function}",
+        "spark": SparkSettings(py_files=(str(tmp_path / f"{name}.py"),)),
+    }
+    sys.modules.pop(name, None)
+
+
+class Index:
+    """An index of a test's own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.name = f"failures-{uuid.uuid4().hex[:12]}"
+
+    def output(self, **fields: Any) -> ElasticsearchOutput:
+        return ElasticsearchOutput(hosts=self.url, index=self.name, **{"max_retry_seconds": 20, **fields})
+
+    def hits(self) -> list[Any]:
+        self.ask("POST", f"/{self.name}/_refresh")
+        query = {"size": 10_000, "version": True, "seq_no_primary_term": True}
+        found: list[Any] = self.ask("POST", f"/{self.name}/_search", query)["hits"]["hits"]
+        return found
+
+    def documents(self) -> dict[str, Any]:
+        return {hit["_id"]: hit["_source"] for hit in self.hits()}
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(  # noqa: S310
+            f"{self.url}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            return json.load(answer)
+
+
+@pytest.fixture
+def index(elasticsearch: str) -> Iterator[Index]:
+    one = Index(elasticsearch)
+    yield one
+    for name in one.ask("GET", f"/{one.name}*/_settings?filter_path=*.settings.index.provided_name"):
+        one.ask("DELETE", f"/{name}")
+
+
+class Runs:
+    """Batches of a stream, run in the shared session."""
+
+    def __init__(self, spark: SparkSession, batch: Any, records: Records) -> None:
+        self._spark = spark
+        self._batch = batch
+        self._records = records
+        self._next_offset = 0
+        self.ledger = batch.ledger
+
+    def allocate(self, *blocks: list[bytes]) -> int:
+        """A batch of these blocks of values; its time."""
+        for values in blocks:
+            self._batch.add(self._records(values, first_offset=self._next_offset))
+            self._next_offset += len(values)
+        time_ms: int = self._batch.allocate()
+        return time_ms
+
+    def run(self, time_ms: int) -> Any:
+        return self.attempt(self._batch.begin(time_ms, force=True))
+
+    def attempt(self, attempt: Any) -> Any:
+        return run_micro_batch(self._spark, self._batch.stream, self.ledger, attempt, out=io.StringIO())
+
+    def state(self, time_ms: int) -> BatchState:
+        state: BatchState = self.ledger.batches.get("clicks", time_ms).state
+        return state
+
+
+@pytest.fixture
+def make(spark: SparkSession, make_batch_ledger: Make, make_records: Records, code: Any) -> Callable[..., Runs]:
+    """Builds the batches of a stream with one of the transforms; takes the fields of a Stream."""
+    return lambda function, **fields: Runs(spark, make_batch_ledger(**code(function), **fields), make_records)
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+def _crash(*_: Any, **__: Any) -> None:
+    raise Crash
+
+
+@pytest.mark.slow
+def test_multiple_failures_with_map(index: Index, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tasks, at the index, after the write and before it is recorded, at the batch's end: at random, seeded."""
+    chance = random.Random(5)
+    runs = make("unlucky", outputs=index.output(bulk_actions=5, max_retry_seconds=0.5))
+    index.ask("PUT", f"/{index.name}")
+
+    def unlucky_task(time_ms: int) -> None:
+        (tmp_path / "unlucky").touch()
+        with pytest.raises(BatchFailedError, match="unlucky"):
+            runs.run(time_ms)
+        (tmp_path / "unlucky").unlink()
+
+    def blocked_index(time_ms: int) -> None:
+        index.ask("PUT", f"/{index.name}/_settings", {"index.blocks.write": True})
+        with pytest.raises(BatchFailedError, match="made no progress"):
+            runs.run(time_ms)
+        index.ask("PUT", f"/{index.name}/_settings", {"index.blocks.write": None})
+
+    def crashed_at(step: str) -> Callable[[int], None]:
+        def crash(time_ms: int) -> None:
+            with monkeypatch.context() as crashing:
+                crashing.setattr(type(runs.ledger.batches), step, _crash)
+                with pytest.raises((Crash, BatchFailedError)):
+                    runs.run(time_ms)
+
+        return crash
+
+    failures = [unlucky_task, blocked_index, crashed_at("record_output"), crashed_at("complete_attempt")]
+    records = 0
+    for _ in range(2):
+        blocks = [[b"{}"] * chance.randrange(20, 50) for _ in range(2)]
+        records += sum(map(len, blocks))
+        time_ms = runs.allocate(*blocks)
+        for failure in chance.sample(failures, 3):
+            failure(time_ms)
+        runs.run(time_ms)
+        assert runs.state(time_ms) is BatchState.COMPLETED
+    hits = index.hits()
+    assert {hit["_id"]: hit["_source"]["n"] for hit in hits} == {
+        f"clicks+0+{offset}": offset * 10 for offset in range(records)
+    }
+    assert {hit["_version"] for hit in hits} == {1}
+
+
+@pytest.mark.slow
+def test_an_old_attempt_that_still_writes_beside_the_new_one_changes_nothing_and_cannot_report_success(
+    index: Index, make: Make, tmp_path: Path
+) -> None:
+    runs = make("waiting", outputs=index.output(bulk_actions=5))
+    time_ms = runs.allocate([b"{}"] * 60)
+    # Its lease is long, so that it notices nothing before its end.
+    old = runs.ledger.batches.begin_attempt("clicks", time_ms, holder="old", way="submit", lease_ms=600_000)
+    ended: list[BaseException] = []
+
+    def run_old() -> None:
+        try:
+            runs.attempt(old)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run_old)
+    thread.start()
+    while thread.is_alive() and not (tmp_path / "waits").exists():
+        thread.join(0.1)
+    assert runs.run(time_ms).attempt == 2
+    before = {hit["_id"]: (hit["_version"], hit["_seq_no"]) for hit in index.hits()}
+    assert len(before) == 60
+    (tmp_path / "go").touch()
+    thread.join(240)
+    assert isinstance(ended[0], AttemptFencedError)
+    assert {hit["_id"]: (hit["_version"], hit["_seq_no"]) for hit in index.hits()} == before
+    states = [row.state for row in runs.ledger.batches.attempts("clicks", time_ms)]
+    assert states == [AttemptState.FENCED, AttemptState.COMPLETED]
+    assert runs.state(time_ms) is BatchState.COMPLETED
+
+
+@pytest.mark.parametrize("with_batch_time", [True, False])
+def test_batches_of_aggregates_run_again_out_of_order_change_nothing(
+    index: Index, make: Make, with_batch_time: bool
+) -> None:
+    lines = KafkaInput(bootstrap_servers="localhost:9", topics="clicks", value_decoder=Utf8Decoder())
+    ids = ColumnIds(columns=("word",), with_batch_time=with_batch_time)
+    runs = make("words", inputs=lines, outputs=index.output(document_ids=ids))
+    first = runs.allocate([b"a b a"])
+    second = runs.allocate([b"a c"])
+    for time_ms in (first, second):
+        runs.run(time_ms)
+    before = index.documents()
+    found = sorted((id_, document["count"]) for id_, document in before.items())
+    if with_batch_time:
+        assert found == [(f"a+{first}", 2), (f"a+{second}", 1), (f"b+{first}", 1), (f"c+{second}", 1)]
+    else:
+        assert found == [("a", 1), ("b", 1), ("c", 1)]
+    for time_ms in (second, first):
+        runs.run(time_ms)
+    assert index.documents() == before
+
+
+def test_an_index_that_is_made_anew_while_a_batch_is_written_fails_the_batch(index: Index) -> None:
+    """Elasticsearch makes a deleted index again at the next write, without what it held."""
+    options = IndexingOptions.from_strings(sink_options(index.output()))
+    columns = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [0, 1], "value": [b"{}"] * 2}
+    rows = pa.record_batch(columns)
+    index.ask("PUT", f"/{index.name}")
+    writer = ElasticsearchWriter(options, Cluster.of(options))
+    writer.look_at_index()
+    messages = [writer.write(iter([rows.slice(0, 1)]))]
+    index.ask("DELETE", f"/{index.name}")
+    messages.append(writer.write(iter([rows.slice(1, 1)])))
+    with pytest.raises(UnsuitableTargetError, match="was deleted and made anew"):
+        writer.commit(messages)
+    assert set(index.documents()) == {"t+0+1"}
+    writer.look_at_index()
+    writer.commit([writer.write(iter([rows]))])
+    assert set(index.documents()) == {"t+0+0", "t+0+1"}
+
+
+ENCRYPTED = """
+import json, sys
+from pyspark import StorageLevel
+from headrace.spark.sessions import classic_session
+from headrace.spark.wal_source import WalDataSource
+
+conf = {"spark.io.encryption.enabled": "true", "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+spark = classic_session("encrypted", master="local[1]", conf=conf)
+spark.dataSource.register(WalDataSource)
+frame = spark.read.format("wal").options(manifests=json.dumps([sys.argv[1]]), input="records").load()
+kept = frame.persist(StorageLevel.DISK_ONLY)
+counted = {row.partition: row["count"] for row in kept.groupBy("partition").count().collect()}
+again = sorted(bytes(row.value).decode() for row in kept.collect())
+print(json.dumps([counted, again, sorted(bytes(row.value).decode() for row in frame.unpersist().collect())]))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_records_are_the_same_kept_by_spark_and_read_from_the_log_with_encryption_on(
+    written_log: Any, make_records: Records
+) -> None:
+    """What Spark keeps and shuffles is encrypted by ``spark.io.encryption.enabled``; the log is read as ever."""
+    values = [b"value %03d" % number for number in range(200)]
+    written_log.add(make_records(values[:100]))
+    written_log.add(make_records(values[100:], first_offset=100))
+    command = [sys.executable, "-c", ENCRYPTED, written_log.manifest()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = [value.decode() for value in values]
+    assert json.loads(done.stdout) == [{"0": 200}, expected, expected]
