@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 
 from headrace.stream.errors import StreamDefinitionError
 
-IDENTIFIER = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
+IDENTIFIER = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*$")
@@ -50,7 +50,7 @@ def _definition_error(part: str, fields: dict[str, Any], error: ValidationError)
 
 
 def _identifier(value: str) -> str:
-    if not IDENTIFIER.match(value):
+    if not IDENTIFIER.fullmatch(value):
         raise ValueError("must start with a letter and hold at most 63 of a-z, 0-9, _ and -")
     return value
 

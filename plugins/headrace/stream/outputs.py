@@ -103,7 +103,13 @@ class ElasticsearchOutput(_Output):
     @field_validator("index", "dead_letter_index")
     @classmethod
     def _index_name_is_legal(cls, value: str | None) -> str | None:
-        if value is not None and (value != value.lower() or value[0] in "-_+" or set(value) & set('\\/*?"<>| ,#:')):
+        if value is not None and (
+            value != value.lower()
+            or value[0] in "-_+"
+            or set(value) & set('\\/*?"<>| ,#:')
+            or value in (".", "..")
+            or not value.isprintable()
+        ):
             raise ValueError(
                 'is no name for an index: lower case, none of \\ / * ? " < > | , # : and blanks, no leading - _ +'
             )

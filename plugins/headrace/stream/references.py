@@ -7,12 +7,12 @@ import re
 
 from headrace.stream.errors import StreamDefinitionError
 
-_REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def is_reference(text: str) -> bool:
     """Whether the text has the form of a reference."""
-    return _REFERENCE.match(text) is not None
+    return _REFERENCE.fullmatch(text) is not None
 
 
 def check_reference(text: str) -> str:

@@ -19,8 +19,16 @@ _RESERVED_CONF = (
     "spark.speculation",
     "spark.dynamicAllocation.enabled",
     "spark.plugins",
-    "spark.submit.pyFiles",
+    # What spark-submit is told by its own arguments: in conf it would come past the checks of these.
+    "spark.master",
+    "spark.submit.",
 )
+
+# Each setting, file and master is one argument of spark-submit, and has to stay what it looks like there.
+_SETTING = re.compile(r"spark\.[^\s=]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_MASTER = re.compile(r"[A-Za-z][^\s\x00-\x1f\x7f]*")
+_FILE = re.compile(r"(?:/|[A-Za-z][A-Za-z0-9+.-]*://)[^,\x00-\x1f\x7f]*")
 
 
 class SparkSettings(Part):
@@ -44,9 +52,12 @@ class SparkSettings(Part):
         refused = sorted(name for name in value if name.startswith(_RESERVED_CONF))
         if refused:
             raise ValueError(f"{', '.join(refused)} is set by headrace; leave it out")
-        strange = sorted(name for name in value if not name.startswith("spark."))
+        strange = sorted(name for name in value if not _SETTING.fullmatch(name))
         if strange:
-            raise ValueError(f"{', '.join(strange)} is no Spark setting: names begin with spark.")
+            raise ValueError(f"{', '.join(map(repr, strange))} is no Spark setting: they begin with spark.")
+        broken = sorted(name for name, text in value.items() if _CONTROL.search(text))
+        if broken:
+            raise ValueError(f"{', '.join(broken)} holds a control character")
         secret = settings_with_secrets(value)
         if secret:
             raise ValueError(
@@ -61,14 +72,19 @@ class SparkSettings(Part):
     def _master_holds_no_secret(cls, value: str | None) -> str | None:
         if value is not None and url_holds_secret(value):
             raise ValueError("holds a secret; put it into an Airflow connection and name that in connection")
+        if value is not None and not _MASTER.fullmatch(value):
+            raise ValueError("is no Spark master: one word that begins with a letter")
         return value
 
     @field_validator("py_files")
     @classmethod
     def _py_files_are_absolute(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        relative = [name for name in value if "://" not in name and not name.startswith("/")]
+        relative = [name for name in value if not _FILE.fullmatch(name)]
         if relative:
-            raise ValueError(f"{', '.join(relative)} must be absolute: Spark and Airflow start in different folders")
+            raise ValueError(
+                f"{', '.join(map(repr, relative))} must be an absolute path or URL, without commas: Spark and Airflow "
+                "start in different folders"
+            )
         return value
 
     @property

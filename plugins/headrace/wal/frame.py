@@ -159,7 +159,7 @@ def parse_header(prefix: Prefix, header_bytes: bytes) -> AnyHeader:
         raise FrameFault("the header's checksum does not match")
     try:
         return _HEADERS[prefix.kind].from_json(header_bytes)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FrameFault(f"the header cannot be read ({type(error).__name__}: {error})") from error
 
 

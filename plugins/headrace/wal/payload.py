@@ -54,6 +54,8 @@ def decode(data: bytes | pa.Buffer) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(data, options=_READ_OPTIONS) as stream:
             batch = stream.read_next_batch()
+        # A checksum tells damage, not malice: offsets that lead out of their buffers would be followed.
+        batch.validate(full=True)
     except (pa.ArrowException, OSError, StopIteration, EOFError) as error:
         raise PayloadError(f"A block's payload is no Arrow stream of one record batch: {error}.") from error
     _check(batch.schema)
