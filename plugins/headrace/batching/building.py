@@ -18,6 +18,7 @@ from headrace.batching.allocation import Allocation, write_beside
 from headrace.batching.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
@@ -37,6 +38,8 @@ InputPartition = tuple[str, TopicPartition]
 
 class BatchBuildError(HeadraceError):
     """The batch cannot be built from Kafka: it is not one of those that may be, or part of it is gone."""
+
+    failure = Failure.FINAL
 
 
 class Offsets(Protocol):
@@ -275,11 +278,13 @@ class _InputBuilder:
         }
         unknown = sorted(_name(partition) for partition in there - positions.keys())
         if unknown:
-            raise BatchBuildError(
+            undecided = BatchBuildError(
                 f"Where stream {self.stream.name!r} begins is not known of {listed(unknown)}, so the batches before it "
                 "cannot be told from its own.",
                 remedy="Start its receiver job, which finds out; then build the batch.",
             )
+            undecided.failure = Failure.PASSING
+            raise undecided
         deleted = [
             _deleted(partition)
             for partition, offset in sorted(positions.items())

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 from headrace.timetables.micro_batch import MicroBatchTimetable, to_ms
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 class NoBatchTimeError(HeadraceError):
     """The run tells no date from which a batch time follows."""
+
+    failure = Failure.FINAL
 
 
 def batch_time_of_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int:

@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
 
+from headrace.batching.building import BatchBuildError
 from headrace.batching.manifest import ManifestError
 from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
 from headrace.ledger.errors import LedgerUnavailableError
@@ -23,6 +24,7 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
+from headrace.timetables.batch_time import NoBatchTimeError
 from headrace.timetables.micro_batch import MicroBatchTimetable
 
 STEPS = ["await_blocks", "allocate_blocks", "generate_batch", "checkpoint", "cleanup"]
@@ -91,7 +93,8 @@ class TestBatchDag:
             assert task.retry_exponential_backoff == 2.0
             assert task.retry_exponential_backoff is not True
             decide = partial(task.retry_policy.evaluate, try_number=1, max_tries=9)
-            assert decide(ManifestError("damaged")).action is RetryAction.FAIL
+            for final in (ManifestError("damaged"), BatchBuildError("is its own"), NoBatchTimeError("no date")):
+                assert decide(final).action is RetryAction.FAIL
             assert decide(LedgerUnavailableError("away")).action is RetryAction.DEFAULT
             assert decide(RuntimeError("anything")).action is RetryAction.DEFAULT
 

@@ -94,7 +94,6 @@ def of_executor(error: str) -> PySparkException:
         (PySparkException("Job aborted: ExecutorLostFailure (executor 1 exited)"), Failure.PASSING),
         (Terminated(), Failure.PASSING),
     ],
-    ids=str,
 )
 def test_whose_fault_a_failure_is(error: BaseException, failure: Failure) -> None:
     assert failure_of(error) is failure
