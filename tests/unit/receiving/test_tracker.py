@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.batching.allocation import allocate
 from headrace.blocks import ReceiverId
 from headrace.hooks.readiness import blocks_ready
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
@@ -24,7 +25,8 @@ from headrace.receiving.receiver_task import ReceiverTask
 from headrace.receiving.supervisor import ReceiverSupervisor
 from headrace.receiving.topic_watch import SeenTopic
 from headrace.receiving.tracker import ReceiverTracker, TrackerEnd, TrackerReport
-from headrace.stream import ElasticsearchOutput, KeyIds, Stream
+from headrace.stream import ElasticsearchOutput, KeyIds, Limits, Stream
+from headrace.stream.limits import Backpressure
 from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
 from headrace.wal.storage import open_storage
 
@@ -353,6 +355,42 @@ def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
     placed.keep_going(263, heard=False)
     assert len(handles) == 2
     placed.cancel()
+
+
+def test_rates_are_set_while_receivers_run(setting: Setting, make_stream: MakeStream) -> None:
+    """By the tracker's loop, from the second completed batch on; and the receivers' next instances keep them."""
+    limits = Limits(backpressure=Backpressure(min_rate=7.0, integral=1_000.0))
+    setting = setting.again(make_stream(receivers=2, limits=limits))
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    storage = open_storage(setting.stream.storage.url)
+    for number in range(1, 4):
+        for partition in range(4):
+            setting.kafka.produce("flights", partition, b"x")
+        eventually(lambda number=number: setting.positions() == 4 * number)  # type: ignore[misc]
+        while (time_ms := setting.ledger.batches.next_unclaimed("air")) is not None:
+            eventually(lambda time_ms=time_ms: setting.ledger.now_ms() >= time_ms)  # type: ignore[misc]
+            allocate(setting.stream, setting.ledger, storage, time_ms)
+            attempt = setting.ledger.batches.begin_attempt(
+                "air", time_ms, holder="test", way="connect", lease_ms=60_000
+            )
+            begun_ms = setting.ledger.now_ms()
+            # No batch takes no time.
+            eventually(lambda begun_ms=begun_ms: setting.ledger.now_ms() > begun_ms + 20)  # type: ignore[misc]
+            for output in attempt.outputs:
+                setting.ledger.batches.record_output(attempt, output, {})
+            setting.ledger.batches.complete_attempt(attempt)
+
+    def rates() -> list[float | None]:
+        return [row.max_rate for row in setting.ledger.receivers.list("air")]
+
+    eventually(lambda: all(rate is not None and rate >= 7.0 for rate in rates()))
+    kept = rates()
+    setting.launcher.handles[0][0].stop.set()
+    eventually(lambda: len(setting.launcher.handles[0]) == 2)
+    eventually(lambda: setting.ledger.receivers.list("air")[0].epoch == 2)
+    assert rates() == kept
+    setting.end()
 
 
 def test_new_topics_and_grown_ones_are_handed_out(setting: Setting) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.spark.receiver_application import TOKEN_VARIABLE, TaskSlotsError, check_task_slots, receiver_conf
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
+from headrace.stream.errors import StreamDefinitionError
 
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
 
@@ -36,6 +37,12 @@ def test_a_receivers_application_neither_speculates_nor_shrinks_and_shares_fairl
     assert conf["spark.scheduler.mode"] == "FAIR"
     assert conf["spark.driver.bindAddress"] == "127.0.0.1"
     assert "spark.plugins" not in conf
+
+
+@pytest.mark.parametrize("setting", ["spark.dynamicAllocation.enabled", "spark.speculation"])
+def test_what_would_move_or_take_executors_is_refused_in_a_streams_conf(setting: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=f"{setting} is set by headrace"):
+        SparkSettings(conf={setting: "true"})
 
 
 def test_what_was_given_to_spark_submit_wins_over_the_streams_conf() -> None:
