@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.errors import HeadraceError
+from headrace.receiving.errors import TopicsNotFoundError
 from headrace.receiving.group_watch import foreign_members
 from headrace.receiving.kafka_config import admin_config
 from headrace.receiving.starting_offsets import resolve, unknown_partitions
@@ -46,13 +47,15 @@ class Known:
 @dataclass(frozen=True, slots=True)
 class Discovery:
     """What was found. ``starting`` has an offset for each partition that was not known; ``problems`` are sentences
-    for a person; ``foreign`` is None where it could not be found out."""
+    for a person; ``foreign`` is None where it could not be found out. Of the topics in ``refused`` nothing may be
+    known, not even whether they are there."""
 
     topics: tuple[SeenTopic, ...]
     missing: tuple[str, ...] = ()
     starting: dict[PartitionKey, int] = field(default_factory=dict)
     foreign: tuple[str, ...] | None = None
     problems: tuple[str, ...] = ()
+    refused: frozenset[str] = frozenset()
 
 
 class Discoverer(Protocol):
@@ -72,8 +75,10 @@ class KafkaDiscoverer:
     def discover(self, known: Known) -> Discovery:
         if self._admin is None:
             self._admin = AdminClient(admin_config(self._source))
-        topics, missing = TopicWatch(self._admin, self._source).look()
-        problems = [
+        refused: dict[str, TopicsNotFoundError] = {}
+        topics, missing = TopicWatch(self._admin, self._source).look(refused)
+        problems = [str(error) for error in refused.values()]
+        problems += [
             f"starting_offsets of input {self._source.id} names {topic}-{partition}, which does not exist"
             for topic, partition in unknown_partitions(self._source, {seen.topic: seen.partitions for seen in topics})
         ]
@@ -91,7 +96,8 @@ class KafkaDiscoverer:
                 starting[topic, seen.topic_id, number] = offset
             for (topic, number), failure in resolved.failures.items():
                 problems.append(f"where to begin in {topic}-{number} is not known yet: {failure or 'no answer'}")
-        return Discovery(tuple(topics), tuple(missing), starting, self._foreign(), tuple(problems))
+        foreign = self._foreign()
+        return Discovery(tuple(topics), tuple(missing), starting, foreign, tuple(problems), frozenset(refused))
 
     def _foreign(self) -> tuple[str, ...] | None:
         try:

@@ -81,7 +81,7 @@ class Partitioning:
         }
         if starting:
             self._ledger.positions.ensure_all(self._lease, self._source.id, starting)
-        self._end_gone(set(incarnations))
+        self._end_gone(set(incarnations), discovery.refused)
 
     def rebalance(self, live: Collection[int], now_ms: int) -> None:
         """Hand partitions to ``live`` receivers (indexes), evenly, with the fewest moves; take them from dead ones."""
@@ -125,7 +125,7 @@ class Partitioning:
         except LeaseHeldError as error:
             logger.info("not yet taken over: %s", error)
 
-    def _end_gone(self, seen: set[tuple[str, str]]) -> None:
+    def _end_gone(self, seen: set[tuple[str, str]], refused: Collection[str]) -> None:
         names = {topic: topic_id for topic, topic_id in seen}
         ended: dict[str, list[TopicPartition]] = {}
         for row in self._rows():
@@ -134,14 +134,14 @@ class Partitioning:
                 self._absent_looks.pop(topic, None)
                 if row.state is PartitionState.ENDED:
                     self._resume(row)
-            elif row.state is PartitionState.ENDED:
+            elif row.state is PartitionState.ENDED or row.partition.topic in refused:
                 continue
             elif row.partition.topic in names:
                 ended.setdefault(f"created again as {names[row.partition.topic]}", []).append(row.partition)
             else:
                 self._absent_looks.setdefault(topic, 0)
         for topic in self._absent_looks:
-            self._absent_looks[topic] += 1
+            self._absent_looks[topic] += topic[0] not in refused
         gone = {topic for topic, looks in self._absent_looks.items() if looks >= _LOOKS_UNTIL_DELETED}
         for row in self._rows() if gone else ():
             if (row.partition.topic, row.partition.topic_id) in gone and row.state is not PartitionState.ENDED:

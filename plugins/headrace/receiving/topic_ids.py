@@ -19,6 +19,8 @@ from headrace.blocks import TopicPartition
 logger = logging.getLogger(__name__)
 
 _QUESTION_SECONDS = 10.0
+# No topic's: what is read of one that may not be described is not stored.
+_UNTOLD = ""
 
 
 class TopicIds(Protocol):
@@ -67,15 +69,16 @@ class IncarnationGuard:
         self._wait = wait
 
     def recreated(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Those of ``partitions`` whose topic has another id by now. A topic that is gone has not: what was read of
-        it is its own. Waits as long as Kafka is silent; ``wait`` raises to give up."""
+        """Those of ``partitions`` whose topic has another id by now, or may not be described. A topic that is gone has
+        not: what was read of it is its own. Waits as long as Kafka is silent; ``wait`` raises to give up."""
         topics = {partition.topic for partition in partitions}
         if not topics:
             return []
         current = self._current(topics)
         gone = [each for each in partitions if current[each.topic] not in (None, each.topic_id)]
         for each in gone:
-            logger.error("%s-%d was created again; what was read under its name is dropped", each.topic, each.partition)
+            why = "may not be described" if current[each.topic] == _UNTOLD else "was created again"
+            logger.error("%s-%d %s; what was read under its name is dropped", each.topic, each.partition, why)
         return gone
 
     def _current(self, topics: Collection[str]) -> Mapping[str, str | None]:
@@ -87,6 +90,11 @@ class IncarnationGuard:
                     self._wait(0.0)
                     current = answer(0.2)
             except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    # One such topic does not keep the others' records from being stored.
+                    if len(topics) == 1:
+                        return dict.fromkeys(topics, _UNTOLD)
+                    return {topic: told for each in topics for topic, told in self._current([each]).items()}
                 logger.warning("Kafka does not tell the topics' ids, asked again: %s", error)
                 self._wait(1.0)
             else:

@@ -31,8 +31,10 @@ class TopicWatch:
         self._admin = admin
         self._source = source
 
-    def look(self) -> tuple[list[SeenTopic], list[str]]:
+    def look(self, refused: dict[str, TopicsNotFoundError] | None = None) -> tuple[list[SeenTopic], list[str]]:
         """The input's topics in order of their names, and the named ones that are not there.
+
+        Where ``refused`` is given, the topics that may not be described go there and hold up no other one.
 
         Raises:
             KafkaException: Kafka does not answer.
@@ -47,7 +49,13 @@ class TopicWatch:
         concurrent.futures.wait(futures.values(), timeout=_ANSWER_SECONDS + 5)
         seen, missing = [], []
         for topic in names:
-            described = _described(topic, futures[topic])
+            try:
+                described = _described(topic, futures[topic])
+            except TopicsNotFoundError as error:
+                if refused is None:
+                    raise
+                refused[topic] = error
+                continue
             if described is None:
                 missing.append(topic)
             # Kafka knows its own internal topics better than a name pattern does.
