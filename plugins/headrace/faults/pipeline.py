@@ -24,7 +24,7 @@ MAPPINGS = {
 }
 
 DAG_FILE = f'''
-"""The hammer's stream for Airflow: two receivers, a batch every ten seconds and two at once, else defaults."""
+"""The hammer's stream for Airflow: two receivers, a batch every half minute and two at once, else defaults."""
 
 import os
 
@@ -38,7 +38,7 @@ stream = Stream(
     name="{STREAM}",
     inputs=KafkaInput(connection="kafka_default", topics="{TOPIC}", receivers={RECEIVERS}),
     outputs=ElasticsearchOutput(connection="elasticsearch_default", index="{INDEX}"),
-    batch_interval="10 s",
+    batch_interval="30 s",
     limits=Limits(segment_interval="5 s", max_concurrent_batches=2),
     storage=Storage(url=os.environ["HAMMER_STORAGE"], shared=MASTER is not None),
     ledger="connection:headrace_ledger",
