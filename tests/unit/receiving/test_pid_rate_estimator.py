@@ -114,6 +114,15 @@ def test_an_estimate_is_never_less_than_the_min_rate() -> None:
     assert set(found[1:]) == {5.0}
 
 
+def test_a_change_of_the_error_counts_by_the_derivative() -> None:
+    pid = estimator(derivative=0.1)
+    compute(pid, 0, 1_000, 1_000, 0)
+    # 500 too many; and from 0 to 500 within a second.
+    assert compute(pid, 1_000, 500, 1_000, 0) == 1_000 - 500 - 0.1 * 500
+    # 50 too many, but 450 fewer than before, in two seconds.
+    assert compute(pid, 3_000, 400, 1_000, 0) == 450 - 50 + 0.1 * 450 / 2
+
+
 def test_with_nothing_accumulated_and_a_positive_error_it_follows_the_speed_of_processing() -> None:
     """The error is all there is: each rate is that of the batch just processed."""
     pid = estimator(integral=1.0)
