@@ -21,7 +21,6 @@ from headrace.hooks.receiver_job import awaited_application
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
 from headrace.operators.spark_need import needs_of
-from headrace.spark import connect_token
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -134,6 +133,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     def choose_way(self, ledger: Ledger) -> Way:
         """The way asked for, or ``submit`` where there is no application to connect to."""
+        from headrace.spark import connect_token
+
         if self.way == "submit":
             return "submit"
         job = ledger.jobs.current(self.stream.name)
