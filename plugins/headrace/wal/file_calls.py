@@ -22,9 +22,7 @@ class FileCalls(Protocol):
 
     def size(self, fd: int) -> int: ...
 
-    def is_at(self, fd: int, path: Path) -> bool:
-        """Whether the open file is the one that stands at ``path``."""
-        ...
+    def exists(self, path: Path) -> bool: ...
 
     def ftruncate(self, fd: int, length: int) -> None: ...
 
@@ -61,11 +59,8 @@ class SystemCalls:
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
-    def is_at(self, fd: int, path: Path) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), path.stat())
-        except FileNotFoundError:
-            return False
+    def exists(self, path: Path) -> bool:
+        return path.exists()
 
     def ftruncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)

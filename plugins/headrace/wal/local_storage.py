@@ -175,8 +175,9 @@ class LocalSegmentFile:
                 _sync_directory(self._calls, self._path.parent)
             else:
                 self._calls.fdatasync(self._fd)
-            # A file whose directory was removed or replaced takes writes and syncs as before, and nobody finds them.
-            if not self._calls.is_at(self._fd, self._path):
+            # A file whose directory was removed or unmounted takes writes and syncs as before, and nobody finds them.
+            # Inodes are not compared: some network file systems make up new ones.
+            if not self._calls.exists(self._path):
                 raise FileNotFoundError(errno.ENOENT, "the file is no longer in its directory")
         except BaseException:
             self._give_back()

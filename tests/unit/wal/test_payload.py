@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pyarrow as pa
 import pytest
 
@@ -62,6 +64,19 @@ def test_another_schema_is_refused_naming_the_column() -> None:
 def test_other_bytes_are_an_error(data: bytes) -> None:
     with pytest.raises(PayloadError):
         decode(data)
+
+
+@pytest.mark.parametrize("claimed", [1 << 62, 1 << 40, 1 << 33, -5, 200_000, 0])
+def test_a_payload_that_claims_another_length_unpacked_is_an_error(claimed: int) -> None:
+    """Made so on purpose: the frame's checksum would hold."""
+    size = 100_000
+    data = bytearray(encode(make_block([b"x" * size])[0]).to_pybytes())
+    # Arrow writes the unpacked length in front of each compressed buffer.
+    at = data.rfind(struct.pack("<q", size))
+    assert data[at + 8 : at + 12] == bytes.fromhex("28b52ffd"), "no zstd frame follows"
+    data[at : at + 8] = struct.pack("<q", claimed)
+    with pytest.raises(PayloadError):
+        decode(bytes(data))
 
 
 def test_a_cut_stream_is_an_error() -> None:
