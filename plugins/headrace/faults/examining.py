@@ -70,5 +70,4 @@ def run_fsck(ledger_url: str, environment: Mapping[str, str]) -> Fsck:
         check=False,
         env=dict(environment),
     )
-    output = done.stdout + done.stderr
-    return Fsck(None if "No such command" in output else done.returncode, output)
+    return Fsck(done.returncode, done.stdout + done.stderr)

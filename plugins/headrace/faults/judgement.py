@@ -58,9 +58,9 @@ def compare_with_receipts(
 
 @dataclass(frozen=True, slots=True)
 class Fsck:
-    """What `headrace fsck` said: its exit code, None where there is no such command, and its output."""
+    """What `headrace fsck` said: its exit code and its output."""
 
-    exit_code: int | None
+    exit_code: int
     output: str
 
 
@@ -104,7 +104,7 @@ class Judgement:
         yield from (f"the ledger tells of a gap: {gap}" for gap in self.gaps)
         if self.receiver_jobs != 1:
             yield f"{self.receiver_jobs} receiver jobs run in the end, it should be one"
-        if self.fsck.exit_code not in (0, None):
+        if self.fsck.exit_code != 0:
             yield f"headrace fsck ended with {self.fsck.exit_code}: {self.fsck.output.strip()[-2_000:]}"
         yield from self._unproved()
 
