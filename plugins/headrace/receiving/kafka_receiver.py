@@ -144,7 +144,7 @@ class KafkaReceiver:
         except KafkaException as error:
             raise KafkaClientError(f"Kafka's client failed: {error}.") from error
         found = Findings()
-        if any([message.error() is not None for message in messages]):
+        if self._troubles.searching or any([message.error() is not None for message in messages]):
             messages = self._sort_out(messages, found)
         if self._fatal is not None:
             raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")

@@ -62,6 +62,11 @@ class PartitionTroubles:
         self._on_lost_offsets = on_lost_offsets
         self._clock = clock
 
+    @property
+    def searching(self) -> bool:
+        """Whether the end of some damage is looked for, so that what is read may not be taken as it comes."""
+        return any([owned.search is not None for owned in self._owned.values()])
+
     def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
         """Kafka does not have the position: find out what it has, then fail or go on at its earliest."""
         if _TRUNCATED in error_text.lower():

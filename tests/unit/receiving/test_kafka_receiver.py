@@ -256,15 +256,20 @@ def test_while_kafka_does_not_say_why_it_jumped_the_partition_waits_and_no_other
     assert told(setting.fetch()) == [("gap", 1, 2), ("records", 2, 3)]
 
 
-def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap() -> None:
+@pytest.mark.parametrize("at_once", [2, 1_000])
+def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap(at_once: int) -> None:
     setting = Setting("reset")
     setting.kafka.produce("a", 0, *[b"0"] * 3, *[DAMAGED] * 300, *[b"1"] * 5)
     setting.receiver.assign(setting.p0, 0)
     events: list[RecordChunk | Gap] = []
-    for _ in range(30):
-        events += setting.fetch()
+    for _ in range(60):
+        events += setting.receiver.fetch(0, at_once)
         setting.clock.advance(60_000)
-    assert told(events) == [("records", 0, 3), ("gap", 3, 303), ("records", 303, 308)]
+    ranges = told(events)
+    assert ("gap", 3, 303) in ranges
+    assert [until for _, _, until in ranges[:-1]] == [begin for _, begin, _ in ranges[1:]]
+    assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 8
+    assert setting.receiver.partitions == {setting.p0: 308}
     assert setting.receiver.lost_offsets == 300
 
 
