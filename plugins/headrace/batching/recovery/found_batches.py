@@ -145,7 +145,7 @@ class _Finder:
             built=built,
         )
         outputs: dict[str, dict[str, object]] = {}
-        if self._gone(found):
+        if self._gone(found) or self._was_cleaned(found):
             row = self._as_over(row, is_cleaned=not taken)
             outputs = {step: {} for step in self._stream.outputs}
         self.batches.append(FoundBatch(row, inputs, outputs))
@@ -156,8 +156,8 @@ class _Finder:
 
     def _as_over(self, row: BatchRow, *, is_cleaned: bool) -> BatchRow:
         self.notices.append(
-            f"Batch {row.batch_time_ms} is in no checkpoint, and part of its log was deleted, as is done with batches "
-            "that are over: it counts as completed."
+            f"Batch {row.batch_time_ms} is in no checkpoint, and its log was deleted, as is done with batches that are "
+            "over: it counts as completed."
         )
         return dataclasses.replace(
             row,
@@ -174,6 +174,16 @@ class _Finder:
     def _gone(self, found: FoundManifest) -> bool:
         """Whether a segment of the batch was deleted: every batch in it was over, so it must not be run again."""
         return any(handle.segment not in self._evidence.segments for handle in handles_in([found]))
+
+    def _was_cleaned(self, found: FoundManifest) -> bool:
+        """Whether a batch without records had been cleaned when a checkpoint without history was written: those that
+        had not were in it.
+        """
+        kept = self._evidence.kept
+        manifest = found.manifest
+        is_empty = not any(manifest.inputs.values()) and not any(manifest.built.values())
+        has_history = kept is None or kept.checkpoint.version > 1
+        return is_empty and not has_history and manifest.batch_time_ms <= self._stream.sealed_until_ms
 
     def _has(self, time_ms: int, name: str) -> bool:
         return any(found.path.rpartition("/")[2] == name for found in self._evidence.manifests.get(time_ms, ()))

@@ -1,0 +1,37 @@
+"""A ledger on Postgres that is lost, and rebuilt on Postgres: `tests/unit/batching/test_recovery.py`'s comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.batching.life import LEASE_MS, NAME, Life
+from tests.unit.batching.test_recovery import KINDS, all_blocks, contents
+
+from headrace.batching.recovery.recover import recover
+from headrace.ledger import Ledger
+from headrace.local.postgres import PostgresServer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
+    tmp_path: Path, postgres_server: PostgresServer, kind: str
+) -> None:
+    lost, new = (postgres_server.create_database(f"{name}_{kind}") for name in ("lost", "new"))
+    options: dict[str, Any] = KINDS[kind]
+    life = Life(tmp_path, lost, 2, **options)
+    for _ in range(120):
+        life.step()
+    life.finish()
+    life.checkpoint()
+    expected = contents(life.ledger)
+    assert all_blocks(life.ledger)
+    life.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(new, clock=life.clock) as ledger:
+        recover(NAME, ledger, life.storage.below(NAME))
+        found = contents(ledger)
+    life.ledger.close()
+    assert {name: rows for name, rows in found.items() if rows != expected[name]} == {}
+    for name in ("lost", "new"):
+        postgres_server.drop_database(f"{name}_{kind}")
