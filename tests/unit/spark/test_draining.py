@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,8 +84,17 @@ class World:
         return BatchDrain(self.stream, self.ledger, self.job, sleep=sleep).wait()
 
 
+@pytest.fixture(scope="module")
+def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated ledger, to be copied: migrations take longer than a test."""
+    path = tmp_path_factory.mktemp("empty") / "ledger.db"
+    Ledger.open(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(empty_ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    shutil.copy(empty_ledger, tmp_path / "ledger.db")
     clock = ManualClock(T)
     monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=lambda: clock.now_ms() / 1000))
     made = World(tmp_path, clock)
