@@ -93,20 +93,12 @@ def test_stop_asks_the_job_and_start_wants_it_again(stream: Stream) -> None:
 
 
 def test_batches_are_listed_and_shown_by_their_time(stream: Stream) -> None:
-    listed = answer(stream, "batches", "shop")
+    listed = answer(stream, "batches", "list", "shop")
     (batch,) = listed["batches"]  # type: ignore[index]
     assert batch["state"] == "allocated"
-    shown = answer(stream, "batches", "shop", str(batch["batch_time_ms"]))
+    shown = answer(stream, "batches", "show", "shop", str(batch["batch_time_ms"]))
     assert shown["batch"]["manifest_uri"] == batch["manifest_uri"]  # type: ignore[index]
-    assert run(stream, "batches", "shop", "yesterday").exit_code == 2
-
-
-def test_a_stuck_batch_is_abandoned_with_a_reason(stream: Stream) -> None:
-    batch_time = str(answer(stream, "batches", "shop")["batches"][0]["batch_time_ms"])  # type: ignore[index]
-    assert run(stream, "abandon", "shop", batch_time).exit_code == 2
-    assert run(stream, "abandon", "shop", batch_time, "--reason", " ").exit_code == 2
-    abandoned = answer(stream, "abandon", "shop", batch_time, "--reason", "its index is gone")
-    assert (abandoned["state"], abandoned["error"]) == ("abandoned", "its index is gone")  # type: ignore[index]
+    assert run(stream, "batches", "show", "shop", "yesterday").exit_code == 2
 
 
 def test_events_are_a_json_object_a_line(stream: Stream) -> None:
@@ -116,7 +108,7 @@ def test_events_are_a_json_object_a_line(stream: Stream) -> None:
 
 
 def test_an_unknown_stream_or_ledger_is_an_error_and_makes_nothing(stream: Stream, tmp_path: Path) -> None:
-    assert run(stream, "batches", "nope").exit_code == 1
+    assert run(stream, "batches", "list", "nope").exit_code == 1
     missing = tmp_path / "missing.db"
     result = CliRunner().invoke(app, ["streams", "--ledger", f"sqlite:///{missing}"])
     assert result.exit_code == 1
@@ -150,4 +142,4 @@ def test_check_finds_a_transform_where_a_batch_would(stream: Stream, tmp_path: P
 def test_a_row_is_one_line_where_nobody_looks_at_a_terminal(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
         (batch,) = ledger.batches.list("shop")
-    assert time_text(batch.batch_time_ms) in run(stream, "batches", "shop").stdout
+    assert time_text(batch.batch_time_ms) in run(stream, "batches", "list", "shop").stdout
