@@ -12,17 +12,24 @@ from headrace.wal.errors import is_out_of_space
 _NAMELESS = getattr(os, "O_TMPFILE", None)
 
 
+def folder_of(url: str) -> Path | None:
+    """The folder at a storage's ``url``, or the nearest one above it that is there; None for an object store."""
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return None
+    folder = Path(unquote(parts.path))
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
 def room_for(url: str, nbytes: int) -> bool:
     """Whether ``nbytes`` more can be stored at a storage's ``url``: really allocated and given back, since neither
     quotas nor reserved blocks show in the free space. True where only a write can tell, in an object store say.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "file":
+    folder = folder_of(url)
+    if folder is None:
         return True
-    folder = Path(unquote(parts.path))
-    # The log's folder may not be there yet.
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
     try:
         if _NAMELESS is None:
             return _is_free(folder, nbytes)

@@ -8,6 +8,7 @@ from headrace.clock import Clock
 from headrace.ledger import Ledger
 from headrace.ledger.rows import ReceiverLease
 from headrace.ledger.states import EventKind
+from headrace.receiving.disk_reserve import DiskReserve
 from headrace.receiving.log_budget import LogBudget
 
 logger = logging.getLogger(__name__)
@@ -16,12 +17,22 @@ logger = logging.getLogger(__name__)
 class Pausing:
     """The pushing thread's, but for ``reason``, by which the consuming thread stops fetching."""
 
-    def __init__(self, lease: ReceiverLease, ledger: Ledger, clock: Clock, budget: LogBudget | None = None) -> None:
+    def __init__(
+        self,
+        lease: ReceiverLease,
+        ledger: Ledger,
+        clock: Clock,
+        *,
+        budget: LogBudget | None = None,
+        reserve: DiskReserve | None = None,
+    ) -> None:
         self._lease = lease
         self._ledger = ledger
         self._clock = clock
         self._budget = budget
+        self._reserve = reserve
         self._full: str | None = None
+        self._low: str | None = None
         self._exceeded: str | None = None
         self._told: str | None = None
         self._told_at = 0.0
@@ -29,10 +40,12 @@ class Pausing:
     @property
     def reason(self) -> str | None:
         """Why nothing is received, None while something is."""
-        return self._full or self._exceeded
+        return self._full or self._low or self._exceeded
 
     def look(self) -> bool:
-        """See to the log's budget; whether there is something new to tell by that or else."""
+        """See to the log's disk and budget; whether there is something new to tell by that or else."""
+        if self._reserve is not None:
+            self._low = self._reserve.look()
         if self._budget is not None:
             self._exceeded = self._budget.look()
         return self._kind != self._told
@@ -68,4 +81,5 @@ class Pausing:
 
     @property
     def _kind(self) -> str | None:
-        return "disk_full" if self._full else "log_budget" if self._exceeded else None
+        causes = (("disk_full", self._full), ("disk_low", self._low), ("log_budget", self._exceeded))
+        return next((cause for cause, reason in causes if reason is not None), None)

@@ -24,6 +24,7 @@ from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, Rec
 from headrace.ledger.states import PartitionState, ReceiverState
 from headrace.receiving.block_generator import BlockGenerator, GeneratedBlock
 from headrace.receiving.block_store import BlockStore
+from headrace.receiving.disk_reserve import DiskReserve, space_of
 from headrace.receiving.disk_room import room_for
 from headrace.receiving.drainage import AdminEndOffsets, Drainage, EndOffsets
 from headrace.receiving.errors import GeneratorStateError, ReceivingError
@@ -150,7 +151,13 @@ class ReceiverSupervisor:
         guard = IncarnationGuard(self._topic_ids or AdminTopicIds(admin()), self._wait)
         ends = cache(lambda: self._end_offsets or AdminEndOffsets(admin(), isolation_level(self._source)))
         self._paused_lag = PausedLag(self._kafka, ends, self._clock)
-        self._pausing = Pausing(self._lease, self._ledger, self._clock, self._budget())
+        self._pausing = Pausing(
+            self._lease,
+            self._ledger,
+            self._clock,
+            budget=self._budget(),
+            reserve=DiskReserve(partial(space_of, self._storage.url), self._clock),
+        )
         drainage = None
         if self._stream.batch_by == "timestamp":
             self._event_times = EventTimes(self._stream.batch_interval_ms, self._ledger_clock.now_ms)

@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +22,12 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import ReceiverRow
 from headrace.receiving import block_store, supervisor
 from headrace.receiving.block_store import STORE_TRIES
+from headrace.receiving.disk_reserve import DiskReserve, space_of
+from headrace.receiving.disk_room import room_for
 from headrace.receiving.log_budget import LogBudget
 from headrace.stream import Limits, Stream
+from headrace.stream.limits import MIB
+from headrace.testing.fake_kafka import FakeConsumer
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.wal.storage import open_storage
 
@@ -143,12 +148,19 @@ def test_what_was_stored_before_the_disk_was_full_is_there_and_not_twice(setting
     assert [offset for _, offset, _ in setting.stored()] == list(range(9))
 
 
-def test_the_lag_grows_before_ones_eyes_while_nothing_is_fetched(setting: Setting) -> None:
+def test_the_lag_grows_before_ones_eyes_while_nothing_is_fetched(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watermarks = FakeConsumer.get_watermark_offsets
+
+    def of_the_last_fetch(consumer: FakeConsumer, partition: Any, **options: Any) -> tuple[int, int]:
+        return (0, 1) if disk.full and options.get("cached") else watermarks(consumer, partition, **options)
+
+    monkeypatch.setattr(FakeConsumer, "get_watermark_offsets", of_the_last_fetch)
     disk = Disk(setting.storage)
     setting.kafka.produce("flights", 0, b"first")
     with setting.running(storage=disk):
         eventually(lambda: "disk is full" in paused_for(setting))
-        # Its own clients never hear of these: the question does.
         setting.kafka.produce("flights", 0, *[b"x"] * 40)
         eventually(lambda: receiver(setting).stats.get("total_lag", 0) >= 40)
         disk.full = False
@@ -200,6 +212,30 @@ def test_a_receiver_that_is_replaced_while_its_disk_is_full_stores_nothing_more(
         disk.full = False
         assert zombie.join().state is ReceiverState.LOST
     assert setting.stored() == [(0, 0, b"a")]
+
+
+def test_some_of_a_disk_is_left_to_others() -> None:
+    """Of a small disk a part, of a large one a fixed size; and it takes some more to go on than to pause."""
+    clock = ManualClock(1_000)
+    for total, reserve in ((1_000 * MIB, 50), (1_000_000 * MIB, 256)):
+        space = SimpleNamespace(free=0)
+        found = DiskReserve(lambda space=space, total=total: (space.free, total), clock)  # type: ignore[misc]
+        for free, pauses in ((reserve + 1, False), (reserve - 1, True), (1.4 * reserve, True), (1.6 * reserve, False)):
+            space.free = int(free * MIB)
+            clock.advance(1_000)
+            reason = found.look()
+            assert (reason is not None) is pauses, (total, free)
+            assert reason is None or f"{reserve:.1f} MiB are left" in reason
+
+
+def test_an_object_store_has_no_reserve_and_a_folder_that_is_not_there_yet_has_its_parents(tmp_path: Path) -> None:
+    assert space_of("s3://bucket/air") is None
+    assert DiskReserve(lambda: None, ManualClock(1_000)).look() is None
+    space = space_of((tmp_path / "not" / "yet").as_uri())
+    assert space is not None
+    assert 0 < space[0] < space[1]
+    assert room_for((tmp_path / "not" / "yet").as_uri(), 1_000)
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------
@@ -327,6 +363,31 @@ def test_a_ledger_that_does_not_answer_changes_nothing(make_stream: MakeStream) 
     assert found.look() is not None
     own.bytes = 5_000
     assert found.look() is not None
+
+
+@pytest.mark.parametrize(
+    ("batch_by", "held", "pauses"),
+    [
+        ("timestamp", ([], None, []), False),
+        ("timestamp", ([], 1_000, ["a partition"]), False),
+        ("timestamp", ([], 1_000, []), True),
+        ("timestamp", (["a batch"], 1_000, ["a partition"]), True),
+        ("arrival", ([], 1_000, ["a partition"]), True),
+    ],
+)
+def test_receiving_goes_on_only_where_nothing_else_can_make_room(
+    make_stream: MakeStream, batch_by: str, held: tuple[list[str], int | None, list[str]], pauses: bool
+) -> None:
+    """``held``: batches to be finished, the time that waits to be claimed, what has not passed it."""
+    segments = Segments()
+    segments.bytes = 2_000
+    ledger: Any = SimpleNamespace(
+        segments=segments,
+        batches=SimpleNamespace(list=lambda *_: held[0], next_unclaimed=lambda _: held[1]),
+        positions=SimpleNamespace(unpassed=lambda *_: held[2]),
+    )
+    found = LogBudget(make_stream(batch_by=batch_by), ledger, 1_000, lambda: 0, ManualClock(1_000))
+    assert (found.look() is not None) is pauses
 
 
 def test_by_timestamp_a_batch_that_waits_for_its_records_gets_them(
