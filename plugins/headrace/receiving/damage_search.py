@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 class DamageSearch:
     """All offsets of ``[position, damaged]`` cannot be read; ``readable`` can, once there is such an offset.
 
-    ``end`` is where Kafka's log ends: an offset beyond it says nothing.
+    ``end`` is where Kafka's log ends. It is not tried itself: that it ends there is told by a broker that can read
+    nothing of it, too, and nothing that may still be read is to be given up.
     """
 
     position: int
@@ -36,7 +37,7 @@ class DamageSearch:
     @property
     def hopeless(self) -> bool:
         """Nothing up to the end can be read."""
-        return self.damaged >= self.end
+        return self.damaged >= self.end - 1
 
     def was_readable(self) -> None:
         """The offset that was tried can be read."""
@@ -52,4 +53,4 @@ class DamageSearch:
         if self.readable is not None:
             self.at = (self.damaged + self.readable + 1) // 2
         else:
-            self.at = min(self.end, self.damaged + max(1, self.damaged - self.position))
+            self.at = min(self.end - 1, self.damaged + max(1, self.damaged - self.position))

@@ -121,19 +121,20 @@ class PartitionTroubles:
             remedy = 'Set on_lost_offsets="reset" and start the receiver job anew: it passes over it as a gap.'
             self._fail(owned, f"{text}. {remedy}")
         else:
-            self._begin_search(owned, text)
+            self._begin_search(owned, text, found)
 
-    def _begin_search(self, owned: OwnedPartition, error: str) -> None:
+    def _begin_search(self, owned: OwnedPartition, error: str, found: Findings) -> None:
         key = (owned.partition.topic, owned.partition.partition)
         try:
             _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), timeout=_QUERY_SECONDS, cached=False)
         except KafkaException as failure:
             self.back_off(owned, f"{error}; and where it ends is unknown: {failure}")
             return
+        owned.error = error
         logger.error("%s: %s; looking for what can be read after it", partition_name(owned.partition), error)
         with self._lock:
             owned.search = DamageSearch(owned.next_offset, high)
-        self._wait_until(owned, error, 0.0)
+        self._search_on(owned, owned.search, found)
 
     def is_past_damage(self, key: tuple[str, int], found: Findings) -> bool:
         """Whether what came is to be taken; what is read while the end of some damage is looked for is not."""

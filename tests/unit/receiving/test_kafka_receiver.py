@@ -133,12 +133,21 @@ def test_lasting_damage_fails_the_partition() -> None:
 
 
 @pytest.mark.parametrize("rest", [[b"2", b"3"], []])
-def test_lasting_damage_is_a_gap_under_reset(rest: list[bytes]) -> None:
+def test_lasting_damage_is_a_gap_under_reset_once_there_is_a_record_after_it(rest: list[bytes]) -> None:
+    """The end of the log is told by a broker that can read nothing of it, too."""
     setting = Setting("reset")
     setting.kafka.produce("a", 0, b"0", DAMAGED, *rest)
     setting.receiver.assign(setting.p0, 0)
     events: list[RecordChunk | Gap] = []
     for _ in range(12):
+        events += setting.fetch()
+        setting.clock.advance(60_000)
+    if not rest:
+        assert setting.state(setting.p0) is FetchState.BACKING_OFF
+        assert "nothing after it can be read" in (setting.receiver.status()[0].error or "")
+        rest = [b"2"]
+        setting.kafka.produce("a", 0, *rest)
+    for _ in range(3):
         events += setting.fetch()
         setting.clock.advance(60_000)
     gaps = [event for event in events if isinstance(event, Gap)]
