@@ -24,7 +24,7 @@ from headrace.receiving.offsets_by_time import OffsetsByTime
 from headrace.receiving.replay_errors import RangesGoneError, RangesUnreadableError
 from headrace.stream import KafkaInput, Stream
 
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 15.0
 
 
 class Offsets(Protocol):
@@ -140,12 +140,14 @@ def _committed(source: KafkaInput, group: str, partitions: Collection[TopicParti
         return {}
     by_key = {(tp.topic, tp.partition): tp for tp in partitions}
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(*key) for key in by_key])
-    (future,) = AdminClient(admin_config(source)).list_consumer_group_offsets([asked]).values()
+    # Held until the answer is there: it never comes to a client that is gone.
+    admin = AdminClient(admin_config(source))
+    (future,) = admin.list_consumer_group_offsets([asked], request_timeout=_ANSWER_SECONDS).values()
     try:
-        answer = future.result(timeout=_ANSWER_SECONDS)
+        answer = future.result(timeout=2 * _ANSWER_SECONDS)
     except TimeoutError:
         raise RangesUnreadableError(
-            f"Kafka did not tell what is committed in group {group} within {_ANSWER_SECONDS:.0f} s.",
+            f"Kafka did not tell what is committed in group {group} within {2 * _ANSWER_SECONDS:.0f} s.",
             remedy="Run it again once Kafka answers.",
         ) from None
     told = {by_key[each.topic, each.partition]: each for each in answer.topic_partitions}

@@ -1,0 +1,160 @@
+"""What a listener hears of a stream: the ledger's events, in the order in which things happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.ledger import EventKind
+from headrace.ledger.rows import EventRow
+from headrace.ledger.states import JobState
+
+from .conftest import INTERVAL_MS, NOW_MS, STREAM, World
+
+T1, T2, T3 = (NOW_MS + INTERVAL_MS * number for number in (1, 2, 3))
+OF_BATCHES = (
+    EventKind.BATCH_ALLOCATED,
+    EventKind.BATCH_STARTED,
+    EventKind.OUTPUT_COMPLETED,
+    EventKind.BATCH_COMPLETED,
+    EventKind.BATCH_FAILED,
+)
+RUN: dict[str, Any] = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+
+
+def heard(world: World, *kinds: EventKind) -> list[EventRow]:
+    return world.ledger.events.list(STREAM, kinds=kinds or None)
+
+
+def received(world: World, times: int = 3) -> None:
+    """A block of ten records for each of the first batch times."""
+    for number in range(times):
+        world.add({0: (10 * number, 10 * number + 10)})
+        world.clock.advance(INTERVAL_MS)
+
+
+def test_batches_are_told_of_as_they_are_submitted_begun_and_completed(world: World) -> None:
+    received(world)
+    for time_ms in (T1, T2, T3):
+        world.allocate(time_ms)
+        world.clock.advance(5)
+        attempt = world.ledger.batches.begin_attempt(STREAM, time_ms, **RUN)
+        world.clock.advance(7)
+        world.ledger.batches.record_output(attempt, "index", {"indexed": 10})
+        world.ledger.batches.complete_attempt(attempt)
+    events = heard(world, *OF_BATCHES)
+    story = [
+        EventKind.BATCH_ALLOCATED, EventKind.BATCH_STARTED, EventKind.OUTPUT_COMPLETED, EventKind.BATCH_COMPLETED
+    ]  # fmt: skip
+    assert [(event.kind, event.batch_time_ms) for event in events] == [
+        (kind, time_ms) for time_ms in (T1, T2, T3) for kind in story
+    ]
+    for allocated, started, _, completed in zip(*[iter(events)] * 4, strict=True):
+        assert allocated.payload["records"] == completed.payload["records"] == 10
+        # The scheduling delay and the processing delay.
+        assert (started.at_ms - allocated.at_ms, completed.at_ms - started.at_ms) == (5, 7)
+        assert completed.payload["outputs"] == {"index": {"indexed": 10}}
+
+
+def test_receivers_are_told_of_as_they_start_fail_and_stop(world: World) -> None:
+    world.ledger.events.append(
+        STREAM, EventKind.RECEIVER_ERROR, {"receiver": str(world.receiver.receiver_id), "error": "the broker is gone"}
+    )
+    world.ledger.receivers.release(world.receiver, "failed", error="no disk")
+    world.ledger.receivers.release(world.lease(index=0))
+    kinds = (
+        EventKind.RECEIVER_STARTED, EventKind.RECEIVER_ERROR, EventKind.RECEIVER_FAILED, EventKind.RECEIVER_STOPPED
+    )  # fmt: skip
+    events = heard(world, *kinds)
+    assert [event.kind for event in events] == [kinds[0], kinds[1], kinds[2], kinds[0], kinds[3]]
+    assert {event.payload["receiver"] for event in events} == {"flights/kafka/0"}
+    assert "the broker is gone" in str(events[1].payload)
+    assert "no disk" in str(events[2].payload)
+
+
+def test_each_output_is_told_of_by_itself(build: Callable[..., World]) -> None:
+    world = build(outputs=["index", "files"])
+    received(world, 1)
+    world.allocate(T1)
+    attempt = world.ledger.batches.begin_attempt(STREAM, T1, **RUN)
+    world.ledger.batches.record_output(attempt, "files", {"written": 10})
+    assert heard(world, EventKind.BATCH_COMPLETED) == []
+    world.ledger.batches.record_output(attempt, "index", {"indexed": 9})
+    world.ledger.batches.complete_attempt(attempt)
+    told = [(event.payload["output"], event.payload["counts"]) for event in heard(world, EventKind.OUTPUT_COMPLETED)]
+    assert told == [("files", {"written": 10}), ("index", {"indexed": 9})]
+    (completed,) = heard(world, EventKind.BATCH_COMPLETED)
+    assert completed.payload["outputs"] == {"index": {"indexed": 9}, "files": {"written": 10}}
+
+
+def test_a_failure_is_told_with_its_reason_and_by_its_output(build: Callable[..., World]) -> None:
+    world = build(outputs=["index", "files"])
+    received(world, 1)
+    world.allocate(T1)
+    for output in ("index", "files"):
+        attempt = world.ledger.batches.begin_attempt(STREAM, T1, outputs=[output], **RUN)
+        world.ledger.batches.fail_attempt(attempt, f"{output} is full")
+    failed = heard(world, EventKind.BATCH_FAILED)
+    assert [(event.payload["outputs"], event.payload["error"]) for event in failed] == [
+        (["index"], "index is full"),
+        (["files"], "files is full"),
+    ]
+    assert heard(world, EventKind.BATCH_COMPLETED, EventKind.OUTPUT_COMPLETED) == []
+    assert world.ledger.batches.get(STREAM, T1).error == "files is full"
+
+
+def test_batches_that_end_in_another_order_are_told_of_in_that_order(build: Callable[..., World]) -> None:
+    world = build(max_concurrent_batches=3)
+    received(world)
+    for time_ms in (T3, T1, T2):
+        world.allocate(time_ms)
+    begun = {time_ms: world.ledger.batches.begin_attempt(STREAM, time_ms, **RUN) for time_ms in (T2, T3, T1)}
+    for time_ms in (T1, T3, T2):
+        world.ledger.batches.record_output(begun[time_ms], "index", {})
+        world.ledger.batches.complete_attempt(begun[time_ms])
+    by_kind = {
+        kind: [event.batch_time_ms for event in heard(world, kind)]
+        for kind in (EventKind.BATCH_ALLOCATED, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED)
+    }
+    assert list(by_kind.values()) == [[T3, T1, T2], [T2, T3, T1], [T1, T3, T2]]
+    for time_ms in (T1, T2, T3):
+        kinds = [event.kind for event in world.ledger.events.of_batch(STREAM, time_ms)]
+        assert kinds[0] == EventKind.BATCH_ALLOCATED
+        assert kinds[-1] == EventKind.BATCH_COMPLETED
+
+
+def test_a_stream_that_has_stopped_is_silent_and_a_listener_goes_on_where_it_was(world: World) -> None:
+    received(world, 1)
+    last = heard(world)[-1].event_id
+    world.ledger.jobs.release(world.job, JobState.STOPPED)
+    (stopped,) = world.ledger.events.list(STREAM, last)
+    assert stopped.kind == EventKind.JOB_STOPPED
+    world.ledger.jobs.release(world.job, JobState.STOPPED)
+    world.clock.advance(60_000)
+    assert world.ledger.events.list(STREAM, stopped.event_id) == []
+
+
+def test_a_listener_may_stop_the_stream(world: World) -> None:
+    for event in heard(world, EventKind.JOB_STARTED):
+        world.ledger.jobs.request_stop(STREAM, f"heard of epoch {event.payload['epoch']}")
+    assert world.ledger.jobs.renew(world.job).stop_reason == "heard of epoch 1"
+    assert [event.kind for event in heard(world)][-1] == EventKind.JOB_STOP_REQUESTED
+
+
+def test_old_events_and_those_of_cleaned_blocks_go(world: World) -> None:
+    received(world)
+    for time_ms in (T1, T2, T3):
+        world.allocate(time_ms)
+        world.complete(time_ms)
+    assert len(heard(world, EventKind.BLOCK_ADDED)) == 3
+    world.ledger.jobs.release(world.job)
+    ledger = world.ledger
+    for segment in ledger.cleanup.removable_segments(STREAM, world.clock.now_ms() + 60_000):
+        ledger.cleanup.claim_removal(STREAM, [segment.path], world.clock.now_ms() + 60_000)
+        ledger.cleanup.fold_blocks(STREAM, segment.path)
+    assert heard(world, EventKind.BLOCK_ADDED) == []
+    assert len(heard(world, EventKind.BATCH_COMPLETED)) == 3
+    world.clock.advance(60_000)
+    while ledger.events.prune(STREAM, world.clock.now_ms(), limit=5):
+        pass
+    assert heard(world) == []
