@@ -533,3 +533,17 @@ def test_a_tracker_that_lost_its_lease_ends_and_so_do_its_receivers(setting: Set
     assert setting.report is not None
     assert setting.report.end is TrackerEnd.LOST
     eventually(lambda: all(handle.done() for handles in setting.launcher.handles.values() for handle in handles))
+
+
+def test_a_topic_of_which_nothing_may_be_known_is_not_taken_for_deleted(setting: Setting) -> None:
+    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=0)
+    seen = SeenTopic("flights", "id-1", 1)
+    partitioning.apply(Discovery((seen,), starting={("flights", "id-1", 0): 7}))
+    for _ in range(5):
+        partitioning.apply(Discovery((), refused=frozenset({"flights"})))
+    (row,) = setting.ledger.positions.list("air")
+    assert row.state is PartitionState.ACTIVE
+    for _ in range(5):
+        partitioning.apply(Discovery((), missing=("flights",)))
+    (row,) = setting.ledger.positions.list("air")
+    assert row.state is PartitionState.ENDED
