@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from headrace.blocks import ReceiverId
 from headrace.receiving.scheduling_policy import (
@@ -34,11 +34,15 @@ class ReceiverPlacement:
         self._latest: dict[ReceiverId, tuple[Location, ...]] = {}
 
     def candidates(
-        self, receiver: ReceiverId, executors: Collection[Executor], running: Mapping[ReceiverId, Executor | None]
+        self,
+        receiver: ReceiverId,
+        executors: Collection[Executor],
+        running: Callable[[], Mapping[ReceiverId, Executor | None]],
     ) -> tuple[Location, ...]:
         """Where to start ``receiver``; nowhere in particular where there are no executors.
 
-        ``running``: the others that were started and have not ended, and where they run; None while on their way.
+        ``running`` tells the others that were started and have not ended, and where they run; None while on their way.
+        It is asked only when it matters.
         """
         if not executors:
             return ()
@@ -49,7 +53,7 @@ class ReceiverPlacement:
         if not any(isinstance(each, Executor) for each in found):
             others = {
                 other: Placement(self._latest.get(other, ()), executor)
-                for other, executor in running.items()
+                for other, executor in running().items()
                 if other != receiver
             }
             found = reschedule_receiver(dict(self._preferred).get(receiver), others, executors)

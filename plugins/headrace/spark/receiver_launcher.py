@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POOL = "receivers"
+# How often Spark is asked where a receiver runs that it has not begun: each question takes it some 20 ms.
+_ASK_SECONDS = 2.0
 
 
 class TaskRetriedError(HeadraceError):
@@ -42,6 +44,8 @@ class SparkReceiverHandle:
         self._task = task
         self._group = group
         self._locations = locations
+        self._executor: Executor | None = None
+        self._next_question = time.monotonic() + _ASK_SECONDS
         self._error: str | None = None
         # pyspark pins a JVM thread to each of its own: group and pool are this receiver's alone.
         self._thread = threading.Thread(target=self._run, name=f"headrace-{task.receiver_id}", daemon=True)
@@ -52,8 +56,11 @@ class SparkReceiverHandle:
         return self._task.receiver_id
 
     def running_on(self) -> Executor | None:
-        """The executor that runs it, None before one does."""
-        return executor_of_group(self._context, self._group)
+        """The executor that runs it, None before one is known to."""
+        if self._executor is None and time.monotonic() >= self._next_question:
+            self._next_question = time.monotonic() + _ASK_SECONDS
+            self._executor = executor_of_group(self._context, self._group)
+        return self._executor
 
     def done(self) -> bool:
         return not self._thread.is_alive()
@@ -102,14 +109,16 @@ class SparkReceiverLauncher:
     def _locations(self, receiver: ReceiverId) -> tuple[Location, ...]:
         try:
             executors = executors_of(self._context)
-            running = {known.receiver_id: known.running_on() for known in self._handles} if executors else {}
+            found = self._placement.candidates(receiver, executors, self._running)
         except Exception:
             # Anywhere is better than nowhere.
             logger.exception("the executors are not known, so receiver %s is not placed", receiver)
             return ()
-        found = self._placement.candidates(receiver, executors, running)
         logger.info("receiver %s is to run on %s", receiver, ", ".join(map(str, found)) or "any executor")
         return found
+
+    def _running(self) -> dict[ReceiverId, Executor | None]:
+        return {known.receiver_id: known.running_on() for known in self._handles}
 
     def cancel_all(self, seconds: float) -> bool:
         """Cancel every receiver that still runs and wait for them, all together for ``seconds``; whether all ended."""
