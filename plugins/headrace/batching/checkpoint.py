@@ -11,6 +11,7 @@ replays and gaps were.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from headrace.wal.storage import LogStorage
 VERSION = 2
 READABLE = (1, VERSION)
 FOLDER = "checkpoints"
+_NAME = re.compile(rf"{FOLDER}/\d{{13}}-\d+\.json")
 KEEP = 10
 """Checkpoints that stay, as in Spark: the newest, and older ones to fall back to."""
 
@@ -75,8 +77,8 @@ class FoundCheckpoint:
 
 
 def checkpoint_paths(storage: LogStorage) -> list[str]:
-    """The checkpoints in the stream's folder, oldest first."""
-    return sorted(path for path in storage.list(FOLDER) if path.endswith(".json"))
+    """The checkpoints in the stream's folder, oldest first; other files there are nobody's."""
+    return sorted(path for path in storage.list(FOLDER) if _NAME.fullmatch(path))
 
 
 def read_newest(storage: LogStorage) -> Checkpoint:

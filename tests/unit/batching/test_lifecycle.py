@@ -19,6 +19,7 @@ from headrace.ledger.errors import BatchTimeError
 from headrace.ledger.rows import Attempt
 from headrace.ledger.tables import batches as batches_table
 from headrace.wal.errors import StorageError
+from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block
 from headrace.wal.storage import LogStorage, open_storage
 
@@ -451,3 +452,71 @@ def test_a_backlog_keeps_its_log_until_it_is_caught_up(receiving: Receiving) -> 
         ]
     assert len(kept) == 12
     assert receiving.segments() == []
+
+
+def test_of_two_checkpoints_after_one_batch_the_later_counts(receiving: Receiving) -> None:
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    folder = receiving.storage.below("shop")
+    first = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    receiving.complete(T1)
+    receiving.clock.advance(1)
+    second = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert first is not None
+    assert second is not None
+    assert checkpoint_paths(folder) == [first.path, second.path]
+    # One that was late, with an older state, does not take its place.
+    first.write(folder)
+    assert read_newest(folder).path == second.path
+    assert read_kept(folder).batches[T1].row.state is BatchState.COMPLETED
+
+
+@pytest.mark.parametrize("name", ["notes.json", "1700000010000-1700000010000.json.tmp", "17-x.json", "temp/1.json"])
+def test_other_files_among_the_checkpoints_are_passed_over_and_stay(receiving: Receiving, name: str) -> None:
+    folder = receiving.storage.below("shop")
+    folder.write_atomically(f"checkpoints/{name}", b"anything")
+    for step in range(1, KEEP + 3):
+        receiving.clock.advance(10_000)
+        written = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, START_MS + step * 10_000)
+    assert written is not None
+    assert read_newest(folder).path == written.path
+    assert len(checkpoint_paths(folder)) == KEEP
+    assert folder.exists(f"checkpoints/{name}")
+
+
+def test_a_checkpoint_holds_no_address_of_a_process(receiving: Receiving) -> None:
+    """A job's ports are its own: the next one, after a rebuild too, has others."""
+    receiving.ledger.jobs.renew(receiving.job, attributes={"ui_url": "http://driver:4040", "connect_port": 15002})
+    receiving.ledger.receivers.heartbeat(receiving.lease, sealed_through_ms=0, stats={"block_manager": "host:7077"})
+    receiving.clock.advance(10_000)
+    written = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert written is not None
+    text = receiving.storage.below("shop").read(written.path)
+    assert [word for word in (b"4040", b"15002", b"7077", b'"here"') if word in text] == []
+
+
+def test_a_segment_that_cannot_be_deleted_goes_with_the_next_cleanup(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        receiving.store(2)
+        receiving.new_segment()
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    receiving.complete(T1)
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    receiving.clock.advance(60_000)
+    _, second, third = receiving.segments()
+    delete = LocalStorage.delete
+
+    def refuse(storage: LocalStorage, path: str) -> bool:
+        if second.endswith(path):
+            raise StorageError("the disk says no")
+        return delete(storage, path)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(LocalStorage, "delete", refuse)
+        clean_up(receiving.stream, receiving.ledger, receiving.storage)
+    assert receiving.segments() == [second, third]
+    done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
+    assert (done.segments, done.blocks, receiving.segments()) == (2, 2, [])

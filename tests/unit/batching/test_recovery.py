@@ -34,7 +34,7 @@ from headrace.ledger.tables import (
     topics,
     unclaimed_times,
 )
-from headrace.stream import Limits
+from headrace.stream import Limits, Stream
 from headrace.wal.storage import open_storage
 
 from .life import LEASE_MS, NAME, Life
@@ -381,3 +381,12 @@ def test_a_stream_is_not_begun_anew_beside_its_own_log(live: Callable[..., Life]
             refuse_if_lost(life.stream, ledger)
         other = life.stream.model_copy(update={"name": "another"})
         refuse_if_lost(other, ledger)
+
+
+def test_the_definition_comes_back_as_it_was_changed_last(live: Callable[..., Life], new_url: str) -> None:
+    life = live(11, steps=20)
+    life.stream = life.stream.model_copy(update={"limits": Limits(max_concurrent_batches=7, max_rate=5)})
+    life.register(life.ledger)
+    life.checkpoint()
+    row = rebuild(life, new_url).streams.get(NAME)
+    assert (Stream.from_json(row.definition), row.revision, row.max_concurrent_batches) == (life.stream, 2, 7)

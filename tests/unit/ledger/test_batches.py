@@ -290,3 +290,17 @@ def test_a_completed_batch_is_not_abandoned(filled: Any) -> None:
     filled.complete(T1)
     with pytest.raises(BatchStateError):
         filled.ledger.batches.abandon("flights", T1, "no")
+
+
+def test_a_batch_takes_all_its_blocks_however_many(world: Any) -> None:
+    count = 600
+    for number in range(count):
+        world.add({number % 3: (number // 3, number // 3 + 1)})
+    (waiting,) = world.ledger.blocks.unclaimed("flights")
+    assert waiting.blocks == count
+    world.clock.advance(2_000)
+    batch = world.allocate(waiting.batch_time_ms)
+    assert (batch.blocks, batch.records) == (count, count)
+    assert world.ledger.blocks.unclaimed("flights") == []
+    stored = world.ledger.batches.blocks_of("flights", waiting.batch_time_ms)
+    assert [block.info.sequence for block in stored] == list(range(count))

@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.batching.allocation import restore_manifest
-from headrace.batching.checkpoint import CheckpointError, checkpoint_paths
+from headrace.batching.checkpoint import CheckpointError, checkpoint_paths, read_newest
 from headrace.batching.checkpointing import checkpoint_now
 from headrace.batching.history import HistoryError, history_numbers, history_path, read_history
 from headrace.batching.kept_state import KeptState, read_kept
-from headrace.batching.manifest import Manifest, ManifestError
+from headrace.batching.manifest import LOG_FOLDER, Manifest, ManifestError
 from headrace.batching.recovery.evidence import Evidence, Progress, gather
 from headrace.batching.recovery.found_stream import Conclusion, conclude
 from headrace.errors import HeadraceError
@@ -20,6 +20,7 @@ from headrace.ledger.errors import StreamNotFoundError
 from headrace.ledger.states import BatchState, EventKind
 from headrace.stream import Stream
 from headrace.wal.scan import RecoveryMode
+from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
 
 LEASE_MS = 60_000
@@ -86,10 +87,8 @@ def recover(
         ContradictionError: what was found contradicts itself.
     """
     report = Recovered(name, dry_run)
-    if ledger.rebuild.is_new(name):
-        rebuilt = _rebuild(name, ledger, folder, definition, mode=mode, force=force, report=report, progress=progress)
-        if not rebuilt:
-            return report
+    if _is_lost(name, ledger, folder):
+        _rebuild(name, ledger, folder, definition, mode=mode, force=force, report=report, progress=progress)
     else:
         _write_history(name, ledger, folder, report)
         _write_manifests(name, ledger, folder, report, progress)
@@ -107,11 +106,9 @@ def _rebuild(
     force: bool,
     report: Recovered,
     progress: Progress,
-) -> bool:
+) -> None:
     evidence = gather(folder, name, mode=mode, progress=progress)
     if evidence.kept is None and not evidence.frames and not evidence.manifests:
-        if _knows(ledger, name):
-            return False
         raise RecoveryRefusedError(
             f"{folder.url} holds no checkpoint, no manifest and no block of stream {name!r}, and the ledger does not "
             "know it.",
@@ -130,15 +127,21 @@ def _rebuild(
     if not report.dry_run:
         progress("writing the ledger")
         ledger.rebuild.restore(name, concluded.found, force=force)
-    return True
 
 
-def _knows(ledger: Ledger, name: str) -> bool:
-    try:
-        ledger.streams.get(name)
-    except StreamNotFoundError:
+def _is_lost(name: str, ledger: Ledger, folder: LogStorage) -> bool:
+    """Whether the ledger does not know the stream; or knows it since later than the checkpoints, and has received
+    nothing."""
+    if not ledger.rebuild.is_new(name):
         return False
-    return True
+    try:
+        created_at_ms = ledger.streams.get(name).created_at_ms
+        return bool(read_newest(folder).state["stream"]["created_at_ms"] != created_at_ms)
+    except StreamNotFoundError:
+        return True
+    except CheckpointError:
+        # Nothing says that it is another one than it was. Only if the log has blocks, it is.
+        return bool(segments_in(folder.below(LOG_FOLDER).list()))
 
 
 def _refuse_while_alive(evidence: Evidence, now_ms: int) -> None:
