@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
@@ -25,6 +26,8 @@ from headrace.receiving.replay_errors import RangesGoneError, RangesUnreadableEr
 from headrace.stream import KafkaInput, Stream
 
 _ANSWER_SECONDS = 15.0
+# What Kafka's client has to say it raises; a page of refused connections says no more.
+_quietly = partial(OffsetsByTime, quiet=True)
 
 
 class Offsets(Protocol):
@@ -37,10 +40,6 @@ class Offsets(Protocol):
     def kept(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Kept | None]: ...
 
     def timestamp_of_first(self, partition: TopicPartition, begin: int, until: int) -> int | None: ...
-
-
-Committed = Callable[[KafkaInput, str, Collection[TopicPartition]], Mapping[TopicPartition, int]]
-"""The offsets committed in a group, of those partitions that have one."""
 
 
 @dataclass
@@ -89,8 +88,7 @@ def observe_kafka(
     snapshot: StreamSnapshot,
     holes: Iterable[Hole],
     *,
-    offsets_of: Callable[[KafkaInput], Offsets] = OffsetsByTime,
-    committed_of: Committed | None = None,
+    offsets_of: Callable[[KafkaInput], Offsets] = _quietly,
 ) -> KafkaObservation:
     """Ask Kafka about every partition that is still read, and about the offsets that nothing accounts for."""
     found = KafkaObservation()
@@ -99,9 +97,7 @@ def observe_kafka(
         try:
             with closing(offsets_of(source)) as offsets:
                 _ask(source, offsets, snapshot, [hole for hole in wanted if hole.input_id == source.id], found)
-            group, ask = stream.group_of(source), committed_of or _committed
-            theirs = [tp for input_id, tp in found.kept if input_id == source.id]
-            found.committed |= {(source.id, tp): offset for tp, offset in ask(source, group, theirs).items()}
+            _ask_for_commits(source, stream.group_of(source), found)
         except (HeadraceError, KafkaException) as error:
             found.unchecked.append(f"Kafka, for input {source.id!r}: {error}")
     known = {source.id for source in stream.inputs}
@@ -135,13 +131,24 @@ def _ask(
             found.notes.append(f"{hole}: nothing accounts for these offsets, and {error.what}")
 
 
+def _ask_for_commits(source: KafkaInput, group: str, found: KafkaObservation) -> None:
+    try:
+        told = _committed(source, group, [tp for input_id, tp in found.kept if input_id == source.id])
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise
+        found.notes.append(f"What is committed in group {group} may not be asked: {error.args[0].str()}.")
+    else:
+        found.committed |= {(source.id, tp): offset for tp, offset in told.items()}
+
+
 def _committed(source: KafkaInput, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     if not partitions:
         return {}
     by_key = {(tp.topic, tp.partition): tp for tp in partitions}
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(*key) for key in by_key])
     # Held until the answer is there: it never comes to a client that is gone.
-    admin = AdminClient(admin_config(source))
+    admin = AdminClient({**admin_config(source), "log_level": 0})
     (future,) = admin.list_consumer_group_offsets([asked], request_timeout=_ANSWER_SECONDS).values()
     try:
         answer = future.result(timeout=2 * _ANSWER_SECONDS)

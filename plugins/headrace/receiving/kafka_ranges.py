@@ -76,6 +76,11 @@ class RangeClients:
         most = int(self.consumer["queued.min.messages"])
         return replace(self, consumer={**self.consumer, "queued.min.messages": max(1, min(most, offsets))})
 
+    def quiet(self) -> Self:
+        """The same without librdkafka's own lines on standard error."""
+        silence = {"log_level": 0}
+        return replace(self, consumer={**self.consumer, **silence}, admin={**self.admin, **silence})
+
     def questions(self, *, answer_seconds: float = ANSWER_SECONDS) -> OffsetQuestions:
         """A client to ask by."""
         return OffsetQuestions(AdminClient(self.admin), answer_seconds=answer_seconds)

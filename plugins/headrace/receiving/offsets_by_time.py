@@ -32,9 +32,12 @@ class OffsetsByTime:
     Its methods raise RangesUnreadableError where Kafka does not answer, RangesGoneError where offsets go meanwhile.
     """
 
-    def __init__(self, source: KafkaInput) -> None:
+    def __init__(self, source: KafkaInput, *, quiet: bool = False) -> None:
+        """``quiet``: librdkafka writes nothing of its own to standard error; what matters is raised."""
         self._source = source
         self._clients = RangeClients.of(source).for_offsets(_OFFSETS_AHEAD)
+        if quiet:
+            self._clients = self._clients.quiet()
         self._questions: OffsetQuestions = self._clients.questions()
         self._reader: KafkaRangeReader | None = None
 
