@@ -134,7 +134,7 @@ class Partitioning:
                 self._absent_looks.pop(topic, None)
                 if row.state is PartitionState.ENDED:
                     self._resume(row)
-            elif row.state is PartitionState.ENDED or row.partition.topic in refused:
+            elif row.state is PartitionState.ENDED:
                 continue
             elif row.partition.topic in names:
                 ended.setdefault(f"created again as {names[row.partition.topic]}", []).append(row.partition)
