@@ -1,0 +1,42 @@
+"""How times and durations are told: batch times in ISO 8601 and UTC, durations in seconds, whatever their size."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.cli.output import duration_text, time_text
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "told"),
+    [
+        (1_430_647_180_000, "2015-05-03T09:59:40Z"),
+        (1_430_647_180_123, "2015-05-03T09:59:40.123Z"),
+        (1_430_647_180_100, "2015-05-03T09:59:40.100Z"),
+        (0, "1970-01-01T00:00:00Z"),
+        (None, "-"),
+    ],
+)
+def test_a_batch_time_has_milliseconds_where_it_has_any(at_ms: int | None, told: str) -> None:
+    assert time_text(at_ms) == told
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "told"),
+    [
+        (0, "0.0 s"),
+        (40, "0.0 s"),
+        (900, "0.9 s"),
+        (1_000, "1.0 s"),
+        (60_000, "60.0 s"),
+        (3_600_000, "3600.0 s"),
+        (86_400_000, "86400.0 s"),
+    ],
+)
+def test_durations_are_in_seconds_so_that_they_compare(took_ms: int, told: str) -> None:
+    assert duration_text(5_000, 5_000 + took_ms) == told
+
+
+def test_what_has_not_ended_has_no_duration() -> None:
+    assert duration_text(5_000, None) == "-"
+    assert duration_text(None, 5_000) == "-"
