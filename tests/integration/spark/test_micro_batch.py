@@ -56,6 +56,9 @@ def timed(records, batch):
 def both(left, right):
     return left.select("value").union(right.select("value")).orderBy("value")
 
+def left_alone(left, right):
+    return left.select("value")
+
 def fails(records):
     def wrong(value):
         raise ValueError("this value is wrong")
@@ -162,6 +165,16 @@ def test_several_inputs_reach_the_transform_by_name(
     batch.add(make_records([b"r"], topic="right"), input_id="right")
     _, printed = run(spark, batch)
     assert printed.splitlines()[3:5] == ["l", "r"]
+
+
+def test_an_input_that_nobody_uses_and_nobody_writes_to_is_no_error(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
+) -> None:
+    inputs = [KafkaInput(id=name, bootstrap_servers="h:1", topics=name) for name in ("left", "right")]
+    batch = make_batch_ledger(inputs=inputs, **transforms("left_alone"))
+    batch.add(make_records([b"l"], topic="left"), input_id="left")
+    result, printed = run(spark, batch)
+    assert (result.records, printed.splitlines()[3]) == (1, "l")
 
 
 def test_an_empty_batch_spares_spark_but_prints_its_header(make_batch_ledger: Make) -> None:
@@ -325,9 +338,9 @@ def test_a_manifest_that_is_not_the_allocated_one_fails_the_attempt(
 
 
 def test_a_batch_that_only_kafka_has_is_read_from_there(
-    spark: SparkSession, kafka: str, make_batch_ledger: Make
+    spark: SparkSession, kafka: str, make_batch_ledger: Make, make_records: Records
 ) -> None:
-    """Also in a window."""
+    """Also in a window, and there beside one that the log has."""
     topic = f"clicks-{uuid.uuid4().hex}"
     admin = AdminClient({"bootstrap.servers": kafka})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
@@ -356,6 +369,13 @@ def test_a_batch_that_only_kafka_has_is_read_from_there(
     line = next(line for line in told if "window of 2" in line)
     assert line.startswith("1 records, read from Kafka, as the log does not have them; output window has a window")
     assert line.endswith("2 batches, 2 of them from Kafka")
+
+    batch.add(make_records([b"record 2"]))
+    result, out_of_both = run(spark, batch, tell=told.append)
+    assert result.source == "log"
+    first, *windowed = re.findall(r"record \d", out_of_both)
+    assert (first, sorted(windowed)) == ("record 2", ["record 1", "record 2"])
+    assert any(line.endswith("2 batches, 1 of them from Kafka") for line in told)
 
 
 def test_the_thirtieth_batch_of_a_window_does_what_the_tenth_did(
