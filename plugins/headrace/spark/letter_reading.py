@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.indexing import columns
 from headrace.indexing.bulk_bodies import REJECTED_BEFORE
@@ -23,20 +24,6 @@ if TYPE_CHECKING:
 
     from headrace.indexing.dead_letter_index import StoredLetter
     from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
-
-_RECORDS = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("timestampType", pa.int32()),
-        pa.field("headers", pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
-        pa.field("incarnation", pa.int32()),
-    ]
-)
 
 
 class ThroughTheTransform:
@@ -113,7 +100,7 @@ class ThroughTheTransform:
 
     def _decoded(self, source: KafkaInput, letters: Sequence[StoredLetter]) -> DecodedInput:
         records = [_record(letter) for letter in letters if self._source(letter) is source]
-        table = pa.Table.from_pylist(records, schema=_RECORDS)
+        table = pa.Table.from_pylist(records, schema=to_arrow_schema(RECORD_SCHEMA, timezone="UTC"))
         return decode_input(self._session().createDataFrame(table, schema=RECORD_SCHEMA), source)
 
     def _source(self, letter: StoredLetter) -> KafkaInput | None:
