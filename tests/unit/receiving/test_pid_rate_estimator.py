@@ -152,3 +152,23 @@ def test_with_something_accumulated_and_some_error_it_stays_below_the_speed_of_p
     ]
     assert found[0] is None
     assert all(rate < count * 2 for rate, count in zip(found[1:], records[1:], strict=True))  # type: ignore[operator]
+
+
+def test_the_backlog_goes_away_and_the_rate_settles_at_what_is_processed() -> None:
+    """Three times as much comes as is processed, batch after batch; a rate holds for the intervals after it."""
+    interval_ms, comes, processed = 1_000, 3_000.0, 1_000.0
+    pid = PidRateEstimator(interval_ms, Backpressure())
+    ended_ms, rates, waits = 0.0, [(0.0, comes)], []
+    for number in range(1, 201):
+        batch_time_ms = number * interval_ms
+        rate = next(value for since_ms, value in reversed(rates) if since_ms <= batch_time_ms - interval_ms)
+        records = min(comes, rate) * interval_ms / 1_000
+        started_ms = max(float(batch_time_ms), ended_ms)
+        ended_ms = started_ms + records * 1_000 / processed
+        waits.append(started_ms - batch_time_ms)
+        estimate = compute(pid, int(ended_ms), int(records), int(ended_ms - started_ms), int(waits[-1]))
+        if estimate is not None:
+            rates.append((ended_ms, estimate))
+    assert max(waits) >= 2 * interval_ms, "there was a backlog"
+    assert max(waits[-50:]) < interval_ms
+    assert all(0.8 * processed < rate < 1.1 * processed for _, rate in rates[-50:])
