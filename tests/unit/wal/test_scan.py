@@ -268,6 +268,27 @@ def test_a_segment_cut_short_says_what_is_lost_by_the_segment_that_follows() -> 
     assert (damage.value.offset, damage.value.exact) == (first.offset, False)
 
 
+def test_offsets_that_were_inferred_as_lost_are_not_told_twice() -> None:
+    """Two blocks of one partition lose their headers, and one of another stands whole between them."""
+    storage = MemoryStorage()
+    writer = open_writer(storage)
+    handles = []
+    for partition, start in ((0, 0), (0, 10), (1, 0), (0, 20)):
+        batch, ranges = make_block([b"x"] * 10, partition=partition, from_offset=start)
+        handles.append(writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None).handle)
+    data = bytearray(storage.read(PATH))
+    for damaged in (handles[1], handles[3]):
+        data[damaged.offset + 50] ^= 1
+    storage.write_atomically(PATH, bytes(data))
+    first = ranges[0].partition
+    known = KnownOfSegment(positions_after={first: 30})
+    length = storage.size(PATH)
+    scan = scan_segment(storage, PATH, newest=False, durable_length=length, known=known, mode=SKIP)
+    assert [f.handle for f in scan] == [handles[0], handles[2]]
+    # Where the first damage ends cannot be told, so all up to the next segment is put down to it.
+    assert [each.ranges for each in scan.damage] == [(OffsetRange(first, 10, 30, 20),), None]
+
+
 def test_stale_bytes_behind_the_blocks_are_no_blocks() -> None:
     """Of a file that stood on these sectors before: its frames are whole, in order, and of another place."""
     storage = MemoryStorage()
