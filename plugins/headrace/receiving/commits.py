@@ -6,6 +6,7 @@ So a commit that fails is counted, shown and repeated with the next one, and nev
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -29,6 +30,7 @@ class OffsetCommits:
         self._failures = 0
         self._due = False
         self._last_error: str | None = None
+        self._allowed_until = math.inf
 
     @property
     def failures(self) -> int:
@@ -46,6 +48,12 @@ class OffsetCommits:
         with self._lock:
             return len(self._open)
 
+    def allow_until(self, monotonic_seconds: float) -> None:
+        """Send nothing later than that. A receiver that was asleep past its lease has another in its place: what it had
+        not sent yet would set that one's committed offsets back."""
+        with self._lock:
+            self._allowed_until = monotonic_seconds
+
     def note(self, ranges: Iterable[OffsetRange]) -> None:
         """The ends of ``ranges`` are to be committed."""
         with self._lock:
@@ -58,10 +66,11 @@ class OffsetCommits:
         with self._lock:
             self._due = True
 
-    def send(self, consumer: Any) -> None:
-        """Commit what is noted and all that is not acknowledged yet. Never raises for Kafka's sake."""
+    def send(self, consumer: Any, now: float) -> None:
+        """Commit what is noted and all that is not acknowledged yet, if it is still time for it (``now``, monotonic
+        seconds). Never raises for Kafka's sake."""
         with self._lock:
-            if not self._due:
+            if not self._due or now > self._allowed_until:
                 return
             self._due = False
             offsets = [KafkaPartition(topic, number, offset) for (topic, number), offset in self._open.items()]

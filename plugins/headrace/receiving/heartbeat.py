@@ -134,6 +134,7 @@ class Heartbeat:
             paused_reason=self._pausing.reason,
         )
         self._ledger_clock.observe(asked_at, orders.now_ms)
+        self._kafka.commits.allow_until(asked_at + self._lease.lease_ms / 1000)
         if self._drainage is not None and drained:
             self._drainage.told(drained)
         self._pausing.tell()

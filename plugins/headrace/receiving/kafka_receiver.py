@@ -323,7 +323,7 @@ class KafkaReceiver:
 
     def serve(self) -> None:
         """What is due besides reading: commits, partitions whose backoff is over, lags. ``fetch`` does it too."""
-        self._commits.send(self._consumer)
+        self._commits.send(self._consumer, self._clock.monotonic())
         self._troubles.resume_due()
         now = self._clock.monotonic()
         if now >= self._next_lags:
@@ -371,7 +371,7 @@ class KafkaReceiver:
         for partition in self.partitions:
             self._troubles.unassign((partition.topic, partition.partition))
         if commit_seconds > 0:
-            self._commits.send(self._consumer)
+            self._commits.send(self._consumer, self._clock.monotonic())
         while self._commits.open and self._clock.monotonic() < until and self.connected is not False:
             self._consumer.consume(1, 0.05)
         self._closed = True

@@ -34,8 +34,9 @@ class Admin:
     def list_offsets(self, wanted: dict[Any, Any], **_: object) -> dict[Any, Future[Any]]:
         return {each: answered(self._offsets[each.topic, each.partition]) for each in wanted}
 
-    def describe_consumer_groups(self, groups: list[str], **_: object) -> dict[str, Future[Any]]:
-        return {group: answered(SimpleNamespace(members=[])) for group in groups}
+    def list_groups(self, group: str, **_: object) -> list[SimpleNamespace]:
+        member = SimpleNamespace(client_id="rogue", client_host="/10.0.0.1")
+        return [SimpleNamespace(id=group, error=None, members=[member])]
 
 
 def topic(name: str, partitions: int) -> SimpleNamespace:
@@ -54,6 +55,7 @@ def test_a_partition_without_a_leader_keeps_no_other_from_beginning(wish: Any, o
     admin = Admin({"a": topic("a", 2)}, {("a", 0): at(5), ("a", 1): KafkaError.LEADER_NOT_AVAILABLE})
     found = KafkaDiscoverer(source, "group", admin).discover(Known())
     assert found.starting == {("a", "id-a", 0): offset}
+    assert found.foreign == ("rogue at /10.0.0.1",)
     (problem,) = found.problems
     assert problem.startswith("where to begin in a-1 is not known yet")
 

@@ -186,6 +186,26 @@ def test_a_failed_commit_is_counted_and_repeated() -> None:
     assert setting.receiver.commits.open == 0
 
 
+def test_nothing_is_committed_past_the_lease() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.commits.allow_until(setting.clock.monotonic() + 10)
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.clock.advance(11_000)
+    setting.fetch()
+    assert setting.kafka.committed == {}
+
+
+def test_what_is_stored_is_committed_within_the_lease() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.commits.allow_until(setting.clock.monotonic() + 10)
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.clock.advance(9_000)
+    setting.fetch()
+    assert setting.kafka.committed == {("a", 0): 5}
+
+
 def test_a_fatal_error_of_the_client_ends_it() -> None:
     setting = Setting()
     setting.receiver.assign(setting.p0, 0)
