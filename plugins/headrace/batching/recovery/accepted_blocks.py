@@ -11,7 +11,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from headrace.batching.recovery.evidence import Evidence, handles_in
 from headrace.blocks import BlockInfo, OffsetRange, TopicPartition
@@ -56,14 +56,18 @@ def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
             undecided.append(info)
         else:
             refused += 1
-    decided = _Decision(evidence, accepted).of(undecided)
+    decision = _Decision(evidence, accepted)
+    decided = decision.of(undecided)
+    left = [info for info in undecided if info not in decided]
+    # Another block has their offsets: they were not accepted, and were read again.
+    dropped = [info for info in left if not decision.is_replaced(info)]
     blocks = _in_order([*accepted, *decided])
     _check(blocks)
-    return AcceptedBlocks(blocks, [info for info in undecided if info not in decided], refused)
+    return AcceptedBlocks(blocks, dropped, refused + len(left) - len(dropped))
 
 
 class _Decision:
-    """Which of the undecided blocks count: those behind which their partitions went on."""
+    """Which of the undecided blocks count: those behind which their partitions went on, with no other block there."""
 
     def __init__(self, evidence: Evidence, accepted: Iterable[BlockInfo]) -> None:
         kept = evidence.kept
@@ -76,6 +80,11 @@ class _Decision:
             self._reached[place].update(offsets)
         for info in accepted:
             self._take(info)
+        # Also of blocks whose segments cleanup has deleted.
+        for found in chain.from_iterable(evidence.manifests.values()):
+            for input_id, blocks in found.manifest.inputs.items():
+                for r in chain.from_iterable(block.ranges for block in blocks):
+                    self._covered[input_id, r.partition].append(r)
         for gap in () if kept is None else kept.gaps:
             if gap.batch_time_ms is None:
                 lost = OffsetRange(gap.partition, gap.from_offset, gap.until_offset, 0)
@@ -90,6 +99,10 @@ class _Decision:
                 decided.append(info)
         return decided
 
+    def is_replaced(self, info: BlockInfo) -> bool:
+        """Whether other blocks that count, or gaps, cover offsets of it."""
+        return any(_overlap(r, other) for place, r in places(info) for other in self._covered[place])
+
     def _take(self, info: BlockInfo) -> None:
         for place, r in places(info):
             self._covered[place].append(r)
@@ -97,7 +110,7 @@ class _Decision:
 
     def _counts(self, info: BlockInfo) -> bool:
         ranges = list(places(info))
-        if any(_overlap(r, other) for place, r in ranges for other in self._covered[place]):
+        if self.is_replaced(info):
             return False
         if any(r.from_offset < offset < r.until_offset for place, r in ranges for offset in self._reached[place]):
             return False
@@ -120,16 +133,16 @@ def _overlap(one: OffsetRange, other: OffsetRange) -> bool:
 
 def _in_order(infos: Sequence[BlockInfo]) -> list[BlockInfo]:
     """By the time they were cut, as far as each partition's offsets and each writer's sequence allow."""
-    chains: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    rows: dict[object, list[tuple[int, int]]] = defaultdict(list)
     for index, info in enumerate(infos):
-        chains[info.receiver, info.epoch].append((info.sequence, index))
+        rows[info.receiver, info.epoch].append((info.sequence, index))
         for place, r in places(info):
-            chains[place].append((r.from_offset, index))
+            rows[place].append((r.from_offset, index))
     behind: Mapping[int, list[int]] = defaultdict(list)
     waits = [0] * len(infos)
-    for chain in chains.values():
-        chain.sort()
-        for (_, earlier), (_, later) in pairwise(chain):
+    for row in rows.values():
+        row.sort()
+        for (_, earlier), (_, later) in pairwise(row):
             behind[earlier].append(later)
             waits[later] += 1
     ready = [(info.cut_time_ms, index) for index, info in enumerate(infos) if not waits[index]]
