@@ -162,7 +162,7 @@ class KafkaReceiver:
         self.below_position += converted.below_position
         self.not_owned += converted.not_owned
         self.unreadable_headers += converted.unreadable_headers
-        positions, epochs = self._positions(converted.positions, cursors, found)
+        positions = self._positions(converted.positions, cursors, found)
         self._find_jumps(converted, positions, cursors, found)
         if found.jumped:
             # What came after a jump is fetched again behind it.
@@ -179,9 +179,9 @@ class KafkaReceiver:
             for partition, position in positions.items():
                 owned = self._owned[partition.topic, partition.partition]
                 if (partition.topic, partition.partition) in found.held:
-                    owned.next_offset, owned.leader_epoch = position, None
+                    owned.next_offset = position
                 else:
-                    owned.progressed(position, epochs.get(partition))
+                    owned.progressed(position)
             for key, end in found.ends.items():
                 at_end = self._owned.get(key)
                 if at_end is not None and key not in found.held and at_end.next_offset >= end:
@@ -193,11 +193,9 @@ class KafkaReceiver:
         last: Mapping[TopicPartition, int],
         cursors: Mapping[tuple[str, int], Cursor],
         found: Findings,
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """The position of each partition that something arrived for: past control records and compacted ones. And the
-        leader epochs of those positions."""
+    ) -> dict[TopicPartition, int]:
+        """The position of each partition that something arrived for: past control records and compacted ones."""
         positions = dict(last)
-        epochs: dict[TopicPartition, int] = {}
         touched = [
             key
             for key, cursor in cursors.items()
@@ -208,9 +206,7 @@ class KafkaReceiver:
             cursor = cursors[key]
             candidates = (positions.get(cursor.partition, cursor.next_offset), found.ends.get(key, 0), told.offset)
             positions[cursor.partition] = max(candidates)
-            if told.leader_epoch is not None and told.offset == positions[cursor.partition]:
-                epochs[cursor.partition] = told.leader_epoch
-        return {partition: position for partition, position in positions.items() if position >= 0}, epochs
+        return {partition: position for partition, position in positions.items() if position >= 0}
 
     # -- jumps -----------------------------------------------------------------------------------------------------
 

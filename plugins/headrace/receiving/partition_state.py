@@ -55,14 +55,11 @@ class OwnedPartition:
     retry_at: float = 0.0
     attempts: int = 0
     end_offset: int | None = None
-    leader_epoch: int | None = None
-    """Of the record before ``next_offset``, by which Kafka tells whether its log still holds that record."""
     search: DamageSearch | None = None
     """What cannot be read is being passed over, as a gap."""
 
-    def progressed(self, until_offset: int, leader_epoch: int | None = None) -> None:
+    def progressed(self, until_offset: int) -> None:
         self.next_offset = until_offset
-        self.leader_epoch = leader_epoch
         self.state = FetchState.FETCHING
         self.error = None
         self.attempts = 0
