@@ -48,7 +48,7 @@ def test_a_record_that_compaction_removed_is_an_error(tmp_path: Path, monkeypatc
     manifest.write(open_storage(folder))
     records: Any = {"clicks": None}
     with KafkaOriginalRecords(manifest.uri, records) as kafka:
-        assert kafka.fetch("clicks", 0, 2, 1) == OriginalRecord(None, b"2")
+        assert kafka.fetch("clicks", 0, 2, 1) == OriginalRecord(None, b"2", timestamp_ms=1_700_000_000_000)
         for gone in (3, 15):
             with pytest.raises(RangesGoneError, match=f"offset {gone} of clicks-0"):
                 kafka.fetch("clicks", 0, gone, 1)
