@@ -115,24 +115,28 @@ class Striker:
 
     def _strike_server(self, fault: Fault, blow: Blow) -> None:
         names = self._services.named(fault.kind.target.value)
-        with self._services.held(names[int(fault.pick * len(names))]) as server:
-            self._await(server)
-            if fault.kind.action is Action.HANG:
-                self._hang(fault, blow, server)
-            else:
-                self._take_down(fault, blow, server)
-            began = time.monotonic()
-            if answers(server, _ANSWER_SECONDS):
-                self._journal.note(blow, f"answers after {time.monotonic() - began:.1f} s")
-            else:
-                self._journal.note(blow, f"does not answer within {_ANSWER_SECONDS:g} s")
+        name = names[int(fault.pick * len(names))]
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            # Whoever is down from another fault, or by itself, is the service manager's to start.
+            answers(self._services.servers[name], _ANSWER_SECONDS)
+            with self._services.held(name) as server:
+                if server.alive:
+                    self._hit_server(fault, blow, server)
+                    break
+            if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                raise TargetMissedError(f"{name} did not run for {_PATIENCE_SECONDS:g} s")
+        began = time.monotonic()
+        if answers(self._services.servers[name], _ANSWER_SECONDS):
+            self._journal.note(blow, f"answers after {time.monotonic() - began:.1f} s")
+        else:
+            self._journal.note(blow, f"does not answer within {_ANSWER_SECONDS:g} s")
 
-    def _await(self, server: Server) -> None:
-        """A server that another fault has brought down is started by nobody while it is held."""
-        if not server.alive:
-            server.launch()
-        if not answers(server, _ANSWER_SECONDS) and not server.alive:
-            raise TargetMissedError(f"{server.name} did not run")
+    def _hit_server(self, fault: Fault, blow: Blow, server: Server) -> None:
+        if fault.kind.action is Action.HANG:
+            self._hang(fault, blow, server)
+        else:
+            self._take_down(fault, blow, server)
 
     def _take_down(self, fault: Fault, blow: Blow, server: Server) -> None:
         process = server.process

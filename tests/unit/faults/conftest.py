@@ -19,16 +19,17 @@ class Sleeper(Server):
 
     name = "kafka"
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.ready = folder / "ready"
+
     def specify(self) -> ProcessSpec:
-        self.ready.unlink(missing_ok=True)
-        code = f"import pathlib, time; pathlib.Path({str(self.ready)!r}).touch(); time.sleep(600)"
+        ready = self.folder / "ready"
+        ready.unlink(missing_ok=True)
+        code = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
         return ProcessSpec(
             name=self.name, argv=[sys.executable, "-I", "-S", "-c", code], env=child_environment(), log=self.log
         )
-
-    @property
-    def ready(self) -> Path:
-        return self.folder / "ready"
 
     def probe(self) -> None:
         if not self.ready.exists():

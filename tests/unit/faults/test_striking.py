@@ -13,6 +13,7 @@ import psutil
 import pytest
 from tests.unit.faults.conftest import Sleeper, wait_until
 
+from headrace.faults import services as services_module
 from headrace.faults import striking
 from headrace.faults.journal import Journal
 from headrace.faults.kinds import BY_NAME, Fault, Target
@@ -71,6 +72,25 @@ def test_restart_of_a_server(striker: Striker, server: Sleeper) -> None:
     assert striker.strike(fault("kafka restart")).hit
     assert before.exit_code == -15
     assert server.process.pid != before.pid
+
+
+def test_a_server_that_ends_while_it_starts_again_is_the_service_managers(
+    striker: Striker, server: Sleeper, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Airflow's components do whose database is down as well."""
+    monkeypatch.setattr(services_module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(services_module, "_RESTART_SECONDS", 0.1)
+    with striker._services:
+        thread = threading.Thread(target=striker.strike, args=(fault("kafka kill -9", hold=1.0),))
+        thread.start()
+        wait_until(lambda: bool(journal.blows) and journal.blows[0].hit)
+        monkeypatch.setattr(server, "ready", server.folder / "never")
+        wait_until(lambda: server.alive)
+        server.kill()
+        wait_until(lambda: journal.collateral["kafka"] == 1 and server.alive)
+        server.folder.joinpath("never").touch()
+        thread.join(60)
+    assert journal.blows[0].hit
 
 
 def test_a_server_hangs_for_a_while(striker: Striker, server: Sleeper, journal: Journal) -> None:
