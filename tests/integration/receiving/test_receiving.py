@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 
-from headrace.ledger import EventKind, ReceiverState
+from headrace.ledger import EventKind, PartitionState, ReceiverState
 from headrace.receiving.tracker import TrackerEnd
 
 
@@ -39,12 +39,35 @@ def test_every_kind_of_record_arrives_whole(rig: Any) -> None:
     rig.end()
 
 
-def committed(rig: Any) -> dict[int, int]:
-    from confluent_kafka import ConsumerGroupTopicPartitions
-
+def committed_by_topic(rig: Any) -> dict[tuple[str, int], int]:
     group = rig.stream.inputs[0].group
     answer = rig.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result()
-    return {each.partition: each.offset for each in answer.topic_partitions if each.offset >= 0}
+    return {(each.topic, each.partition): each.offset for each in answer.topic_partitions if each.offset >= 0}
+
+
+def committed(rig: Any) -> dict[int, int]:
+    return {partition: offset for (_, partition), offset in committed_by_topic(rig).items()}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_topic_is_received_and_committed(rig: Any, count: int) -> None:
+    """As Spark's ReliableKafkaStreamSuite: what was stored, and nothing before it, is committed for each topic."""
+    topics = tuple(f"{rig.prefix}-{number}" for number in range(count))
+    for topic in topics:
+        rig.create(topic, 1)
+        for word, times in (("a", 5), ("b", 3), ("c", 10)):
+            rig.produce(times, topic=topic, tag=f"{topic}-{word}")
+    rig.begin(rig.define(topics=topics))
+    rig.await_positions({(topic, 0): 18 for topic in topics})
+    rig.eventually(lambda: committed_by_topic(rig) == {(topic, 0): 18 for topic in topics})
+    rig.end()
+    values = sorted(row["value"] for row in rig.rows())
+    assert values == sorted(
+        f"{topic}-{word}-{number}".encode()
+        for topic in topics
+        for word, times in (("a", 5), ("b", 3), ("c", 10))
+        for number in range(times)
+    )
 
 
 def test_a_restarted_stream_goes_on_at_the_ledgers_position(rig: Any) -> None:
@@ -187,26 +210,68 @@ def test_a_new_topic_joins_by_the_pattern(rig: Any) -> None:
     rig.end()
 
 
+def recreate(rig: Any, *, partitions: int) -> None:
+    rig.admin.delete_topics([rig.topic])[rig.topic].result()
+    until = time.monotonic() + 30
+    while True:
+        try:
+            rig.create(partitions=partitions)
+            break
+        except KafkaException:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+
 def test_a_topic_created_again_is_another_incarnation(rig: Any) -> None:
     rig.create(partitions=1)
     rig.produce(3, tag="old")
     rig.begin(rig.define())
     rig.await_positions({(rig.topic, 0): 3})
-    rig.admin.delete_topics([rig.topic])[rig.topic].result()
-    until = time.monotonic() + 30
-    while True:
-        try:
-            rig.create(partitions=1)
-            break
-        except Exception:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+    recreate(rig, partitions=1)
     rig.produce(10, tag="new")
     rig.await_positions({(rig.topic, 0): 10})
     rig.end()
     rows = rig.rows()
     assert [row["offset"] for row in rows if row["incarnation"] == 1] == [0, 1, 2]
     assert [row["value"] for row in rows if row["incarnation"] == 2] == [b"new-%d" % number for number in range(10)]
+
+
+def test_a_topic_created_again_while_nobody_looked_is_told_by_its_id(rig: Any) -> None:
+    """With fewer partitions, and grown past the old position: by offsets alone it would pass for the old one."""
+    rig.create(partitions=2)
+    rig.produce(5, tag="old")
+    rig.produce(5, tag="old", partition=1)
+    rig.begin(rig.define())
+    rig.await_positions({(rig.topic, 0): 5, (rig.topic, 1): 5})
+    rig.end()
+    recreate(rig, partitions=1)
+    rig.produce(20, tag="new")
+    rig.begin(rig.define())
+    rig.await_positions({(rig.topic, 0): 20})
+    rig.end()
+    (event,) = rig.ledger.events.list("air", kinds=[EventKind.TOPIC_RECREATED])
+    assert rig.topic in str(event.payload)
+    rows = rig.rows()
+    assert [row["value"] for row in rows if row["incarnation"] == 2] == [b"new-%d" % number for number in range(20)]
+    assert len([row for row in rows if row["incarnation"] == 1]) == 10
+
+
+def test_a_topic_that_is_deleted_ends_its_partitions_and_no_others(rig: Any) -> None:
+    other = f"{rig.prefix}-other"
+    rig.create(partitions=1)
+    rig.create(other, 1)
+    rig.produce(5)
+    rig.begin(rig.define(topics=(rig.topic, other)))
+    rig.await_positions({(rig.topic, 0): 5, (other, 0): 0})
+    rig.admin.delete_topics([rig.topic])[rig.topic].result()
+    rig.eventually(lambda: set(rig.positions()) == {(other, 0)})
+    (ended,) = [row for row in rig.ledger.positions.list("air") if row.partition.topic == rig.topic]
+    assert (ended.state, ended.error) == (PartitionState.ENDED, "the topic was deleted")
+    rig.produce(5, topic=other)
+    rig.await_positions({(other, 0): 5})
+    (row,) = rig.ledger.receivers.list("air")
+    assert row.restarts == 0
+    rig.end()
 
 
 def test_two_receivers_share_and_the_one_left_takes_over(rig: Any, killable: Any) -> None:
