@@ -107,9 +107,9 @@ def _storage_url(ledger: Ledger, name: str, storage: str | None, definition: Str
 
 
 def _tell(recovered: Recovered) -> None:
-    would = "Would write" if recovered.dry_run else "Wrote"
-    for what in recovered.steps.values():
-        typer.echo(f"{would} {what}.")
+    for step, what in recovered.steps.items():
+        done = ("Would delete" if recovered.dry_run else "Deleted") if step.endswith("deleted") else None
+        typer.echo(f"{done or ('Would write' if recovered.dry_run else 'Wrote')} {what}.")
     if not recovered.steps:
         typer.echo(f"Nothing of stream {recovered.stream} is lost.")
     if recovered.counts:

@@ -16,6 +16,7 @@ from headrace.batching.manifest import ManifestError
 from headrace.batching.recovery.lost_ledger import LostLedgerError, refuse_if_lost
 from headrace.batching.recovery.recover import RecoveryRefusedError, Step, recover
 from headrace.blocks import BlockHandle
+from headrace.checking.stream_check import check_stream
 from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.ledger.rows import StoredBlock
@@ -147,9 +148,11 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     life.checkpoint()
     life.checkpoint()
     expected = contents(life.ledger)
-    found = contents(rebuild(life, new_url))
+    rebuilt = rebuild(life, new_url)
+    found = contents(rebuilt)
     for table in expected:
         assert found[table] == expected[table], table
+    assert check_stream(rebuilt, NAME, kafka=False).findings == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -390,3 +393,21 @@ def test_the_definition_comes_back_as_it_was_changed_last(live: Callable[..., Li
     life.checkpoint()
     row = rebuild(life, new_url).streams.get(NAME)
     assert (Stream.from_json(row.definition), row.revision, row.max_concurrent_batches) == (life.stream, 2, 7)
+
+
+def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life]) -> None:
+    life = live(1)
+    life.finish()
+    life.checkpoint()
+    folder = life.storage.below(NAME)
+    manifests = folder.list("manifests")
+    (batch, *_) = life.ledger.batches.list(NAME, 1)
+    left = f"manifests/{batch.batch_time_ms}-0123456789abcdef.json"
+    unclaimed = f"manifests/{batch.batch_time_ms + 10_000_000}-0123456789abcdef.json"
+    for path in (left, unclaimed):
+        folder.write_atomically(path, b"whatever an allocation wrote")
+    assert set(recover(NAME, life.ledger, folder, dry_run=True).steps) == {Step.MANIFESTS_DELETED}
+    assert folder.exists(left)
+    recover(NAME, life.ledger, folder)
+    # One whose time nobody has claimed may be in the making.
+    assert folder.list("manifests") == sorted([*manifests, unclaimed])

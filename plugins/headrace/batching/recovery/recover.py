@@ -11,7 +11,7 @@ from headrace.batching.checkpoint import CheckpointError, checkpoint_paths, read
 from headrace.batching.checkpointing import checkpoint_now
 from headrace.batching.history import HistoryError, history_numbers, history_path, read_history
 from headrace.batching.kept_state import KeptState, read_kept
-from headrace.batching.manifest import LOG_FOLDER, Manifest, ManifestError
+from headrace.batching.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
 from headrace.batching.recovery.evidence import Evidence, Progress, gather
 from headrace.batching.recovery.found_stream import Conclusion, conclude
 from headrace.errors import HeadraceError
@@ -38,6 +38,7 @@ class Step(StrEnum):
     CHECKPOINT_WRITTEN = "checkpoint_written"
     HISTORY_WRITTEN = "history_written"
     MANIFESTS_WRITTEN = "manifests_written"
+    MANIFESTS_DELETED = "manifests_deleted"
 
 
 @dataclass
@@ -92,6 +93,7 @@ def recover(
     else:
         _write_history(name, ledger, folder, report)
         _write_manifests(name, ledger, folder, report, progress)
+        _delete_manifests(name, ledger, folder, report)
     _write_checkpoint(name, ledger, folder, report)
     return report
 
@@ -216,6 +218,20 @@ def _write_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Reco
                 report.notices.append(f"The manifest of batch {batch.batch_time_ms} cannot be written again.")
     if written:
         report.steps[Step.MANIFESTS_WRITTEN] = f"{written} manifests"
+
+
+def _delete_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
+    """Manifests that allocations left which were overtaken or crashed: their batch names another one, for good."""
+    left = []
+    for path in folder.list(FOLDER):
+        time_ms, is_apart, _ = path.removeprefix(f"{FOLDER}/").partition("-")
+        batch = ledger.batches.find(name, int(time_ms)) if is_apart and time_ms.isdigit() else None
+        if batch is not None and batch.manifest_uri.rpartition("/")[2] != path.rpartition("/")[2]:
+            left.append(path)
+    if left:
+        report.steps[Step.MANIFESTS_DELETED] = f"{len(left)} manifests that no batch names"
+        for path in () if report.dry_run else left:
+            folder.delete(path)
 
 
 def _write_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
