@@ -11,7 +11,7 @@ from headrace.batching.allocation import Allocation, allocate, draw_up
 from headrace.batching.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
 from headrace.batching.checkpointing import write_checkpoint
 from headrace.batching.cleanup import EVENTS_KEPT_MS, clean_up
-from headrace.batching.history import FILED, history_numbers
+from headrace.batching.history import FILED, file_batches, history_numbers
 from headrace.batching.kept_state import read_kept
 from headrace.batching.manifest import Manifest, ManifestError
 from headrace.ledger import BatchState, EventKind
@@ -520,3 +520,23 @@ def test_a_segment_that_cannot_be_deleted_goes_with_the_next_cleanup(
     assert receiving.segments() == [second, third]
     done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
     assert (done.segments, done.blocks, receiving.segments()) == (2, 2, [])
+
+
+def test_what_was_filed_since_the_newest_checkpoint_counts(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash between the two: the file knows of a replay, and the checkpoint does not yet."""
+    monkeypatch.setattr("headrace.batching.history.FILED", 1)
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    receiving.complete(T1)
+    folder, batches = receiving.storage.below("shop"), receiving.ledger.batches
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    receiving.clock.advance(1)
+    run: dict[str, Any] = {"holder": "test", "way": "connect", "lease_ms": 60_000}
+    attempt = batches.begin_replay("shop", T1, target="march", definition="{}", outputs=["again"], **run)
+    batches.record_output(attempt, "again", {"n": 1})
+    batches.complete_attempt(attempt)
+    assert file_batches("shop", receiving.ledger, folder) == 1
+    (replay,) = read_kept(folder).batches[T1].replays
+    assert (replay.target, replay.state, replay.recorded) == ("march", BatchState.COMPLETED, {"again": {"n": 1}})

@@ -411,3 +411,27 @@ def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life
     recover(NAME, life.ledger, folder)
     # One whose time nobody has claimed may be in the making.
     assert folder.list("manifests") == sorted([*manifests, unclaimed])
+
+
+def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
+    live: Callable[..., Life], new_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = live(0, steps=0)
+    add = life.ledger.blocks.add
+
+    def add_late(*block: Any) -> Any:
+        life.clock.advance(40_000)
+        life.ledger.batches.seal(NAME, life.clock.now_ms() // 10_000 * 10_000)
+        return add(*block)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(life.ledger.blocks, "add", add_late)
+        while not all_blocks(life.ledger):
+            life.store()
+    for _ in range(10):
+        life.store()
+    life.checkpoint()
+    expected = contents(life.ledger)
+    assert len(expected["unclaimed_times"]) == 1
+    found = contents(rebuild(life, new_url))
+    assert (found["blocks"], found["unclaimed_times"]) == (expected["blocks"], expected["unclaimed_times"])
