@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import TopicPartition
 from headrace.checking.coverage import Hole, InputPartition, partition_text
@@ -19,13 +18,13 @@ from headrace.errors import HeadraceError
 from headrace.ledger.rows import PositionRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import PartitionState
-from headrace.receiving.kafka_config import admin_config
+from headrace.receiving.kafka_ranges import RangeClients
 from headrace.receiving.offset_questions import Kept
 from headrace.receiving.offsets_by_time import OffsetsByTime
-from headrace.receiving.replay_errors import RangesGoneError, RangesUnreadableError
+from headrace.receiving.replay_errors import RangesGoneError
 from headrace.stream import KafkaInput, Stream
 
-_ANSWER_SECONDS = 15.0
+_ANSWER_SECONDS = 20.0
 # What Kafka's client has to say it raises; a page of refused connections says no more.
 _quietly = partial(OffsetsByTime, quiet=True)
 
@@ -143,19 +142,15 @@ def _ask_for_commits(source: KafkaInput, group: str, found: KafkaObservation) ->
 
 
 def _committed(source: KafkaInput, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """By a consumer that joins nothing: librdkafka's admin client may abort the process where a group's coordinator is
+    away."""
     if not partitions:
         return {}
     by_key = {(tp.topic, tp.partition): tp for tp in partitions}
-    asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(*key) for key in by_key])
-    # Held until the answer is there: it never comes to a client that is gone.
-    admin = AdminClient({**admin_config(source), "log_level": 0})
-    (future,) = admin.list_consumer_group_offsets([asked], request_timeout=_ANSWER_SECONDS).values()
+    consumer = Consumer({**RangeClients.of(source).quiet().consumer, "group.id": group})
     try:
-        answer = future.result(timeout=2 * _ANSWER_SECONDS)
-    except TimeoutError:
-        raise RangesUnreadableError(
-            f"Kafka did not tell what is committed in group {group} within {2 * _ANSWER_SECONDS:.0f} s.",
-            remedy="Run it again once Kafka answers.",
-        ) from None
-    told = {by_key[each.topic, each.partition]: each for each in answer.topic_partitions}
+        answer = consumer.committed([KafkaPartition(*key) for key in by_key], timeout=_ANSWER_SECONDS)
+    finally:
+        consumer.close()
+    told = {by_key[each.topic, each.partition]: each for each in answer}
     return {tp: each.offset for tp, each in told.items() if each.error is None and each.offset >= 0}
