@@ -360,17 +360,29 @@ def test_lost_history_and_manifests_are_written_from_the_ledger(
         for batch in life.ledger.batches.uncleaned(NAME)
         if batch.blocks and batch.batch_time_ms in origins and origins[batch.batch_time_ms].source == "log"
     )
-    for path in (folder.list("history")[0], f"manifests/{uncleaned.manifest_uri.rpartition('/')[2]}"):
+    manifest = f"manifests/{uncleaned.manifest_uri.rpartition('/')[2]}"
+
+    def break_it(path: str) -> None:
         if harm == "missing":
             folder.delete(path)
         else:
             folder.write_atomically(path, folder.read(path)[:-4])
+
     life.clock.advance(LEASE_MS + 1_000)
-    with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises((HistoryError, ManifestError)):
-        recover(NAME, ledger, folder)
+    with Ledger.open(new_url, clock=life.clock) as ledger:
+        break_it(folder.list("history")[0])
+        with pytest.raises(HistoryError, match="the checkpoint" if harm == "missing" else "is damaged"):
+            recover(NAME, ledger, folder)
+        break_it(manifest)
     report = recover(NAME, life.ledger, folder)
     assert set(report.steps) == {Step.HISTORY_WRITTEN, Step.MANIFESTS_WRITTEN, Step.CHECKPOINT_WRITTEN}
     assert recover(NAME, life.ledger, folder).steps == {}
+    whole = folder.read(manifest)
+    break_it(manifest)
+    life.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match=harm):
+        recover(NAME, ledger, folder)
+    folder.write_atomically(manifest, whole)
     expected = contents(life.ledger)
     found = contents(rebuild(life, new_url))
     assert {name: rows for name, rows in found.items() if rows != expected[name]} == {}
