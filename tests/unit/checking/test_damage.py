@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.batching.sealed_document import seal, unseal
 from headrace.checking.findings import MEANINGS, Problem
 
 from .conftest import INTERVAL_MS, STREAM, TIMES, Shop
@@ -330,6 +331,9 @@ def test_a_manifest_that_is_gone_or_damaged_is_noticed(shop: Shop) -> None:
     path = f"manifests/{TIMES[2]}.json"
     data = shop.folder.read(path)
     shop.folder.write_atomically(path, data.replace(b'"version"', b'"Version"'))
+    assert shop.found() == [("manifest_damaged", T3)]
+    # Whole, and not the one that the ledger names.
+    shop.folder.write_atomically(path, seal(unseal(data) | {"more": 1}))
     assert shop.found() == [("manifest_damaged", T3)]
     shop.folder.delete(path)
     assert shop.found() == [("manifest_missing", T3)]
