@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import islice
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
 _MOST_BATCHES = 100_000
+_CANNOT_CHECK = 2
+_FSCK_SECONDS = 60.0
 _HEADRACE = (sys.executable, "-m", "headrace.cli.main")
 
 
@@ -62,12 +65,15 @@ def examine_batches(ledger: Ledger, bootstrap_servers: str) -> list[str]:
 
 
 def run_fsck(ledger_url: str, environment: Mapping[str, str]) -> Fsck:
-    """`headrace fsck` of the stream."""
-    done = subprocess.run(
-        [*_HEADRACE, "fsck", STREAM, "--ledger", ledger_url],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(environment),
-    )
-    return Fsck(done.returncode, done.stdout + done.stderr)
+    """`headrace fsck` of the stream; again for a while where it says that it could not check everything."""
+    deadline = time.monotonic() + _FSCK_SECONDS
+    while True:
+        done = subprocess.run(
+            [*_HEADRACE, "fsck", STREAM, "--ledger", ledger_url],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=dict(environment),
+        )
+        if done.returncode != _CANNOT_CHECK or time.monotonic() > deadline:
+            return Fsck(done.returncode, done.stdout + done.stderr)
