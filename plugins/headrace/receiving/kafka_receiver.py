@@ -279,6 +279,9 @@ class KafkaReceiver:
         self.errors += 1
         owned = self._owned[key]
         if error.code() in _OUT_OF_RANGE:
+            if key in found.held:
+                # After damage librdkafka goes on at an offset that is none, where other partitions came with it.
+                return
             found.held.add(key)
             found.lost.append((key, error.str()))
             self._troubles.unassign(key)
@@ -292,7 +295,9 @@ class KafkaReceiver:
 
     def _lost_gaps(self, found: Findings) -> list[Gap]:
         """After the records that came before: what became of partitions whose offset Kafka does not have."""
-        gaps = [self._troubles.on_lost(self._owned[key], error) for key, error in found.lost if key in self._owned]
+        gaps = [
+            self._troubles.on_lost(self._owned[key], error, found) for key, error in found.lost if key in self._owned
+        ]
         return [gap for gap in gaps if gap is not None]
 
     def _on_error(self, error: Any) -> None:

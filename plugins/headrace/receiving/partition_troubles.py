@@ -67,7 +67,7 @@ class PartitionTroubles:
         """Whether the end of some damage is looked for, so that what is read may not be taken as it comes."""
         return any([owned.search is not None for owned in self._owned.values()])
 
-    def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
+    def on_lost(self, owned: OwnedPartition, error_text: str, found: Findings) -> Gap | None:
         """Kafka does not have the position: find out what it has, then fail or go on at its earliest."""
         if _TRUNCATED in error_text.lower():
             self._fail(
@@ -83,10 +83,13 @@ class PartitionTroubles:
         except KafkaException as error:
             self.back_off(owned, f"offset {position} is out of range, and Kafka's range is unknown: {error}")
             return None
-        # A search for what can be read begins anew where it is still needed.
+        if low <= position <= high and owned.search is not None:
+            owned.search.was_damaged()
+            self._search_on(owned, owned.search, found)
+            return None
         owned.search = None
         if low <= position <= high:
-            self.back_off(owned, f"offset {position} was out of range for a moment, Kafka has [{low}, {high})")
+            self.back_off(owned, f"offset {position} was out of range for a moment ({error_text}): [{low}, {high})")
         elif position > high:
             self._fail(
                 owned,

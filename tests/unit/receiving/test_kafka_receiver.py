@@ -302,6 +302,23 @@ def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap(at_once: int
     assert setting.receiver.lost_offsets == 300
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_offset_out_of_range_beside_damage_is_the_clients_confusion(order: tuple[int, int]) -> None:
+    """librdkafka goes on at an offset that is none after a damaged batch, if other partitions came with it."""
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"x"] * 10)
+    setting.receiver.assign(setting.p0, 4)
+    errors = [
+        KafkaError(KafkaError._BAD_MSG, "failed CRC32C check"),
+        KafkaError(KafkaError._AUTO_OFFSET_RESET, "requested offset not available"),
+    ]
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=4, error=errors[each]) for each in order]
+    setting.receiver.fetch(0)
+    assert setting.state(setting.p0) is FetchState.BACKING_OFF
+    setting.clock.advance(1_000)
+    assert setting.ranges() == [OffsetRange(setting.p0, 4, 10, 6)]
+
+
 def test_a_truncated_log_fails_its_partition_although_the_offset_is_there_again() -> None:
     setting = Setting("reset")
     setting.kafka.produce("a", 0, *[b"new"] * 10)
