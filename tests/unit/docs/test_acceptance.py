@@ -1,0 +1,85 @@
+"""The acceptance list is complete, and every test that it names exists."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+LIST = ROOT / "tests" / "acceptance.md"
+CASES = 253
+# Of the suites' and the cases' names as they were given: none can be left out, added or reworded.
+NAMES_SHA256 = "a107dcfb9d8502f1d7885df69e7c3e4c1795bbd30fbbaca695b17c3c082a1185"
+TEST = re.compile(r"tests/[\w/]+\.py::\w+(::\w+)?")
+
+
+@dataclass
+class Case:
+    suite: str
+    name: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def tests(self) -> list[str]:
+        return [note for note in self.notes if note.startswith("tests/")]
+
+
+def read_cases() -> list[Case]:
+    cases: list[Case] = []
+    suite = ""
+    for line in LIST.read_text().splitlines():
+        if line.startswith("### "):
+            suite = line[4:]
+        elif suite and line.startswith("- "):
+            cases.append(Case(suite, line[2:]))
+        elif suite and line.startswith("  - "):
+            cases[-1].notes.append(line[4:])
+        else:
+            assert not suite or not line.strip(), line
+    return cases
+
+
+@cache
+def functions_of(path: Path) -> frozenset[str]:
+    """The names that a test file's tests have: functions, and methods as ``Class::method``."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}::{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            # A state machine of Hypothesis is a test case by assignment.
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return frozenset(name for name in found if name.rpartition("::")[2].startswith(("test", "Test")))
+
+
+def test_every_case_is_there_by_its_name() -> None:
+    by_suite: dict[str, list[str]] = {}
+    for case in read_cases():
+        by_suite.setdefault(case.suite, []).append(case.name)
+    assert sum(map(len, by_suite.values())) == CASES
+    told = "\n".join(f"{suite}\n" + "\n".join(names) for suite, names in by_suite.items())
+    assert hashlib.sha256(told.encode()).hexdigest() == NAMES_SHA256
+
+
+@pytest.mark.parametrize("case", read_cases(), ids=lambda case: f"{case.suite}: {case.name}")
+def test_a_case_has_tests_that_exist_or_a_reason(case: Case) -> None:
+    reasons = [note for note in case.notes if note.startswith("none: ")]
+    assert bool(case.tests) != bool(reasons), "name a test, or say why there is none"
+    for note in case.notes:
+        if note.startswith("tests/"):
+            assert TEST.fullmatch(note), note
+            path, _, name = note.partition("::")
+            assert (ROOT / path).is_file(), f"{path} does not exist"
+            assert name in functions_of(ROOT / path), f"{path} has no {name}"
+        else:
+            kind, _, told = note.partition(": ")
+            assert kind in ("none", "differs"), note
+            assert len(told.split()) >= 4, f"a sentence, please: {note}"
