@@ -26,7 +26,6 @@ def batch_retries() -> dict[str, Any]:
         "retries": 1_440,
         "retry_policy": FinalFailurePolicy(),
         "retry_delay": timedelta(seconds=5),
-        # True would be a factor of 1.
         "retry_exponential_backoff": 2.0,
         "max_retry_delay": timedelta(minutes=1),
     }

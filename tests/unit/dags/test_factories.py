@@ -89,9 +89,7 @@ class TestBatchDag:
     def test_a_batch_is_tried_for_a_day_at_growing_delays_unless_nothing_can_cure_it(self, stream):
         for task in batch_dag(stream).tasks:
             assert task.retries == 1_440
-            # By Airflow's arithmetic True is a factor of 1.
             assert task.retry_exponential_backoff == 2.0
-            assert task.retry_exponential_backoff is not True
             decide = partial(task.retry_policy.evaluate, try_number=1, max_tries=9)
             for final in (ManifestError("damaged"), BatchBuildError("is its own"), NoBatchTimeError("no date")):
                 assert decide(final).action is RetryAction.FAIL
