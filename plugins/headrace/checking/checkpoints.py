@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.batching.checkpoint import Checkpoint, CheckpointError, checkpoint_paths, read_newest
+from headrace.batching.history import HistoryError, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.checking.coverage import partition_text
 from headrace.checking.findings import Finding, Problem
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
+from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
 
@@ -22,12 +24,16 @@ class CheckpointObservation:
     newest: Checkpoint | None = None
     unreadable: list[str] = field(default_factory=list)
     error: str = ""
+    lost_history: dict[int, str] = field(default_factory=dict)
+    """Numbers of the history's files that do not hold what they should, and why."""
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
         """What it means by this state of the ledger."""
         for path in self.unreadable:
             what = f"It is damaged; the newest that can be read is {self.newest.path if self.newest else 'none'}."
             yield Finding(Problem.CHECKPOINT_UNREADABLE, path, what)
+        for number in sorted(self.lost_history.keys() & set(snapshot.filed.values())):
+            yield Finding(Problem.CHECKPOINT_UNREADABLE, history_path(number), self.lost_history[number])
         held = [batch.batch_time_ms for batch in snapshot.batches if batch.checkpointed_at_ms is not None]
         if self.newest is None:
             if held:
@@ -39,8 +45,8 @@ class CheckpointObservation:
             yield Finding(Problem.LEDGER_SET_BACK, name, f"{what} ({self.newest.path})")
 
 
-def observe_checkpoints(folder: LogStorage) -> CheckpointObservation:
-    """Read the newest checkpoint in the stream's folder.
+def observe_checkpoints(folder: LogStorage, snapshot: StreamSnapshot) -> CheckpointObservation:
+    """Read the newest checkpoint in the stream's folder, and the files of its history that the ledger names.
 
     Raises:
         StorageError: the store cannot be read.
@@ -54,6 +60,15 @@ def observe_checkpoints(folder: LogStorage) -> CheckpointObservation:
         found.unreadable = paths
     else:
         found.unreadable = [path for path in paths if path > found.newest.path]
+    for number in sorted(set(snapshot.filed.values())):
+        wanted = {time_ms for time_ms, place in snapshot.filed.items() if place == number}
+        try:
+            missing = wanted - {batch["batch_time_ms"] for batch in read_history(folder, number)}
+        except (HistoryError, StoredFileMissingError) as error:
+            found.lost_history[number] = error.what
+        else:
+            if missing:
+                found.lost_history[number] = f"It does not hold {len(missing)} batches that it should."
     return found
 
 

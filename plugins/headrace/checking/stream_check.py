@@ -96,7 +96,7 @@ def _observe_files(stream: Stream, snapshot: StreamSnapshot, report: Report) -> 
         manifests = observe_manifests(snapshot)
         judgements.append(manifests.judge)
         report.checked["manifests"] = manifests.files
-        judgements.append(observe_checkpoints(folder).judge)
+        judgements.append(observe_checkpoints(folder, snapshot).judge)
     except (StorageError, OSError) as error:
         report.unchecked.append(f"The storage {stream.storage.url}: {error}")
     return judgements

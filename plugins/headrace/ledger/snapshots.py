@@ -60,9 +60,10 @@ from headrace.ledger.topics import topic_row
 class StreamSnapshot:
     """A stream's rows as of one transaction, at ``now_ms`` of the ledger's clock.
 
-    ``filed`` are the times of the batches that a file of the stream's history holds as they are. ``blocks`` come in the order they were added, ``inputs`` along their partitions. ``running`` are the attempts that
-    have not ended, replays' among them; ``newest_attempts`` the highest number of each batch's own attempts.
-    ``outputs`` are the newest of each output, by batch time, replay ("" is the batch itself) and output id.
+    ``filed`` are the batches that a file of the stream's history holds as they are, and that file's number. ``blocks``
+    come in the order they were added, ``inputs`` along their partitions. ``running`` are the attempts that have not
+    ended, replays' among them; ``newest_attempts`` the highest number of each batch's own attempts. ``outputs`` are the
+    newest of each output, by batch time, replay ("" is the batch itself) and output id.
     """
 
     now_ms: int
@@ -74,7 +75,7 @@ class StreamSnapshot:
     segments: tuple[SegmentRow, ...]
     blocks: tuple[StoredBlock, ...]
     batches: tuple[BatchRow, ...]
-    filed: frozenset[int]
+    filed: dict[int, int]
     inputs: tuple[BatchInputRow, ...]
     running: tuple[AttemptRow, ...]
     newest_attempts: dict[int, int]
@@ -166,7 +167,7 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
         segments=tuple(segment_row(each) for each in rows(segments, segments.c.segment_id)),
         blocks=tuple(stored_block(each) for each in connection.execute(stored)),
         batches=tuple(batch_row(each) for each in allocated),
-        filed=frozenset(each.batch_time_ms for each in allocated if each.history > 0),
+        filed={each.batch_time_ms: each.history for each in allocated if each.history > 0},
         inputs=tuple(batch_input_row(each) for each in rows(batch_inputs, *along, batch_inputs.c.until_offset)),
         running=tuple(attempt_row(each) for each in connection.execute(running)),
         newest_attempts={time_ms: number for time_ms, number in connection.execute(newest)},

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.batching import history
 from headrace.batching.sealed_document import seal, unseal
 from headrace.checking.findings import MEANINGS, Problem
 
@@ -353,6 +354,21 @@ def test_a_checkpoint_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
     shop.folder.delete(new)
     shop.folder.delete(old)
     assert shop.found() == [("checkpoint_unreadable", "checkpoints")]
+
+
+def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "FILED", 1)
+    shop.checkpoint(TIMES[1])
+    (path,) = shop.folder.list("history")
+    assert shop.found() == []
+    data = shop.folder.read(path)
+    for harmed in (data[:-5], seal(unseal(data) | {"batches": []})):
+        shop.folder.write_atomically(path, harmed)
+        assert shop.found() == [("checkpoint_unreadable", path)]
+    shop.folder.delete(path)
+    assert shop.found() == [("checkpoint_unreadable", path)]
 
 
 def test_a_batch_that_the_checkpoint_does_not_hold_is_noticed(shop: Shop) -> None:
