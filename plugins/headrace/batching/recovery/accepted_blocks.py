@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from headrace.batching.recovery.evidence import Evidence, handles_in
-from headrace.blocks import BlockInfo, OffsetRange, TopicPartition
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
 
 Place = tuple[str, TopicPartition]
@@ -61,7 +61,7 @@ def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
     left = [info for info in undecided if info not in decided]
     # Another block has their offsets: they were not accepted, and were read again.
     dropped = [info for info in left if not decision.is_replaced(info)]
-    blocks = _in_order([*accepted, *decided])
+    blocks = in_order([*accepted, *decided])
     _check(blocks)
     return AcceptedBlocks(blocks, dropped, refused + len(left) - len(dropped))
 
@@ -131,9 +131,17 @@ def _overlap(one: OffsetRange, other: OffsetRange) -> bool:
     return one.from_offset < other.until_offset and other.from_offset < one.until_offset
 
 
-def _in_order(infos: Sequence[BlockInfo]) -> list[BlockInfo]:
-    """By the time they were cut, as far as each partition's offsets and each writer's sequence allow."""
+def in_order(infos: Sequence[BlockInfo], runs: Iterable[Sequence[BlockHandle]] = ()) -> list[BlockInfo]:
+    """By the time they were cut, as far as partitions' offsets, writers' sequences, and runs of blocks that are known to
+    have been added one after the other allow.
+
+    Raises:
+        ContradictionError: they contradict each other.
+    """
     rows: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    indexes = {info.handle: index for index, info in enumerate(infos)}
+    for number, run in enumerate(runs):
+        rows[number] = [(place, indexes[handle]) for place, handle in enumerate(run)]
     for index, info in enumerate(infos):
         rows[info.receiver, info.epoch].append((info.sequence, index))
         for place, r in places(info):

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.batching.recovery.accepted_blocks import AcceptedBlocks, Place, accepted_blocks, places
+from headrace.batching.recovery.accepted_blocks import AcceptedBlocks, Place, accepted_blocks, in_order, places
 from headrace.batching.recovery.evidence import Evidence
 from headrace.batching.recovery.found_batches import FoundBatches, find_batches, first_batch_time
-from headrace.blocks import BlockInfo, ReceiverId
+from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.ledger.found import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.rows import MovedBlock, PositionRow, StreamRow, TopicRow
 from headrace.ledger.states import DesiredState, PartitionState
@@ -153,7 +153,11 @@ def _with_batch_times(
         for place in of_block:
             latest[place] = max(latest[place], time_ms)
     # Each batch's blocks stay in its manifest's order, so that the manifest can be drawn up again.
-    return sorted([*batches.blocks, *unclaimed], key=lambda block: block.batch_time_ms)
+    runs: dict[tuple[int, str], list[BlockHandle]] = defaultdict(list)
+    for block in batches.blocks:
+        runs[block.batch_time_ms, block.info.receiver.input_id].append(block.info.handle)
+    found = {block.info.handle: block for block in [*batches.blocks, *unclaimed]}
+    return [found[info.handle] for info in in_order(blocks.blocks, runs.values())]
 
 
 def _identity(block: MovedBlock) -> tuple[str, int, int, int]:
