@@ -130,12 +130,18 @@ def _prefetch(prefetch_bytes: int) -> ClientConfig:
     }
 
 
+_ADMIN_REFRESH_MS = 5_000
+
+
 def admin_config(source: KafkaInput) -> ClientConfig:
     """What the tracker's admin client gets."""
     config = _connection_config(source)
     config.setdefault("client.id", "headrace-tracker")
     config["allow.auto.create.topics"] = False
-    return {name: value for name, value in config.items() if name not in _CONSUMER_ONLY}
+    kept = {name: value for name, value in config.items() if name not in _CONSUMER_ONLY}
+    # Its questions go to the broker that Kafka last called its controller, which with KRaft is any of them: when that
+    # one goes, the client is to hear of another soon, for until then no question is answered.
+    return {**kept, "topic.metadata.refresh.interval.ms": _ADMIN_REFRESH_MS}
 
 
 # A connection may bring these for the consumer; an admin client would warn of them.
