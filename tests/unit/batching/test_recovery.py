@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from headrace.batching.allocation import restore_manifest
 from headrace.batching.checkpoint import checkpoint_paths
 from headrace.batching.history import HistoryError
 from headrace.batching.kept_state import read_kept
@@ -153,6 +154,13 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     for table in expected:
         assert found[table] == expected[table], table
     assert check_stream(rebuilt, NAME, kafka=False).findings == []
+    # The blocks are in the order in which they were added, so that the same manifests can be drawn up of them.
+    folder, rows = life.storage.below(NAME), rebuilt.batches.list(NAME, 1000)
+    origins = rebuilt.batches.origins(NAME, [row.batch_time_ms for row in rows])
+    for row in rows:
+        if row.batch_time_ms in origins and origins[row.batch_time_ms].source == "log":
+            folder.delete(f"manifests/{row.batch_time_ms}.json")
+            assert restore_manifest(life.stream, rebuilt, folder, row)
 
 
 @pytest.mark.parametrize("kind", KINDS)

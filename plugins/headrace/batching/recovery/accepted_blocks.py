@@ -132,8 +132,8 @@ def _overlap(one: OffsetRange, other: OffsetRange) -> bool:
 
 
 def in_order(infos: Sequence[BlockInfo], runs: Iterable[Sequence[BlockHandle]] = ()) -> list[BlockInfo]:
-    """By the time they were cut, as far as partitions' offsets, writers' sequences, and runs of blocks that are known to
-    have been added one after the other allow.
+    """By the time they were cut, as far as partitions' offsets, writers' sequences, and runs of blocks that were added
+    one after the other allow.
 
     Raises:
         ContradictionError: they contradict each other.
