@@ -31,7 +31,8 @@ def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_receivers_application_neither_speculates_nor_shrinks_and_shares_fairly() -> None:
-    conf = receiver_conf(stream(), "local[4]", None, given={"spark.speculation": "true"}, environment=LOOPBACK)
+    given = {"spark.speculation": "true", "spark.dynamicAllocation.enabled": "true"}
+    conf = receiver_conf(stream(), "local[4]", None, given=given, environment=LOOPBACK)
     assert conf["spark.speculation"] == "false"
     assert conf["spark.dynamicAllocation.enabled"] == "false"
     assert conf["spark.scheduler.mode"] == "FAIR"
