@@ -251,9 +251,22 @@ def _set_state(
     connection.execute(
         _this(stream, row.input_id, row.partition).values(state=state, error=error, updated_at_ms=locked.now_ms)
     )
+    payload = {"input": row.input_id, **partition_key(row.partition), "error": error}
     if state is PartitionState.FAILED:
-        payload = {"input": row.input_id, **partition_key(row.partition), "error": error}
         record(connection, stream, locked.now_ms, EventKind.PARTITION_FAILED, payload)
+    elif state is PartitionState.ENDED:
+        ended = {"next_offset": row.next_offset, "unread": _last_lag(connection, stream, row)}
+        record(connection, stream, locked.now_ms, EventKind.PARTITION_ENDED, payload | ended)
+
+
+def _last_lag(connection: Connection, stream: str, row: PositionRow) -> int | None:
+    """Records that its receiver last knew to be unread; None where nobody has told. With the topic they are gone."""
+    if row.receiver_index is None:
+        return None
+    receiver = find_receiver(connection, ReceiverId(stream, row.input_id, row.receiver_index))
+    lags = receiver.stats.get("lag", {}) if receiver is not None else {}
+    lag = lags.get(f"{row.partition.topic}-{row.partition.partition}")
+    return lag if isinstance(lag, int) else None
 
 
 def _require_dead(connection: Connection, locked: LockedStream, receiver_id: ReceiverId) -> None:

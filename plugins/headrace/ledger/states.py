@@ -94,6 +94,7 @@ class EventKind(StrEnum):
     PARTITION_ASSIGNED = "partition_assigned"
     PARTITION_RELEASED = "partition_released"
     PARTITION_FAILED = "partition_failed"
+    PARTITION_ENDED = "partition_ended"
     BLOCK_ADDED = "block_added"
     GAP = "gap"
     COMMIT_FAILED = "commit_failed"

@@ -201,3 +201,17 @@ def test_a_failed_partition_is_told_and_resumed(world: Any) -> None:
     positions.set_state(world.job, "kafka", [world.partitions[0]], "active")
     assert positions.list("flights")[0].error is None
     assert len(kinds(world, EventKind.PARTITION_FAILED)) == 1
+
+
+def test_a_partition_that_ends_with_its_topic_is_told_with_what_was_not_read_of_it(world: Any) -> None:
+    first, second = world.partitions[:2]
+    told = {"lag": {f"{first.topic}-{first.partition}": 1_000}}
+    world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0, stats=told)
+    world.ledger.positions.set_state(world.job, "kafka", [first, second], "ended", "the topic was deleted")
+    events = [payload for _, payload in kinds(world, EventKind.PARTITION_ENDED)]
+    assert [(each["partition"], each["unread"]) for each in events] == [
+        (first.partition, 1_000),
+        (second.partition, None),
+    ]
+    assert events[0]["next_offset"] == world.ledger.positions.list("flights")[0].next_offset
+    assert events[0]["error"] == "the topic was deleted"
