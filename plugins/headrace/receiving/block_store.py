@@ -136,12 +136,17 @@ class BlockStore:
 
     def idle(self) -> None:
         """Nothing to store for now: let the segment end when its time is out."""
-        self._closed(self._writer.roll_if_due(self._last_accepted))
+        self._closed(self._writer.roll_if_due(self._settled))
 
     def close(self) -> None:
         """End the segment; the ledger hears of it when it can."""
-        # Of a block whose answer never came the log must not say that it was refused: a lost ledger is rebuilt by it.
-        self._closed(self._writer.close(None if self._is_undecided else self._last_accepted))
+        self._closed(self._writer.close(self._settled))
+
+    @property
+    def _settled(self) -> int | None:
+        """What an end frame may say was accepted last; None: it is not known."""
+        # Of a block whose answer has not come the log must not say that it was refused: a lost ledger is rebuilt by it.
+        return None if self._is_undecided else self._last_accepted
 
     def _advance(self, ranges: Sequence[OffsetRange]) -> None:
         for each in ranges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -285,6 +286,36 @@ def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
     assert "did not answer" in report.error
     assert setting.positions() == [2, 0]
     assert [each.accepted for each in scan_log(setting.storage.below("log")).settled()] == [True, None]
+
+
+def test_a_segment_that_ends_while_an_answer_is_awaited_does_not_deny_the_block(
+    make_stream: MakeStream, make_setting: MakeSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = make_setting(make_stream(limits=Limits(segment_interval=timedelta(milliseconds=1))))
+    setting.topic(1)
+    setting.assign(0)
+    plain = type(setting.ledger.blocks).add
+    ended: list[str] = []
+
+    def add(self: Any, *args: Any) -> Any:
+        added = plain(self, *args)
+        rows = {row.path: row for row in setting.ledger.segments.list("air")}
+        segment = args[1].handle.segment
+        if rows[segment].closed_at_ms is None:
+            # It is in the ledger, and the answer is lost until a heartbeat has ended the segment.
+            raise LedgerUnavailableError("The connection broke before the answer came.")
+        ended.append(segment)
+        return added
+
+    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
+    with setting.running():
+        for place, value in enumerate((b"a", b"b")):
+            setting.kafka.produce("flights", 0, value)
+            eventually(lambda place=place: len(ended) > place)  # type: ignore[misc]
+    assert setting.positions() == [2]
+    said = [each.accepted for each in scan_log(setting.storage.below("log")).settled()]
+    # The second header settles the first block; nothing was written behind the last one.
+    assert said == [True, None]
 
 
 def test_idle_positions_move_on_without_a_block(setting: Setting) -> None:
