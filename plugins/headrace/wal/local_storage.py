@@ -7,9 +7,11 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -35,10 +37,14 @@ class LocalStorage:
     def __init__(self, root: str | Path, *, calls: FileCalls | None = None) -> None:
         self._root = Path(os.path.realpath(root))
         self._calls = calls or SystemCalls()
+        self._named: dict[Path, _Identity] = {}
+        """The directories whose names, and those of all above them, are known to be durable."""
         self.url = self._root.as_uri()
 
     def below(self, path: str) -> LocalStorage:
-        return LocalStorage(self._resolve(path, empty=True), calls=self._calls)
+        storage = LocalStorage(self._resolve(path, empty=True), calls=self._calls)
+        storage._named = self._named
+        return storage
 
     def create_segment(self, path: str) -> SegmentFile:
         target = self._resolve(path)
@@ -133,13 +139,26 @@ class LocalStorage:
             self._calls.fsync(fd)
 
     def _make_directory(self, path: Path) -> None:
-        """The directory and its parents, each one's name durable in the one above it."""
-        if path.is_dir():
+        """The directory and its parents, each one's name durable in the one above it, whoever made it: its maker may
+        have been killed, or told of an error, before that was done."""
+        found = _identity(path)
+        if found is not None and self._named.get(path) == found:
             return
+        if path == path.parent or (found is not None and found.device != _device(path.parent)):
+            return  # Above the file system's own top nothing is of ours.
         self._make_directory(path.parent)
-        with contextlib.suppress(FileExistsError):
-            self._calls.mkdir(path)
-        _sync_directory(self._calls, path.parent)
+        if found is None:
+            with contextlib.suppress(FileExistsError):
+                self._calls.mkdir(path)
+        try:
+            _sync_directory(self._calls, path.parent)
+        except PermissionError:
+            # Who made a directory of the log can read the one it is in; this one was there before.
+            if found is None:
+                raise
+        made = found or _identity(path)
+        if made is not None:
+            self._named[path] = made
 
     def _resolve(self, path: str, *, empty: bool = False) -> Path:
         checked_path(path, empty=empty)
@@ -248,6 +267,26 @@ def _write_all(calls: FileCalls, fd: int, parts: Sequence[Data]) -> None:
             written -= len(views.pop(0))
         if views and written:
             views[0] = views[0][written:]
+
+
+class _Identity(NamedTuple):
+    """Which directory it is: one that was removed and made again is another."""
+
+    device: int
+    inode: int
+
+
+def _identity(path: Path) -> _Identity | None:
+    """Of the directory at ``path``; None if there is none."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _Identity(found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+
+
+def _device(path: Path) -> int:
+    return path.stat().st_dev
 
 
 def _sync_directory(calls: FileCalls, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -248,7 +249,8 @@ def test_whichever_call_fails_nothing_acknowledged_is_lost(tmp_path: Path, error
 
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_an_atomic_write_that_fails_anywhere_leaves_the_old_file_or_the_new(tmp_path: Path, exclusive: bool) -> None:
-    for number in range(30):
+    # A few more for each folder above the test's.
+    for number in range(80):
         files = FaultyFiles()
         storage = LocalStorage(tmp_path / str(number), calls=files)
         old = None
@@ -266,7 +268,7 @@ def test_an_atomic_write_that_fails_anywhere_leaves_the_old_file_or_the_new(tmp_
             files.heal()
             assert storage.read("a/b") == b"new"
         assert storage.list() in ([], ["a/b"])
-    assert len(files.calls) < 30, "not every call has failed"
+    assert len(files.calls) < 80, "not every call has failed"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -278,8 +280,11 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: i
         writer = log.open_writer(segment_bytes=random.choice((1, 5000, 1 << 20)))
         for _ in range(random.randint(0, 5)):
             if random.random() < 0.3:
-                call = random.choice(("writev", "fsync", "fdatasync", "close", "ftruncate", "unlink", "open"))
-                log.files.fail(call, random.choice((errno.EIO, errno.ENOSPC)), written=random.randint(0, 900))
+                call = random.choice(("writev", "fsync", "fdatasync", "close", "ftruncate", "unlink", "open", "mkdir"))
+                path = random.choice(("*", log.folder.name, log.folder.parent.name))
+                log.files.fail(
+                    call, random.choice((errno.EIO, errno.ENOSPC)), path=path, written=random.randint(0, 900)
+                )
             try_to(partial(log.write, writer, random.choice((10, 700))))
         if random.random() < 0.2:
             writer.close(None)
@@ -287,6 +292,58 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: i
         log.files.cut_power(random)
     log.write(log.open_writer())
     log.check()
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("what", ["segment", "file"])
+@pytest.mark.parametrize("folder", ["log", "storage"])
+@pytest.mark.parametrize("how", ["sync fails", "killed", "killed, then another process"])
+def test_a_folder_outlives_a_power_cut_whoever_made_it_and_did_not_sync_it(
+    tmp_path: Path, seed: int, what: str, folder: str, how: str
+) -> None:
+    files = FaultyFiles()
+    root = tmp_path / "storage"
+    storage = LocalStorage(root, calls=files)
+    if how == "sync fails":
+        # The folder whose entries name the one that is made.
+        above = {"log": root.name, "storage": tmp_path.name}[folder]
+        files.fail("fsync", errno.EIO, path=above)
+        with pytest.raises(StorageError):
+            storage.write_atomically("log/kafka-0/other", b"")
+        assert (root / "log").exists() == (folder == "log")
+    else:
+        # Killed between making it and syncing the one it is in.
+        files.mkdir(root)
+        if folder == "log":
+            files.fsync(files.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
+            files.mkdir(root / "log")
+    if how == "killed, then another process":
+        storage = LocalStorage(root / "log", calls=files).below("kafka-0")
+    else:
+        storage = storage.below("log").below("kafka-0")
+    if what == "segment":
+        segment = storage.create_segment("a")
+        segment.append([b"acknowledged"])
+        segment.close()
+    else:
+        storage.write_atomically("a", b"acknowledged")
+    files.close_all()
+    files.cut_power(Random(seed))
+    assert (root / "log" / "kafka-0" / "a").read_bytes() == b"acknowledged"
+
+
+def test_folders_are_synced_once_however_many_segments_are_made_in_them(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    storage = LocalStorage(tmp_path, calls=files)
+    for number in range(3):
+        files.calls.clear()
+        storage.below("log").create_segment(f"kafka-0/{number}").close()
+        assert ("fsync" in {call for call, _ in files.calls}) == (number == 0)
+    # One that was removed and made again is another.
+    shutil.rmtree(tmp_path / "log")
+    files.calls.clear()
+    storage.create_segment("log/kafka-0/4").close()
+    assert [name for call, name in files.calls if call == "fsync"] == [tmp_path.name, "log"]
 
 
 @pytest.mark.parametrize("seed", range(20))

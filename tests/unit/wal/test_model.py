@@ -104,13 +104,17 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         index=st.integers(0, RECEIVERS - 1),
         partition=st.integers(0, 1),
         count=st.integers(1, 5),
-        fault=st.sampled_from([None, None, None, "writev", "fsync", "fdatasync", "open", "close", "ftruncate"]),
+        fault=st.sampled_from(
+            [None, None, None, "writev", "fsync", "fdatasync", "open", "close", "ftruncate", "folder"]
+        ),
         crash=st.sampled_from([None, None, None, "before ledger", "after ledger", "no answer"]),
     )
     def write(self, index: int, partition: int, count: int, fault: str | None, crash: str | None) -> None:
         life = self.lives[index] = self.lives[index] or self.begin(index)
         mine = [each for each, owner in zip(PARTITIONS, OWNERS, strict=True) if owner == index]
-        if fault is not None:
+        if fault == "folder":
+            self.files.fail("fsync", errno.EIO, path="log")
+        elif fault is not None:
             self.files.fail(fault, errno.EIO, path="*.wal", written=100 * count)
         block = self.log(life, mine[partition % len(mine)], count)
         self.files.heal()
