@@ -45,8 +45,10 @@ class OutputRetries:
         self._code_failures = code_failures
         self._own = {output.id: output.retries for output in stream.outputs}
         self._default = default
-        # Of the tries since the task was cleared, counted from 1: clearing gives a task its retries once more.
-        self._try_number = task.try_number - (task.max_tries - (task.task.retries or 0))
+        retries = task.task.retries or 0
+        # Of the tries since the task was cleared, counted from 1: clearing gives a task its retries once more. Beyond
+        # them Airflow tries a task only where no try failed: the scheduler that had started one died.
+        self._try_number = min(task.try_number - (task.max_tries - retries), retries + 1)
 
     def may_try(self, step: str, try_number: int) -> bool:
         """Whether the step is to be tried at the task's ``try_number``-th try."""

@@ -35,6 +35,14 @@ def test_clearing_gives_the_tries_anew(patient, make_task):
     assert retries(patient, make_task, 3, max_tries=6).still_tried(("once",)) == ("once",)
 
 
+def test_a_try_that_a_dead_scheduler_lost_is_none_of_the_retries(patient, make_task):
+    assert make_task().task.retries == 4
+    last = retries(patient, make_task, 6, default=4)
+    assert last.still_tried(("elasticsearch", "twice")) == ("elasticsearch",)
+    with pytest.raises(AirflowFailException, match="used up"), last.honoured(lambda: ("elasticsearch",)):
+        raise ValueError("the index is full")
+
+
 def test_none_left_to_try_is_final(patient, make_task):
     with pytest.raises(AirflowFailException, match="once failed"):
         retries(patient, make_task, 2).still_tried(("once",))
