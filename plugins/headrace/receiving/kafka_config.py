@@ -74,6 +74,10 @@ _LEAST_MESSAGES = 100_000
 # much is still within half of it.
 _FETCH_SHARE = 16
 
+# Where no broker can be reached librdkafka 2.16 begins anew with the bootstrap servers each time, and the backoff does
+# not grow: by its default of 100 ms a client tries, and writes a line to stderr, 18 times a second.
+_RECONNECT_MS = 1_000
+
 _DEFAULTS: Mapping[str, Any] = {
     "fetch.wait.max.ms": 100,
     # With a full queue librdkafka looks again after this long; its default of a second starves a fast receiver.
@@ -81,6 +85,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "check.crcs": True,
     "isolation.level": "read_committed",
     "topic.metadata.refresh.interval.ms": 30_000,
+    "reconnect.backoff.ms": _RECONNECT_MS,
     "reconnect.backoff.max.ms": 5_000,
     "statistics.interval.ms": 5_000,
 }
@@ -97,12 +102,11 @@ _FORCED: Mapping[str, Any] = {
 
 def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> ClientConfig:
     """What a receiver's consumer gets. Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
-    config: ClientConfig = {
-        **_DEFAULTS,
-        **_prefetch(limits.prefetch_bytes),
-        **_connection_config(source),
-        **_checked(source),
-    }
+    given = {**_connection_config(source), **_checked(source)}
+    config: ClientConfig = {**_DEFAULTS, **_prefetch(limits.prefetch_bytes), **given}
+    if "reconnect.backoff.max.ms" in given and "reconnect.backoff.ms" not in given:
+        # It may be below ours, which librdkafka refuses.
+        del config["reconnect.backoff.ms"]
     # Only the largest record there may be: Kafka sends one whatever the bounds of a fetch are, and a client that may
     # not take it drops the connection, by which every other partition of that broker stands still as well.
     config.setdefault("receive.message.max.bytes", 1_000_000_000)
@@ -141,7 +145,7 @@ def admin_config(source: KafkaInput) -> ClientConfig:
     kept = {name: value for name, value in config.items() if name not in _CONSUMER_ONLY}
     # Its questions go to the broker that Kafka last called its controller, which with KRaft is any of them: when that
     # one goes, the client is to hear of another soon, for until then no question is answered.
-    return {**kept, "topic.metadata.refresh.interval.ms": _ADMIN_REFRESH_MS}
+    return {**kept, "reconnect.backoff.ms": _RECONNECT_MS, "topic.metadata.refresh.interval.ms": _ADMIN_REFRESH_MS}
 
 
 # A connection may bring these for the consumer; an admin client would warn of them.

@@ -51,6 +51,13 @@ def test_the_clients_own_settings_win_over_the_defaults(monkeypatch: pytest.Monk
     assert config(monkeypatch, {"bootstrap.servers": "b:1"}, {"fetch.wait.max.ms": 7})["fetch.wait.max.ms"] == 7
 
 
+def test_longest_waits_below_headraces_first_one_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from confluent_kafka import Consumer
+
+    made = config(monkeypatch, {"bootstrap.servers": "localhost:1", "reconnect.backoff.max.ms": 500})
+    Consumer({**made, "log_level": 0}).close()
+
+
 @pytest.mark.parametrize(
     ("extra", "client", "level"),
     [
@@ -86,6 +93,8 @@ def test_the_admin_client_gets_only_the_connection() -> None:
         "bootstrap.servers",
         "client.id",
         "allow.auto.create.topics",
+        # Without brokers it would try 18 times a second.
+        "reconnect.backoff.ms",
         # Which broker to ask goes out of date.
         "topic.metadata.refresh.interval.ms",
     }
