@@ -33,7 +33,7 @@ from headrace.errors import HeadraceError
 from headrace.failure import Failure
 from headrace.spark.block_groups import ListedBlock, group_blocks
 from headrace.spark.source_options import SourceOptions
-from headrace.wal.errors import DamagedFrameError, FrameTooLongError, PayloadError, WalError
+from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.reader import read_blocks
 from headrace.wal.storage import open_storage
 
@@ -69,6 +69,10 @@ class DamagedBlockError(UnreadableBlockError):
     """The log has something else in the block's place."""
 
     failure = Failure.FINAL
+
+
+class UnknownVersionError(UnreadableBlockError):
+    """The log was written by a newer version of headrace than this executor has; an upgrade will mend that."""
 
 
 @dataclass
@@ -176,6 +180,8 @@ def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.Record
         # A file that is missing may come back, with its file system or from a copy.
         damaged = isinstance(error, DamagedFrameError | FrameTooLongError | PayloadError | pa.ArrowException)
         kind = DamagedBlockError if damaged else UnreadableBlockError
+        if isinstance(error, LogVersionError):
+            kind = UnknownVersionError
         raise kind(f"{_where(log_root, ordered[place].handle)} cannot be read: {error}") from error
 
 

@@ -9,6 +9,7 @@ from headrace.blocks import OffsetRange
 from headrace.errors import HeadraceError
 
 RANGES_SHOWN = 8  # A message is for reading; the error object carries every range.
+READ_VERSIONS = (1,)  # Of the log's format.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -137,6 +138,25 @@ class DamagedFrameError(WalError):
         self.reason = reason
         self.ranges = ranges
         self.exact = exact
+
+
+class LogVersionError(WalError):
+    """A frame that is whole, or at its place, and of another version of the log's format than ``READ_VERSIONS``.
+
+    It is no damage: nothing is cut, and no recovery mode passes over it.
+    """
+
+    def __init__(self, segment: str, offset: int, reason: str) -> None:
+        told = ", ".join(map(str, READ_VERSIONS))
+        super().__init__(
+            f"Segment {segment} was written at offset {offset} by another version of headrace: {reason}. This one "
+            f"reads version {told} of the log's format, and has changed nothing.",
+            remedy="Use the version of headrace that wrote it, or a newer one, for receivers and batches. If there was "
+            "never a newer one here the segment is damaged: restore it from a copy.",
+        )
+        self.segment = segment
+        self.offset = offset
+        self.reason = reason
 
 
 def _tell_lost(ranges: tuple[OffsetRange, ...] | None, exact: bool) -> str:

@@ -8,7 +8,7 @@ A frame is a fixed prefix, a JSON header and (blocks only) an Arrow IPC payload.
 
     byte  size  field
        0     4  magic "HRWL"
-       4     1  version, 1
+       4     1  version, 1 (these first 24 bytes are the same in every version)
        5     1  kind: 1 segment header, 2 block, 3 segment end
        6     2  zero
        8     8  segment id: the first 8 bytes of BLAKE2b of the segment's path below the log's root
@@ -27,6 +27,7 @@ What each part is for:
   allocated; the payload's is used only once its checksum (with the header's) has held.
 - Segment id and offset make every frame belong to one place: bytes that were misdirected, recycled or are part of a
   record's value are not taken for a frame, so a reader can look for the next frame behind damage.
+- What another version wrote is told from damage: its first 24 bytes are right, and no flipped bit explains the rest.
 - Every write is one frame (the first of a segment: header and block together), synced before it is acknowledged. So
   after a crash at most the last frame of a segment is incomplete: that is a torn tail. Anything else is damage.
 - A closed segment has an end frame; the header of the next one says how long the one before it is and how it was
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -54,6 +56,7 @@ MAX_PAYLOAD_BYTES = 1 << 30  # 64 times the default bound of a block; Arrow's 32
 _LAYOUT = struct.Struct("<4sBBHQQIII")
 _CRC = struct.Struct("<I")
 PREFIX_BYTES = _LAYOUT.size + _CRC.size
+VERSION_OFFSET = 4
 SEGMENT_ID_OFFSET = 8
 MAX_FRAME_BYTES = PREFIX_BYTES + MAX_HEADER_BYTES + MAX_PAYLOAD_BYTES
 
@@ -77,12 +80,22 @@ _KINDS = {header: kind for kind, header in _HEADERS.items()}
 class FrameFault(Exception):  # noqa: N818 - never leaves the package: readers turn it into errors that name the segment
     """These bytes are no frame, and why.
 
-    ``truncated`` when the bytes end before the frame does, ``header`` when only the payload is at fault.
+    ``truncated`` when the bytes end before the frame does, ``header`` when only the payload is at fault, ``foreign``
+    when another version of headrace wrote it so: then it is not damaged.
     """
 
-    def __init__(self, reason: str, *, truncated: bool = False, header: AnyHeader | None = None, end: int = 0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        truncated: bool = False,
+        header: AnyHeader | None = None,
+        end: int = 0,
+        foreign: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.foreign = foreign
         self.truncated = truncated
         self.header = header
         self.end = end
@@ -132,19 +145,28 @@ def build(header: AnyHeader, payload: pa.Buffer | None, *, segment: int, offset:
     return b"".join((layout, _CRC.pack(_header_crc(layout, header_bytes)), header_bytes)), payload
 
 
-def parse_prefix(raw: bytes, *, segment: int, offset: int) -> Prefix:
-    """The prefix in ``raw`` (40 bytes), if it is one of the frame at ``offset`` of ``segment``; FrameFault if not."""
+def parse_prefix(
+    raw: bytes, *, segment: int, offset: int, header: Callable[[int], bytes] = lambda _length: b""
+) -> Prefix:
+    """The prefix in ``raw`` (40 bytes), if it is one of the frame at ``offset`` of ``segment``; FrameFault if not.
+
+    ``header`` gives so many bytes behind the prefix: they tell what was written by another version from damage.
+    """
     if len(raw) < PREFIX_BYTES:
         raise FrameFault(f"{len(raw)} bytes are no frame", truncated=True)
     magic, version, kind, zero, of_segment, at, header_length, payload_length, payload_crc = _LAYOUT.unpack_from(raw)
     if magic != MAGIC:
         raise FrameFault("no frame starts here" if any(raw) else "zeros where a frame should start")
-    if version != VERSION:
-        raise FrameFault(f"format version {version} is not known to this headrace (it knows {VERSION}), or damaged")
     if of_segment != segment or at != offset:
         raise FrameFault("the frame here belongs to another place")
+    if version != VERSION:
+        raise FrameFault(
+            f"format version {version} is not known",
+            # Another version may lay out what follows otherwise, so its checksum need not be where it is looked for.
+            foreign=version > VERSION and not _holds(_with_version(raw), header_length, header),
+        )
     if zero or kind not in _HEADERS:
-        raise FrameFault(f"there is no frame of kind {kind}")
+        raise FrameFault(f"there is no frame of kind {kind}", foreign=_holds(raw, header_length, header))
     if not 0 < header_length <= MAX_HEADER_BYTES or payload_length > MAX_PAYLOAD_BYTES:
         raise FrameFault(f"lengths of {header_length} and {payload_length} bytes are out of bounds")
     return Prefix(FrameKind(kind), header_length, payload_length, payload_crc, raw[:PREFIX_BYTES])
@@ -160,7 +182,7 @@ def parse_header(prefix: Prefix, header_bytes: bytes) -> AnyHeader:
     try:
         return _HEADERS[prefix.kind].from_json(header_bytes)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise FrameFault(f"the header cannot be read ({type(error).__name__}: {error})") from error
+        raise FrameFault(f"the header cannot be read ({type(error).__name__}: {error})", foreign=True) from error
 
 
 def check_payload(prefix: Prefix, payload: pa.Buffer) -> None:
@@ -169,6 +191,18 @@ def check_payload(prefix: Prefix, payload: pa.Buffer) -> None:
         raise FrameFault("the file ends inside a block's payload", truncated=True)
     if prefix.payload_length and prefix.payload_crc != google_crc32c.value(payload):
         raise FrameFault("the payload's checksum does not match")
+
+
+def _holds(raw: bytes, header_length: int, header: Callable[[int], bytes]) -> bool:
+    """Whether the checksum of prefix and header is right."""
+    if not 0 < header_length <= MAX_HEADER_BYTES:
+        return False
+    (crc,) = _CRC.unpack_from(raw, _LAYOUT.size)
+    return bool(crc == _header_crc(raw[: _LAYOUT.size], header(header_length)))
+
+
+def _with_version(raw: bytes) -> bytes:
+    return raw[:VERSION_OFFSET] + bytes([VERSION]) + raw[VERSION_OFFSET + 1 :]
 
 
 def _header_crc(layout: bytes, header_bytes: bytes) -> int:

@@ -14,6 +14,7 @@ from headrace.wal import frame
 from headrace.wal.errors import (
     DamagedFrameError,
     FrameTooLongError,
+    LogVersionError,
     PayloadError,
     SegmentMissingError,
     StoredFileMissingError,
@@ -48,7 +49,7 @@ class ReadBlock(NamedTuple):
 def read_block(storage: LogStorage, handle: BlockHandle) -> tuple[FrameHeader, pa.RecordBatch]:
     """The block at ``handle``; ``storage`` is rooted at the log (``storage.below(root)``).
 
-    Raises SegmentMissingError, DamagedFrameError (with the lost ranges if the header can be read) and
+    Raises SegmentMissingError, DamagedFrameError (with the lost ranges if the header can be read), LogVersionError and
     FrameTooLongError (the handle is longer than any frame).
     """
     (block,) = read_blocks(storage, [handle])
@@ -81,7 +82,12 @@ def read_frame(data: pa.Buffer, *, segment: int, offset: int) -> Frame:
 
     ``segment`` (its id) and ``offset`` say where ``data`` starts. It may hold less or more than the frame.
     """
-    prefix = frame.parse_prefix(data[: frame.PREFIX_BYTES].to_pybytes(), segment=segment, offset=offset)
+    prefix = frame.parse_prefix(
+        data[: frame.PREFIX_BYTES].to_pybytes(),
+        segment=segment,
+        offset=offset,
+        header=lambda length: data[frame.PREFIX_BYTES : frame.PREFIX_BYTES + length].to_pybytes(),
+    )
     body = frame.PREFIX_BYTES + prefix.header_length
     header = frame.parse_header(prefix, data[frame.PREFIX_BYTES : body].to_pybytes())
     payload = data[body : prefix.frame_length]
@@ -135,6 +141,8 @@ def _block(handle: BlockHandle, data: pa.Buffer, segment: int) -> tuple[FrameHea
     try:
         read = read_frame(data, segment=segment, offset=handle.offset)
     except FrameFault as fault:
+        if fault.foreign:
+            raise LogVersionError(handle.segment, handle.offset, fault.reason) from fault
         reason = f"{fault.reason} (the handle says {handle.length} bytes, the file has {data.size} of them)"
         ranges = fault.header.ranges if isinstance(fault.header, FrameHeader) else None
         raise DamagedFrameError(

@@ -12,6 +12,7 @@ from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.wal import frame
 from headrace.wal.errors import (
     DamagedFrameError,
+    LogVersionError,
     SegmentMissingError,
     StoredFileMissingError,
     TornTailError,
@@ -185,6 +186,8 @@ class SegmentScan:
 
     def _meet(self, file: Window, offset: int, end: int, fault: FrameFault) -> int | None:
         """Settle what is wrong at ``offset``: where to go on, None to stop; or raise."""
+        if fault.foreign:
+            raise LogVersionError(self.segment, offset, fault.reason) from fault
         if isinstance(fault.header, FrameHeader) and fault.end < end:
             # Only the payload is damaged: the header's checksum has held, so its lengths are right.
             behind: int | None = fault.end
@@ -267,8 +270,8 @@ def scan_segment(
     ``durable_length``: what the next segment's header says of this one: exactly so much must be whole, the rest is
     reported. Where neither holds an end frame is due. ``known``: what ledger and other segments know of this one; no
     byte on which the ledger relies is part of a torn tail, and errors tell the lost ranges by it. Raises, while
-    iterated, SegmentMissingError, TornTailError and DamagedFrameError. A live writer's unfinished last frame looks like
-    a torn tail.
+    iterated, SegmentMissingError, TornTailError and DamagedFrameError, and in every mode LogVersionError. A live
+    writer's unfinished last frame looks like a torn tail.
     """
     return SegmentScan(
         storage, segment, newest=newest, durable_length=durable_length, known=known or KnownOfSegment(), mode=mode

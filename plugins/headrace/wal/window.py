@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from headrace.wal import frame
-from headrace.wal.frame import FrameFault
+from headrace.wal.frame import FrameFault, Prefix
 from headrace.wal.reader import Frame, read_frame
 from headrace.wal.storage import RandomAccessFile
 
@@ -36,8 +36,7 @@ class Window:
 
     def frame(self, segment: int, offset: int, end: int) -> Frame:
         """The frame at ``offset``, checked, if it ends at ``end`` or before; FrameFault if not."""
-        raw = self.read(offset, min(frame.PREFIX_BYTES, end - offset)).to_pybytes()
-        prefix = frame.parse_prefix(raw, segment=segment, offset=offset)
+        prefix = self._prefix(segment, offset, end)
         # The header's checksum covers the payload's length, so it is read first: only then is the length trusted.
         header_end = frame.PREFIX_BYTES + prefix.header_length
         head = self.read(offset, min(header_end, end - offset))
@@ -61,12 +60,20 @@ class Window:
     def _has_header(self, segment: int, offset: int) -> bool:
         """Whether a frame with a whole header starts at ``offset``, whatever its payload."""
         try:
-            raw = self.read(offset, frame.PREFIX_BYTES).to_pybytes()
-            prefix = frame.parse_prefix(raw, segment=segment, offset=offset)
+            prefix = self._prefix(segment, offset, self.size)
             frame.parse_header(prefix, self.read(offset + frame.PREFIX_BYTES, prefix.header_length).to_pybytes())
-        except FrameFault:
-            return False
+        except FrameFault as fault:
+            # One of another version is a frame all the same: what stands before it is no tail.
+            return fault.foreign
         return True
+
+    def _prefix(self, segment: int, offset: int, end: int) -> Prefix:
+        return frame.parse_prefix(
+            self.read(offset, min(frame.PREFIX_BYTES, end - offset)).to_pybytes(),
+            segment=segment,
+            offset=offset,
+            header=lambda length: self.read(offset + frame.PREFIX_BYTES, length).to_pybytes(),
+        )
 
     def _find(self, what: bytes, offset: int, end: int) -> int:
         """The first place of ``what`` in [offset, end), -1 if there is none."""

@@ -75,8 +75,8 @@ class WriteAheadLogWriter:
     Reads, when made, the last segment of the receiver's earlier epochs, and cuts off what a crash left behind the last
     whole frame there: ``inheritance`` tells of it, and of what is damaged. With ``accepted`` (the blocks in a segment
     that the ledger has accepted) nothing is cut off on which the ledger relies. StaleWriterError when there are
-    segments of this epoch or a later one. The ledger must have granted the epoch before: what older writers write from
-    then on does not count.
+    segments of this epoch or a later one, LogVersionError when the last one is of a newer version of headrace. The
+    ledger must have granted the epoch before: what older writers write from then on does not count.
     """
 
     def __init__(
