@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _QUERY_SECONDS = 5.0
 _FIRST_BACKOFF_SECONDS = 1.0
 _LONGEST_BACKOFF_SECONDS = 60.0
+# By then it is the longest. Of a thousand the power is too large for a float.
+_MOST_DOUBLINGS = 10
 # 1 + 2 + 4 + ... + 60: about two minutes. What is still unreadable then is lasting damage and not a passing one.
 _DAMAGE_ATTEMPTS = 7
 # librdkafka says by no code of its own that Kafka's log was cut off before the position and has grown again.
@@ -173,7 +175,7 @@ class PartitionTroubles:
             owned.next_offset, owned.attempts = until, 0
 
     def back_off(self, owned: OwnedPartition, error: str) -> None:
-        seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2**owned.attempts)
+        seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MOST_DOUBLINGS))
         logger.warning("%s: %s; fetched again in %.0f s", partition_name(owned.partition), error, seconds)
         owned.attempts += 1
         self._wait_until(owned, error, seconds)

@@ -122,6 +122,18 @@ def test_damage_is_fetched_again_with_backoff_while_others_go_on() -> None:
     assert setting.ranges() == [OffsetRange(setting.p0, 2, 4, 2)]
 
 
+def test_what_fails_for_a_day_is_fetched_again_each_minute() -> None:
+    """A day has over a thousand tries: a power of two of as many is no float."""
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, DAMAGED)
+    setting.receiver.assign(setting.p0, 0)
+    for _ in range(1_200):
+        setting.receiver.fetch(0)
+        setting.clock.advance(60_000)
+    setting.kafka.logs["a", 0].entries[0] = FakeEntry(b"0")
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 1, 1)]
+
+
 def test_lasting_damage_fails_the_partition() -> None:
     setting = Setting()
     setting.kafka.produce("a", 0, b"0", DAMAGED, b"2")
