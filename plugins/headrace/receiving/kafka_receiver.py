@@ -272,10 +272,11 @@ class KafkaReceiver:
             elif key[0] is None or key not in self._owned:
                 self._on_error(error)
             else:
-                self._on_partition_error(key, error, found)
+                self._on_partition_error(key, message, found)
         return good
 
-    def _on_partition_error(self, key: tuple[str, int], error: Any, found: Findings) -> None:
+    def _on_partition_error(self, key: tuple[str, int], message: Any, found: Findings) -> None:
+        error = message.error()
         self.errors += 1
         owned = self._owned[key]
         if error.code() in _OUT_OF_RANGE:
@@ -288,7 +289,7 @@ class KafkaReceiver:
         elif error.code() in _DAMAGED:
             if key not in found.held:
                 found.held.add(key)
-                self._troubles.on_damage(owned, error, found)
+                self._troubles.on_damage(owned, error, message.offset(), found)
         else:
             owned.error = f"{error.name()}: {error.str()}"
             logger.warning("%s: %s", partition_name(owned.partition), owned.error)

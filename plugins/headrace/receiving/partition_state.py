@@ -57,6 +57,8 @@ class OwnedPartition:
     end_offset: int | None = None
     search: DamageSearch | None = None
     """What cannot be read is being passed over, as a gap."""
+    doubts: int = 0
+    """How often in a row the offset that the search tries was neither readable nor damaged."""
 
     def progressed(self, until_offset: int) -> None:
         self.next_offset = until_offset

@@ -30,6 +30,8 @@ _LONGEST_BACKOFF_SECONDS = 60.0
 _MOST_DOUBLINGS = 10
 # 1 + 2 + 4 + ... + 60: about two minutes. What is still unreadable then is lasting damage and not a passing one.
 _DAMAGE_ATTEMPTS = 7
+# While the end of some damage is looked for, so many answers in a row that say nothing are asked for again at once.
+_MOST_DOUBTS = 10
 # librdkafka says by no code of its own that Kafka's log was cut off before the position and has grown again.
 _TRUNCATED = "log truncation detected"
 _LEADERLESS = "no broker has this partition at the moment (it has no leader)"
@@ -86,7 +88,7 @@ class PartitionTroubles:
             self.back_off(owned, f"offset {position} is out of range, and Kafka's range is unknown: {error}")
             return None
         if low <= position <= high and owned.search is not None:
-            owned.search.was_damaged()
+            owned.search.was_damaged(base_offset)
             self._search_on(owned, owned.search, found)
             return None
         owned.search = None
@@ -114,13 +116,16 @@ class PartitionTroubles:
             return Gap(owned.partition, position, low, "retention: Kafka no longer has these offsets")
         return None
 
-    def on_damage(self, owned: OwnedPartition, error: Any, found: Findings) -> None:
-        """Often transient, so fetched again; what stays damaged is passed over only where lost offsets may be."""
+    def on_damage(self, owned: OwnedPartition, error: Any, base_offset: int | None, found: Findings) -> None:
+        """Often transient, so fetched again; what stays damaged is passed over only where lost offsets may be.
+
+        ``base_offset``: where the damaged batch begins, as the client tells.
+        """
         self.unassign((owned.partition.topic, owned.partition.partition))
         text = f"{error.name()}: {error.str()}"
         if owned.search is not None:
-            owned.search.was_damaged()
-            self._search_on(owned, owned.search, found)
+            # Says nothing of the offset that is tried: it is there.
+            self._try_again(owned, error_text)
         elif owned.attempts < _DAMAGE_ATTEMPTS:
             self.back_off(owned, text)
         elif self._on_lost_offsets == "fail":
@@ -177,6 +182,7 @@ class PartitionTroubles:
     def back_off(self, owned: OwnedPartition, error: str) -> None:
         seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MOST_DOUBLINGS))
         logger.warning("%s: %s; fetched again in %.0f s", partition_name(owned.partition), error, seconds)
+        owned.doubts = 0
         owned.attempts += 1
         self._wait_until(owned, error, seconds)
 
@@ -186,6 +192,14 @@ class PartitionTroubles:
             owned.retry_at = self._clock.monotonic() + seconds
 
     def _fail(self, owned: OwnedPartition, error: str) -> None:
+    def _try_again(self, owned: OwnedPartition, error: str) -> None:
+        """The offset that the search is at."""
+        owned.doubts += 1
+        if owned.doubts > _MOST_DOUBTS:
+            self.back_off(owned, error)
+        else:
+            self._wait_until(owned, owned.error or error, 0.0)
+
         logger.error("%s is not read any more: %s", partition_name(owned.partition), error)
         with self._lock:
             owned.state, owned.error = FetchState.FAILED, error

@@ -33,6 +33,8 @@ class FakeEntry:
     headers: list[tuple[str, str | bytes | None]] | None = None
     kind: Literal["data", "control", "aborted", "gone", "damaged"] = "data"
     timestamp_ms: int | None = None
+    base_offset: int | None = None
+    """Of a damaged one, where the client says that its batch begins; by default at its own offset."""
 
 
 @dataclass(slots=True)
@@ -153,7 +155,8 @@ class FakeConsumer:
             if entry.kind == "data":
                 found.append(_message(key, position, entry))
             elif entry.kind == "damaged":
-                found.append(self._event(key, position, KafkaError._BAD_MSG))
+                base = position if entry.base_offset is None else entry.base_offset
+                found.append(self._event(key, base, KafkaError._BAD_MSG))
             position += 1
         if position == log.high and self._told_end.get(key) != position and len(found) < most:
             self._told_end[key] = position

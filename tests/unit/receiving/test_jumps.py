@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
-from headrace.receiving.damage_search import DamageSearch
 from headrace.receiving.jumps import Jumps, jumps_between
 from headrace.receiving.replay_errors import RangesGoneError
 from headrace.testing.fake_kafka import FakeEntry, FakeEvidence, FakeKafka
@@ -83,27 +82,3 @@ def test_jumps_are_all_that_is_missing(offsets: set[int], beyond: int) -> None:
     found = jumps_between(np.array(sorted(offsets), dtype=np.int64), 0, until)
     assert {each for begin, end in found for each in range(begin, end)} == set(range(until)) - offsets
     assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
-
-
-@given(st.integers(0, 10_000), st.integers(1, 5_000), st.integers(1, 5_000))
-def test_the_end_of_damage_is_found_in_few_tries(position: int, damaged: int, rest: int) -> None:
-    good = position + damaged
-    search = DamageSearch(position, good + rest)
-    tries = 0
-    while search.found is None:
-        assert position < search.at < good + rest
-        search.was_readable() if search.at >= good else search.was_damaged()
-        tries += 1
-        assert tries <= 2 * damaged.bit_length() + 2
-    assert search.found == good
-
-
-@given(st.integers(0, 100), st.integers(1, 5_000))
-def test_damage_up_to_the_end_is_hopeless(position: int, length: int) -> None:
-    search = DamageSearch(position, position + length)
-    tries = 0
-    while not search.hopeless:
-        search.was_damaged()
-        tries += 1
-        assert tries <= length.bit_length() + 2
-    assert search.found is None

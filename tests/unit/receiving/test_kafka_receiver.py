@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -300,7 +301,8 @@ def test_while_kafka_does_not_say_why_it_jumped_the_partition_waits_and_no_other
 @pytest.mark.parametrize("at_once", [2, 1_000])
 def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap(at_once: int) -> None:
     setting = Setting("reset")
-    setting.kafka.produce("a", 0, *[b"0"] * 3, *[DAMAGED] * 300, *[b"1"] * 5)
+    batch = FakeEntry(None, kind="damaged", base_offset=3)
+    setting.kafka.produce("a", 0, *[b"0"] * 3, *[batch] * 300, *[b"1"] * 5)
     setting.receiver.assign(setting.p0, 0)
     events: list[RecordChunk | Gap] = []
     for _ in range(60):
@@ -312,6 +314,36 @@ def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap(at_once: int
     assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 8
     assert setting.receiver.partitions == {setting.p0: 308}
     assert setting.receiver.lost_offsets == 300
+
+
+@pytest.mark.parametrize("bases", [True, False])
+def test_records_between_damaged_batches_are_read_and_each_batch_is_a_gap(bases: bool) -> None:
+    setting = Setting("reset")
+    first = FakeEntry(None, kind="damaged", base_offset=0 if bases else None)
+    second = FakeEntry(None, kind="damaged", base_offset=15 if bases else None)
+    setting.kafka.produce("a", 0, *[first] * 10, *[b"1"] * 5, *[second] * 25, *[b"2"] * 10)
+    setting.receiver.assign(setting.p0, 0)
+    events: list[RecordChunk | Gap] = []
+    for _ in range(300):
+        events += setting.receiver.fetch(0)
+        setting.clock.advance(60_000)
+    assert told(events) == [("gap", 0, 10), ("records", 10, 15), ("gap", 15, 40), ("records", 40, 50)]
+    assert setting.receiver.lost_offsets == 35
+
+
+def test_an_offset_out_of_range_says_nothing_of_what_may_be_damaged() -> None:
+    """While the end of damage is looked for, too: the offset that is tried may be a good one."""
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[FakeEntry(None, kind="damaged", base_offset=0)] * 4, *[b"1"] * 8)
+    setting.receiver.assign(setting.p0, 0)
+    events: list[RecordChunk | Gap] = []
+    for number in range(120):
+        if number % 2 and setting.receiver.status()[0].state is FetchState.BACKING_OFF:
+            error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "requested offset not available")
+            setting.consumers[0].events = [Message(topic="a", partition=0, offset=4, error=error)]
+        events += setting.receiver.fetch(0)
+        setting.clock.advance(60_000)
+    assert told(events) == [("gap", 0, 4), ("records", 4, 12)]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
