@@ -7,26 +7,26 @@ from headrace.ledger.rows import ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.wal.errors import tell_ranges
 from headrace.wal.inheritance import Inheritance
+from headrace.wal.repair import cut_is_told, untold_cuts
+from headrace.wal.scan import TornTail
+from headrace.wal.segments import receiver_directory
+from headrace.wal.storage import LogStorage
 
 
-def tell_inheritance(found: Inheritance, lease: ReceiverLease, ledger: Ledger) -> None:
-    """An event for each torn tail that was cut off (``log_repaired``, with the path of the copy), and for what is
-    damaged, or could not be cut (``log_damaged``): once, though a writer that ends before its first block leaves what
-    it found to the next one."""
+def tell_inheritance(found: Inheritance, lease: ReceiverLease, ledger: Ledger, log: LogStorage) -> None:
+    """An event for each torn tail that was cut off (``log_repaired``, with the path of the copy), also by a receiver
+    that was killed before it could tell, and for what is damaged, or could not be cut (``log_damaged``): once, though a
+    writer that ends before its first block leaves what it found to the next one."""
     stream = lease.receiver_id.stream
     who = {"receiver": str(lease.receiver_id), "epoch": lease.epoch}
-    damaged: list[dict[str, object]] = []
-    for tail in found.torn_tails:
-        told = {
-            "segment": tail.segment,
-            "offset": tail.offset,
-            "bytes": tail.length,
-            "error": f"torn tail: {tail.reason}",
-        }
-        if tail.kept is None:
-            damaged.append(told)
-        else:
-            ledger.events.append(stream, EventKind.LOG_REPAIRED, {**who, **told, "kept": tail.kept})
+    # What this receiver cut off is among them.
+    cuts = untold_cuts(log, receiver_directory(lease.receiver_id))
+    repaired = {event.payload.get("kept") for event in ledger.events.latest(stream, [EventKind.LOG_REPAIRED])}
+    for tail in cuts:
+        if tail.kept not in repaired:
+            ledger.events.append(stream, EventKind.LOG_REPAIRED, {**who, **_told(tail), "kept": tail.kept})
+        cut_is_told(log, tail)
+    damaged: list[dict[str, object]] = [_told(tail) for tail in found.torn_tails if tail.kept is None]
     for damage in found.damage:
         lost = None if damage.ranges is None else tell_ranges(damage.ranges)
         damaged.append({"segment": damage.segment, "offset": damage.offset, "error": str(damage), "lost": lost})
@@ -37,3 +37,12 @@ def tell_inheritance(found: Inheritance, lease: ReceiverLease, ledger: Ledger) -
     for each in damaged:
         if (each["segment"], each["offset"]) not in known:
             ledger.events.append(stream, EventKind.LOG_DAMAGED, {**who, **each})
+
+
+def _told(tail: TornTail) -> dict[str, object]:
+    return {
+        "segment": tail.segment,
+        "offset": tail.offset,
+        "bytes": tail.length,
+        "error": f"torn tail: {tail.reason}",
+    }

@@ -180,7 +180,7 @@ class ReceiverSupervisor:
         )
         self._stats.torn_tail_bytes = writer.torn_tail_bytes
         self._stats.log_damages = len(writer.inheritance.damage)
-        tell_inheritance(writer.inheritance, self._lease, self._ledger)
+        tell_inheritance(writer.inheritance, self._lease, self._ledger, self._storage.below("log"))
         self._store = BlockStore(
             self._lease,
             self._ledger,

@@ -244,6 +244,44 @@ def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting)
     assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
 
 
+@pytest.mark.parametrize("how", ["the ledger is away", "killed before it told", "killed when it had told"])
+def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    log = setting.storage.below("log")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+        (segment,) = log.list()
+    whole = log.read(segment)
+    log.write_atomically(segment, whole[:-7])
+    events = type(setting.ledger.events)
+    with monkeypatch.context() as patch:
+        plain = events.append
+
+        def append(self: Any, stream: str, kind: EventKind, *args: Any) -> None:
+            if kind is EventKind.LOG_REPAIRED:
+                if how == "killed when it had told":
+                    plain(self, stream, kind, *args)
+                elif how == "the ledger is away":
+                    raise LedgerUnavailableError("A failover.")
+                raise KeyError("killed")
+            plain(self, stream, kind, *args)
+
+        patch.setattr(events, "append", append)
+        assert setting.start(0).join().state is ReceiverState.FAILED
+    cut = log.size(segment)
+    assert cut < len(whole) - 7
+    for _ in range(2):
+        with setting.running():
+            eventually(lambda: setting.ledger.receivers.list("air")[0].state is ReceiverState.RUNNING)
+    (event,) = setting.events(EventKind.LOG_REPAIRED)
+    assert (event["segment"], event["offset"], event["bytes"]) == (segment, cut, len(whole) - 7 - cut)
+    assert log.read(event["kept"]) == whole[cut:-7]
+    assert log.list("torn-untold") == []
+
+
 def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setting) -> None:
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")

@@ -82,7 +82,7 @@ def test_a_torn_tail_is_cut_off_and_its_bytes_are_kept(storage: FaultyStorage, o
     assert tail.kept in str(tail)
     assert storage.read(tail.kept) == torn
     assert storage.size(segment) == length
-    # It is told once: who comes next finds a clean log.
+    # Who comes next finds a clean log.
     assert open_writer(3).inheritance.torn_tails == ()
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.testing.records import make_block
-from headrace.wal.errors import DamagedFrameError, RepairRefusedError, WriteFailedError
+from headrace.wal.errors import DamagedFrameError, RepairRefusedError, StorageError, WriteFailedError
+from headrace.wal.local_storage import LocalStorage
 from headrace.wal.log_scan import scan_log
-from headrace.wal.repair import quarantine_path, repair_torn_tail
+from headrace.wal.repair import cut_is_told, quarantine_path, repair_torn_tail, untold_cuts
 from headrace.wal.scan import scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -42,6 +47,60 @@ def test_a_torn_tail_is_cut_and_its_bytes_are_kept(storage: FaultyStorage, open_
     assert repair_torn_tail(storage, segment) is None
 
 
+def test_a_cut_is_known_until_somebody_was_told(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+    writer = open_writer()
+    segment = write(writer, 0)
+    storage.write_faults.append(WriteFault(99))
+    with pytest.raises(WriteFailedError):
+        write(writer, 1)
+    assert untold_cuts(storage, "kafka-0") == ()
+    tail = repair_torn_tail(storage, segment)
+    assert tail is not None
+    assert tail.kept is not None
+    for _ in range(2):
+        # Nothing is left to be cut, and still to be told.
+        assert repair_torn_tail(storage, segment) is None
+        assert untold_cuts(storage, "kafka-0") == (tail,)
+    assert untold_cuts(storage, "kafka-1") == ()
+    cut_is_told(storage, tail)
+    assert untold_cuts(storage, "kafka-0") == ()
+    assert storage.exists(tail.kept)
+
+
+@pytest.mark.parametrize("call", range(60))
+def test_wherever_a_repair_ends_the_cut_is_told_once_by_whoever_comes_next(tmp_path: Path, call: int) -> None:
+    files = FaultyFiles()
+    storage = LocalStorage(tmp_path, calls=files)
+    segment = "kafka-0/0000000001-000000-1700000000000.wal"
+    file = storage.create_segment(segment)
+    file.append([b"an unfinished frame"])
+    file.close()
+    # From this call on nothing works: as for a process that is killed there.
+    files.fail("*", errno.EIO, after=call, times=1000)
+    tail = None
+    with contextlib.suppress(StorageError, OSError):
+        tail = repair_torn_tail(storage, segment)
+    files.heal()
+    told = untold_cuts(storage, "kafka-0")
+    is_cut = not storage.exists(segment) or storage.size(segment) == 0
+    assert len(told) == 1 if is_cut else tail is None
+    again = repair_torn_tail(storage, segment) if storage.exists(segment) else None
+    assert (again is None) == is_cut
+    (left,) = untold_cuts(storage, "kafka-0")
+    assert left.kept is not None
+    assert (left.segment, left.offset, left.length) == (segment, 0, 19)
+    assert storage.read(left.kept) == b"an unfinished frame"
+
+
+def test_a_cut_that_was_refused_is_not_told(storage: FaultyStorage) -> None:
+    file = storage.create_segment("kafka-0/0000000001-000000-1700000000000.wal")
+    file.append([b"an unfinished frame"])
+    with pytest.raises(RepairRefusedError):
+        repair_torn_tail(storage, "kafka-0/0000000001-000000-1700000000000.wal")
+    assert untold_cuts(storage, "kafka-0") == ()
+    file.close()
+
+
 def test_a_segment_without_a_header_is_removed(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     storage.write_faults.append(WriteFault(20))
     with pytest.raises(WriteFailedError):
@@ -49,7 +108,8 @@ def test_a_segment_without_a_header_is_removed(storage: FaultyStorage, open_writ
     (segment,) = storage.list()
     tail = repair_torn_tail(storage, segment)
     assert tail is not None
-    assert storage.list() == [quarantine_path(tail)]
+    assert storage.list("torn") == [quarantine_path(tail)]
+    assert not storage.exists(segment)
 
 
 @pytest.mark.parametrize("sectors", [1, 2, 8])
