@@ -296,9 +296,7 @@ class KafkaReceiver:
 
     def _lost_gaps(self, found: Findings) -> list[Gap]:
         """After the records that came before: what became of partitions whose offset Kafka does not have."""
-        gaps = [
-            self._troubles.on_lost(self._owned[key], error, found) for key, error in found.lost if key in self._owned
-        ]
+        gaps = [self._troubles.on_lost(self._owned[key], error) for key, error in found.lost if key in self._owned]
         return [gap for gap in gaps if gap is not None]
 
     def _on_error(self, error: Any) -> None:

@@ -71,7 +71,7 @@ class PartitionTroubles:
         """Whether the end of some damage is looked for, so that what is read may not be taken as it comes."""
         return any([owned.search is not None for owned in self._owned.values()])
 
-    def on_lost(self, owned: OwnedPartition, error_text: str, found: Findings) -> Gap | None:
+    def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
         """Kafka does not have the position: find out what it has, then fail or go on at its earliest."""
         if _TRUNCATED in error_text.lower():
             self._fail(
@@ -88,8 +88,8 @@ class PartitionTroubles:
             self.back_off(owned, f"offset {position} is out of range, and Kafka's range is unknown: {error}")
             return None
         if low <= position <= high and owned.search is not None:
-            owned.search.was_damaged(base_offset)
-            self._search_on(owned, owned.search, found)
+            # Says nothing of the offset that is tried: it is there.
+            self._try_again(owned, error_text)
             return None
         owned.search = None
         if low <= position <= high:
@@ -124,8 +124,8 @@ class PartitionTroubles:
         self.unassign((owned.partition.topic, owned.partition.partition))
         text = f"{error.name()}: {error.str()}"
         if owned.search is not None:
-            # Says nothing of the offset that is tried: it is there.
-            self._try_again(owned, error_text)
+            owned.search.was_damaged(base_offset)
+            self._search_on(owned, owned.search, found)
         elif owned.attempts < _DAMAGE_ATTEMPTS:
             self.back_off(owned, text)
         elif self._on_lost_offsets == "fail":
@@ -163,6 +163,7 @@ class PartitionTroubles:
         return False
 
     def _search_on(self, owned: OwnedPartition, search: DamageSearch, found: Findings) -> None:
+        owned.doubts = 0
         if search.found is not None:
             self._end_search(owned, search.found, found)
             self._wait_until(owned, owned.error or "", 0.0)
@@ -171,6 +172,14 @@ class PartitionTroubles:
             self.back_off(owned, f"{owned.error}; nothing after it can be read either")
         else:
             self._wait_until(owned, owned.error or "", 0.0)
+
+    def _try_again(self, owned: OwnedPartition, error: str) -> None:
+        """The offset that the search is at."""
+        owned.doubts += 1
+        if owned.doubts > _MOST_DOUBTS:
+            self.back_off(owned, error)
+        else:
+            self._wait_until(owned, owned.error or error, 0.0)
 
     def _end_search(self, owned: OwnedPartition, until: int, found: Findings) -> None:
         logger.error("%s: passing over [%d, %d)", partition_name(owned.partition), owned.next_offset, until)
@@ -182,7 +191,6 @@ class PartitionTroubles:
     def back_off(self, owned: OwnedPartition, error: str) -> None:
         seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MOST_DOUBLINGS))
         logger.warning("%s: %s; fetched again in %.0f s", partition_name(owned.partition), error, seconds)
-        owned.doubts = 0
         owned.attempts += 1
         self._wait_until(owned, error, seconds)
 
@@ -192,14 +200,6 @@ class PartitionTroubles:
             owned.retry_at = self._clock.monotonic() + seconds
 
     def _fail(self, owned: OwnedPartition, error: str) -> None:
-    def _try_again(self, owned: OwnedPartition, error: str) -> None:
-        """The offset that the search is at."""
-        owned.doubts += 1
-        if owned.doubts > _MOST_DOUBTS:
-            self.back_off(owned, error)
-        else:
-            self._wait_until(owned, owned.error or error, 0.0)
-
         logger.error("%s is not read any more: %s", partition_name(owned.partition), error)
         with self._lock:
             owned.state, owned.error = FetchState.FAILED, error
