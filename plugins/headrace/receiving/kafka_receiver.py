@@ -35,6 +35,7 @@ ConsumerFactory = Callable[[dict[str, Any]], Any]
 _MOST_RECORDS = 20_000
 # Before the size of a message is known: 500 of 1 MB is what a small process still bears.
 _FIRST_RECORDS = 500
+_MOST_HEARD = 1_000
 _LAG_SECONDS = 1.0
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 # What librdkafka cannot take, or passes over unless it is fetched again: damaged messages, and those that it cannot
@@ -137,6 +138,8 @@ class KafkaReceiver:
         Raises KafkaClientError when the client cannot go on.
         """
         self._heard_ends = {}
+        if self._troubles.paused:
+            self._troubles.resume()
         self.serve()
         most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
         try:
@@ -154,6 +157,25 @@ class KafkaReceiver:
         gaps = [*self._jump_gaps(found), *self._lost_gaps(found)]
         self.lost_offsets += sum(each.until_offset - each.from_offset for each in [*found.skipped, *gaps])
         return [*found.skipped, *chunks, *gaps]
+
+    def listen(self) -> None:
+        """In place of `fetch` while nothing is to be read: commits, errors and statistics are heard all the same.
+
+        They would pile up in the client else. A record that is on its way is fetched again afterwards.
+        Raises KafkaClientError when the client cannot go on.
+        """
+        if not self._troubles.paused:
+            self._troubles.pause()
+        self.serve()
+        try:
+            heard = self._consumer.consume(_MOST_HEARD, 0)
+        except KafkaException as error:
+            raise KafkaClientError(f"Kafka's client failed: {error}.") from error
+        for message in heard:
+            if message.error() is not None and message.topic() is None:
+                self._on_error(message.error())
+        if self._fatal is not None:
+            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
 
     def _convert(self, messages: Sequence[Any], found: Findings) -> list[RecordChunk]:
         with self._lock:

@@ -65,6 +65,25 @@ class PartitionTroubles:
         self._lock = lock
         self._on_lost_offsets = on_lost_offsets
         self._clock = clock
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is read, of any partition."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Read nothing until `resume`. What librdkafka holds of these partitions it gives away, and fetches again."""
+        self._paused = True
+        for key in list(self._owned):
+            self.unassign(key)
+
+    def resume(self) -> None:
+        """Read on, each partition after what was handed out of it."""
+        self._paused = False
+        for key, owned in list(self._owned.items()):
+            if owned.state not in (FetchState.FAILED, FetchState.BACKING_OFF):
+                self.assign(key, owned.next_offset if owned.search is None else owned.search.at)
 
     @property
     def searching(self) -> bool:
@@ -226,7 +245,8 @@ class PartitionTroubles:
     def assign(self, key: tuple[str, int], offset: int) -> None:
         # incremental: the other partitions keep what is prefetched for them. There is no subscription and no group
         # member; this only adds to what assign() would set.
-        self._consumer.incremental_assign([KafkaPartition(*key, offset)])
+        if not self._paused:
+            self._consumer.incremental_assign([KafkaPartition(*key, offset)])
 
     def unassign(self, key: tuple[str, int]) -> None:
         try:

@@ -98,7 +98,8 @@ class PlacedReceiver:
     def _ended(self, now: float, error: str | None) -> str:
         self._handle = None
         self._ends_in_a_row = 1 if now - self._started_at >= _WELL_SECONDS else self._ends_in_a_row + 1
-        seconds = min(LONGEST_RESTART_SECONDS, self._restart_seconds * 2 ** (self._ends_in_a_row - 1))
+        # Capped: after a thousand ends in a row the power itself would be no float any more.
+        seconds = min(LONGEST_RESTART_SECONDS, self._restart_seconds * 2 ** min(self._ends_in_a_row - 1, 30))
         self._start_at = now + seconds
         self.last_error = error
         how = "ended" if error is None else f"ended: {error}"

@@ -237,7 +237,7 @@ class ReceiverSupervisor:
             if self._generator.failure is not None:
                 return
             if self._pausing.reason is not None:
-                self._kafka.serve()
+                self._kafka.listen()
                 self._paused_lag.look()
                 self._clock.wait(stop, _POLL_SECONDS)
                 continue

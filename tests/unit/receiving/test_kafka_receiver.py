@@ -390,3 +390,55 @@ def test_a_partition_without_a_leader_says_so_until_it_has_one() -> None:
     leaders(1, 1)
     assert setting.state(setting.p0) is FetchState.FETCHING
     assert setting.receiver.status()[0].error is None
+
+
+def test_listening_takes_no_record_and_reading_goes_on_after_it_where_it_was() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x"] * 4)
+    setting.receiver.assign(setting.p0, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 4, 4)]
+    setting.receiver.listen()
+    setting.kafka.produce("a", 0, *[b"x"] * 3)
+    setting.kafka.produce("a", 1, *[b"x"] * 2)
+    setting.receiver.assign(setting.p1, 1)
+    for _ in range(3):
+        setting.receiver.listen()
+    assert setting.receiver.partitions == {setting.p0: 4, setting.p1: 1}
+    assert set(setting.ranges()) == {OffsetRange(setting.p0, 4, 7, 3), OffsetRange(setting.p1, 1, 2, 1)}
+
+
+def test_a_partition_that_failed_stays_so_through_a_pause_and_one_that_backs_off_is_read_again() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x"] * 10)
+    setting.kafka.expire("a", 0, 6)
+    setting.kafka.produce("a", 1, DAMAGED, b"x")
+    setting.receiver.assign(setting.p0, 2)
+    setting.receiver.assign(setting.p1, 0)
+    setting.fetch()
+    assert setting.state(setting.p1) is FetchState.BACKING_OFF
+    setting.kafka.logs["a", 1].entries[0] = FakeEntry(b"mended")
+    setting.receiver.listen()
+    setting.clock.advance(60_000)
+    setting.receiver.listen()
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 2, 2)]
+    assert setting.state(setting.p0) is FetchState.FAILED
+
+
+def test_the_client_is_heard_while_nothing_is_read() -> None:
+    """Its statistics would pile up in it, over a gigabyte a day with a hundred partitions."""
+    receiver = KafkaReceiver(
+        {
+            "bootstrap.servers": "127.0.0.1:1",
+            "group.id": "g",
+            "statistics.interval.ms": 10,
+            "log_level": 0,
+            "enable.auto.commit": False,
+        }
+    )
+    receiver.assign(TopicPartition("t", "id", 0), 0)
+    until = time.monotonic() + 30
+    while receiver.connected is None or receiver.client_error is None:
+        receiver.listen()
+        time.sleep(0.01)
+        assert time.monotonic() < until
+    receiver.close(0)

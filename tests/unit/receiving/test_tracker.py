@@ -357,6 +357,17 @@ def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
     placed.cancel()
 
 
+def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: Setting) -> None:
+    class Broken:
+        def start(self, task: ReceiverTask) -> Handle:
+            raise RuntimeError("the executor has no disk")
+
+    placed = PlacedReceiver(ReceiverTask("", ReceiverId("air", "records", 0), setting.job), Broken())
+    for minute in range(1_100):
+        assert "starts again in" in (placed.keep_going(minute * 61.0, heard=False) or "")
+    assert placed.starts == 1_100
+
+
 def test_rates_are_set_while_receivers_run(setting: Setting, make_stream: MakeStream) -> None:
     """By the tracker's loop, from the second completed batch on; and the receivers' next instances keep them."""
     limits = Limits(backpressure=Backpressure(min_rate=7.0, integral=1_000.0))
