@@ -22,6 +22,7 @@ MANY = 10_000
 """Batches in a checkpoint from which on it says so."""
 
 GAPS = 10_000
+SEGMENTS = 100_000
 """The newest gaps are in a checkpoint, so many of them."""
 
 _write_retry = tenacity.retry(
@@ -103,9 +104,16 @@ def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) ->
             "moved_blocks": [dataclasses.astuple(block) for block in ledger.history.moved(stream)],
             "runs": ledger.runs.newest(stream),
             "replay_definitions": [dataclasses.asdict(row) for row in ledger.history.replay_definitions(stream)],
-            "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.list(stream, limit=GAPS)],
             "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream)],
             "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream)],
+            # After the positions: what these passed over because it was lost is among the gaps then.
+            "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.list(stream, limit=GAPS)],
+            # So that one which somebody deletes is told from those that cleanup does.
+            "segments": {
+                segment.path: segment.last_batch_time_ms
+                for segment in ledger.segments.list(stream, limit=SEGMENTS)
+                if segment.removing_at_ms is None
+            },
             "job": None if job is None else {"holder": job.holder, "lease_ms": job.lease_ms},
             "receivers": [
                 {

@@ -55,7 +55,8 @@ class KeptState:
     """All that the newest whole checkpoint and the history keep of a stream.
 
     ``batches`` are by time. ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the
-    receiver job's, None if there was no job.
+    receiver job's, None if there was no job. ``segments`` are the log's files that there were, each with the latest
+    batch time of its blocks once it was closed; None: the checkpoint does not say.
     """
 
     checkpoint: Checkpoint
@@ -68,6 +69,7 @@ class KeptState:
     moved_blocks: Sequence[MovedBlock]
     runs: Mapping[str, int]
     replay_definitions: Sequence[ReplayDefinitionRow]
+    segments: Mapping[str, int | None] | None
     lease_ms: int | None
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
@@ -102,6 +104,7 @@ def read_kept(folder: LogStorage) -> KeptState:
         moved_blocks=[MovedBlock(*fields) for fields in state.get("moved_blocks", ())],
         runs=state.get("runs", {}),
         replay_definitions=[_load(ReplayDefinitionRow, fields) for fields in state.get("replay_definitions", ())],
+        segments=state.get("segments"),
         lease_ms=None if job is None else job["lease_ms"],
         passed_over=found.passed_over,
     )

@@ -59,7 +59,8 @@ class FoundStream:
     ``stream.job_epoch`` and ``receiver_epochs`` are at least the highest that a writer of the lost ledger can have had:
     the next ones are above them, so that no segment's name comes again and old writers stay fenced. So is
     ``last_attempt`` above the number of every attempt at a batch: outputs and states refuse lower ones than they know.
-    ``runs`` are the batch times that runs were given.
+    ``runs`` are the batch times that runs were given. ``found_gaps`` are those that nobody had recorded: lost with a
+    part of the log.
     """
 
     stream: StreamRow
@@ -72,5 +73,6 @@ class FoundStream:
     batches: Sequence[FoundBatch] = ()
     replay_definitions: Sequence[ReplayDefinitionRow] = ()
     gaps: Sequence[GapRow] = ()
+    found_gaps: Sequence[GapRow] = ()
     runs: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)

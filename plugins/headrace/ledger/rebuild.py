@@ -104,7 +104,7 @@ class Rebuild(Role):
             insert_receivers(connection, locked, found)
             insert_segments(connection, locked, found)
             insert_blocks(connection, locked, found)
-            insert_gaps(connection, found)
+            insert_gaps(connection, locked, found)
             insert_batches(connection, locked, found)
             payload = {"blocks": len(found.blocks), "batches": len(found.batches), **found.notes}
             record(connection, stream, locked.now_ms, EventKind.LEDGER_REBUILT, payload)

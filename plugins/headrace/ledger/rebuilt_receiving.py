@@ -13,6 +13,7 @@ from headrace.ledger.codec import dump_ranges, partition_key
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import LedgerError
 from headrace.ledger.found import FoundStream
+from headrace.ledger.gaps import add_gap
 from headrace.ledger.states import ReceiverState
 from headrace.ledger.tables import blocks, gaps, positions, receivers, segments, topics
 
@@ -131,8 +132,8 @@ def insert_blocks(connection: Connection, locked: LockedStream, found: FoundStre
     )
 
 
-def insert_gaps(connection: Connection, found: FoundStream) -> None:
-    """The gaps, oldest first."""
+def insert_gaps(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
+    """The gaps, oldest first; those that the rebuild found with their events."""
     insert_all(
         connection,
         gaps,
@@ -151,6 +152,16 @@ def insert_gaps(connection: Connection, found: FoundStream) -> None:
             for gap in sorted(found.gaps, key=lambda gap: gap.gap_id)
         ),
     )
+    for gap in found.found_gaps:
+        add_gap(
+            connection,
+            locked,
+            gap.input_id,
+            gap.partition,
+            from_offset=gap.from_offset,
+            until_offset=gap.until_offset,
+            reason=gap.reason,
+        )
 
 
 def insert_all(connection: Connection, table: Any, rows: Iterable[dict[str, Any]]) -> None:

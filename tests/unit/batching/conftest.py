@@ -53,7 +53,15 @@ class Receiving:
     def new_segment(self) -> None:
         """Go on in a new epoch, as a restarted receiver does; the segments before are closed."""
         self.lease = self.ledger.receivers.register(self.job, self.receiver, host="here", lease_ms=3_600_000)
-        self.writer = WriteAheadLogWriter(self.storage, "shop/log", self.receiver, self.lease.epoch, clock=self.clock)
+        self.writer = WriteAheadLogWriter(
+            self.storage,
+            "shop/log",
+            self.receiver,
+            self.lease.epoch,
+            clock=self.clock,
+            positions=lambda: {PARTITION: self.position},
+        )
+        self.accepted: int | None = None
 
     def store(self, records: int) -> AddedBlock:
         offsets = range(self.position, self.position + records)
@@ -71,8 +79,9 @@ class Receiving:
         batch = pa.RecordBatch.from_pydict({name: columns[name] for name in RECORD_SCHEMA.names}, RECORD_SCHEMA)
         ranges = (OffsetRange(PARTITION, self.position, self.position + records, records),)
         now_ms = self.clock.now_ms()
-        written = self.writer.write(batch, ranges, cut_time_ms=now_ms, last_accepted_sequence=None)
+        written = self.writer.write(batch, ranges, cut_time_ms=now_ms, last_accepted_sequence=self.accepted)
         self.position += records
+        self.accepted = written.sequence
         return self.ledger.blocks.add(
             self.lease,
             BlockInfo(

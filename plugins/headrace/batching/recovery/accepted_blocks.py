@@ -1,8 +1,9 @@
 """Which blocks of the log the lost ledger had accepted, and in which order.
 
 Frames are intents, and each tells how far its writer's had been accepted, so of each writer and epoch only the last is
-undecided (rule 10 of the design). It counts if a manifest lists it, or if the position of one of its partitions went on
-behind it and no other block covers its offsets. Else it is dropped, and Kafka is read again from where it began.
+undecided (rule 10 of the design). It counts if a manifest lists it, or if one of its partitions went on behind it (a
+later block begins there, whether that one counts or not) and no other block covers its offsets. Else it is dropped,
+and Kafka is read again from where it began.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
 
 
 class _Decision:
-    """Which of the undecided blocks count: those behind which their partitions went on, with no other block there."""
+    """Which of the undecided blocks count: those behind which their partitions went on, with no other block there.
+
+    Positions went on to where blocks begin, those too of which it is undecided whether they count: their writers had
+    begun from the ledger's positions.
+    """
 
     def __init__(self, evidence: Evidence, accepted: Iterable[BlockInfo]) -> None:
         kept = evidence.kept
@@ -78,23 +83,26 @@ class _Decision:
         self._covered: dict[Place, list[OffsetRange]] = defaultdict(list)
         for place, offsets in evidence.positions.items():
             self._reached[place].update(offsets)
+        for frame in evidence.frames:
+            for place, r in places(frame.info):
+                self._reached[place].add(r.from_offset)
         for info in accepted:
             self._take(info)
         # Also of blocks whose segments cleanup has deleted.
-        for found in chain.from_iterable(evidence.manifests.values()):
-            for input_id, blocks in found.manifest.inputs.items():
-                for r in chain.from_iterable(block.ranges for block in blocks):
-                    self._covered[input_id, r.partition].append(r)
+        for place, r in listed_ranges(evidence):
+            self._covered[place].append(r)
         for gap in () if kept is None else kept.gaps:
             if gap.batch_time_ms is None:
                 lost = OffsetRange(gap.partition, gap.from_offset, gap.until_offset, 0)
                 self._covered[gap.input_id, gap.partition].append(lost)
 
     def of(self, undecided: Iterable[BlockInfo]) -> list[BlockInfo]:
-        """Those that count. The latest first: where two cover the same offsets, the earlier one was dropped before."""
+        """Those that count. Of two that cover the same offsets the one that fits better what came behind does; else
+        the later one: the earlier had been dropped before it was written."""
         decided = []
-        for info in sorted(undecided, key=lambda info: info.cut_time_ms, reverse=True):
-            if self._counts(info):
+        fitting = {info: self._fit(info) for info in undecided}
+        for info in sorted(fitting, key=lambda info: (fitting[info], info.cut_time_ms, info.epoch), reverse=True):
+            if not self.is_replaced(info) and not self._is_split(info) and self._went_on(info):
                 self._take(info)
                 decided.append(info)
         return decided
@@ -108,16 +116,42 @@ class _Decision:
             self._covered[place].append(r)
             self._reached[place].update((r.from_offset, r.until_offset))
 
-    def _counts(self, info: BlockInfo) -> bool:
-        ranges = list(places(info))
-        if self.is_replaced(info):
-            return False
-        if any(r.from_offset < offset < r.until_offset for place, r in ranges for offset in self._reached[place]):
-            return False
-        # A block moves all its partitions at once: one that went on by itself had nothing to store.
-        if all(self._at_checkpoint.get(place, -1) >= r.until_offset for place, r in ranges):
-            return True
-        return any(max(self._reached[place], default=-1) >= r.until_offset for place, r in ranges)
+    def _fit(self, info: BlockInfo) -> int:
+        """2: every partition went on from where the block ends, if it did; 1: or from behind; 0: one was within the
+        block. After a rebuild that set positions back the block may have been accepted all the same."""
+        fit = 2
+        for place, r in places(info):
+            reached = self._reached[place]
+            if any(r.from_offset < offset < r.until_offset for offset in reached):
+                return 0
+            if r.until_offset not in reached and max(reached) > r.until_offset:
+                fit = 1
+        return fit
+
+    def _is_split(self, info: BlockInfo) -> bool:
+        """Whether the checkpoint knows some of it, and some not. A block moves all its partitions at once: one that
+        went on by itself had nothing to store."""
+        known = {
+            self._at_checkpoint.get(place, -1) >= r.until_offset
+            for place, r in places(info)
+            if self._at_checkpoint.get(place, -1) > r.from_offset
+        }
+        ahead = any(self._at_checkpoint.get(place, -1) <= r.from_offset for place, r in places(info))
+        return False in known or (True in known and ahead)
+
+    def _went_on(self, info: BlockInfo) -> bool:
+        return any(
+            max(self._at_checkpoint.get(place, -1), *self._reached[place]) >= r.until_offset
+            for place, r in places(info)
+        )
+
+
+def listed_ranges(evidence: Evidence) -> Iterable[tuple[Place, OffsetRange]]:
+    """What manifests list of each partition, block by block: all of it was accepted."""
+    for found in chain.from_iterable(evidence.manifests.values()):
+        for input_id, blocks in found.manifest.inputs.items():
+            for r in chain.from_iterable(block.ranges for block in blocks):
+                yield (input_id, r.partition), r
 
 
 def places(info: BlockInfo) -> Iterable[tuple[Place, OffsetRange]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.batching.checkpoint import CheckpointError, CheckpointVersionError
 from headrace.batching.kept_state import KeptState, read_kept
 from headrace.batching.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
-from headrace.blocks import BlockHandle, BlockInfo, ReceiverId, TopicPartition
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.wal.log_scan import header_of, scan_log
@@ -19,6 +19,8 @@ from headrace.wal.segments import SegmentName, segments_in
 from headrace.wal.storage import LogStorage
 
 Progress = Callable[[str], None]
+_OVER = (BatchState.COMPLETED, BatchState.ABANDONED)
+"""States in which a batch's log may go, once they are in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,36 @@ class FoundManifest:
     manifest: Manifest
 
 
+@dataclass(frozen=True, slots=True)
+class LostPart:
+    """A part of the log that is damaged or missing, and ``what`` it is. ``ranges``: the offsets that were in it, None
+    if that cannot be known: then it may have been any of its input. ``is_tail``: most likely nothing had been accepted;
+    ``is_missing``: a whole segment.
+    """
+
+    segment: str
+    what: str
+    ranges: tuple[OffsetRange, ...] | None
+    is_tail: bool = False
+    is_missing: bool = False
+
+    @property
+    def is_vague_tail(self) -> bool:
+        """Whether it may be any offset, but is most likely none."""
+        return self.is_tail and self.ranges is None
+
+    def may_hold(self, place: tuple[str, TopicPartition], span: tuple[int, int]) -> bool:
+        """Whether any of the offsets may have been in it."""
+        input_id, partition = place
+        name = SegmentName.parse(self.segment)
+        if name is None or name.input_id != input_id:
+            return False
+        start, until = span
+        return self.ranges is None or any(
+            r.partition == partition and r.from_offset < until and start < r.until_offset for r in self.ranges
+        )
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What the stream's folder holds.
@@ -55,6 +87,7 @@ class Evidence:
     epochs: Mapping[ReceiverId, int]
     manifests: Mapping[int, Sequence[FoundManifest]]
     damaged_manifests: Mapping[str, str]
+    lost: Sequence[LostPart]
     notices: Sequence[str]
     last_sign_ms: int
 
@@ -73,7 +106,7 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
     log = folder.below(LOG_FOLDER)
     names = segments_in(log.list())
     progress(f"reading the log, {len(names)} segments")
-    frames = _read_frames(log, mode, notices, _deleted(kept, manifests))
+    frames, lost = _read_frames(log, mode, notices, _deleted(kept, manifests))
     epochs: dict[ReceiverId, int] = defaultdict(int)
     positions: dict[tuple[str, TopicPartition], list[int]] = defaultdict(list)
     for name in names:
@@ -93,6 +126,7 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
         epochs=epochs,
         manifests=manifests,
         damaged_manifests=damaged,
+        lost=lost,
         notices=notices,
         last_sign_ms=max(signs, default=0),
     )
@@ -137,10 +171,26 @@ def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManif
     unfinished: dict[str, bool] = {}
     for time_ms, of_time in manifests.items():
         batch = None if kept is None else kept.batches.get(time_ms)
-        is_over = kept is None or batch is None or bool(kept.passed_over) or is_done(batch.row)
+        is_over = kept is None or batch is None or bool(kept.passed_over) or batch.row.state in _OVER
         for handle in handles_in(of_time):
             unfinished[handle.segment] = unfinished.get(handle.segment, False) or not is_over
-    return lambda segment: not unfinished.get(segment, True)
+
+    def deleted(segment: str) -> bool:
+        if kept is None or kept.segments is None or kept.passed_over:
+            return not unfinished.get(segment, True)
+        if segment not in kept.segments:
+            # Gone by then, as one that no block was accepted of; what is newer may have held blocks.
+            name = SegmentName.parse(segment)
+            return name is not None and name.opened_ms <= kept.checkpoint.written_at_ms
+        last_ms = kept.segments[segment]
+        if last_ms is None:
+            # It was open: over only if manifests say so of its blocks.
+            return not unfinished.get(segment, True)
+        last = kept.batches.get(last_ms)
+        is_over = last_ms == 0 or (last is not None and last.row.state in {*_OVER, BatchState.ABSORBED})
+        return is_over and not unfinished.get(segment, False)
+
+    return deleted
 
 
 def is_done(row: BatchRow) -> bool:
@@ -151,17 +201,29 @@ def is_done(row: BatchRow) -> bool:
 
 def _read_frames(
     log: LogStorage, mode: RecoveryMode, notices: list[str], deleted: Callable[[str], bool]
-) -> list[FoundFrame]:
+) -> tuple[list[FoundFrame], list[LostPart]]:
     scan = scan_log(log, mode=mode, deleted=deleted)
     # The payloads go at once: the frames' headers of a long log fit in memory, its records do not.
     frames = [FoundFrame(_block_info(settled.frame), settled.accepted) for settled in scan.settled()]
+    missing = [error for error in scan.missing if not deleted(error.segment)]
     notices += [str(tail) for tail in scan.torn_tails]
-    notices += [error.what for error in scan.damage]
+    notices += [error.what for error in [*scan.damage, *missing]]
     notices += [
         f"Segment {path} was opened by a writer that had been replaced: nothing in it counts."
         for path in scan.superseded
     ]
-    return frames
+    lost = [
+        LostPart(tail.segment, f"the tail of {tail.segment}", tail.ranges, is_tail=True) for tail in scan.torn_tails
+    ]
+    # That mode reads nothing of the receiver behind its first damage.
+    is_more = mode is RecoveryMode.POINT_IN_TIME_RECOVERY
+    for error in scan.damage:
+        what = f"segment {error.segment} is damaged at offset {error.offset}"
+        lost.append(LostPart(error.segment, what, None if is_more else error.ranges))
+    for gone in missing:
+        what = f"segment {gone.segment} is missing"
+        lost.append(LostPart(gone.segment, what, None if is_more else gone.ranges, is_missing=True))
+    return frames, lost
 
 
 def _block_info(frame: ScannedFrame) -> BlockInfo:

@@ -95,7 +95,10 @@ class _Finder:
             )
         taken = self._take(found, time_ms, kept.row.absorbed)
         row = kept.row
-        if not is_done(row) and self._gone(found):
+        if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(found):
+            # The checkpoint that it is in was the one that let its log go.
+            row = dataclasses.replace(row, checkpointed_at_ms=self._now_ms)
+        if not is_done(row) and self._was_deleted(found):
             # In a newer checkpoint, which is damaged, it is done.
             row = self._as_over(row, is_cleaned=not taken)
         elif row.state is BatchState.RUNNING:
@@ -145,7 +148,7 @@ class _Finder:
             built=built,
         )
         outputs: dict[str, dict[str, object]] = {}
-        if self._gone(found) or self._was_cleaned(found):
+        if self._was_deleted(found) or self._was_cleaned(found):
             row = self._as_over(row, is_cleaned=not taken)
             outputs = {step: {} for step in self._stream.outputs}
         self.batches.append(FoundBatch(row, inputs, outputs))
@@ -171,8 +174,19 @@ class _Finder:
             cleanup={} if is_cleaned else None,
         )
 
-    def _gone(self, found: FoundManifest) -> bool:
-        """Whether a segment of the batch was deleted: every batch in it was over, so it must not be run again."""
+    def _was_deleted(self, found: FoundManifest) -> bool:
+        """Whether cleanup has deleted a segment of the batch, of which the newest whole checkpoint does not say that it
+        is over: every batch in it was, so it must not be run again. If no newer one is damaged, somebody else did.
+        """
+        if not self._is_gone(found):
+            return False
+        kept = self._evidence.kept
+        if kept is None or kept.passed_over or kept.checkpoint.version == 1:
+            return True
+        self.notices.append(f"Batch {found.manifest.batch_time_ms} is not over, and its log is gone: it reads Kafka.")
+        return False
+
+    def _is_gone(self, found: FoundManifest) -> bool:
         return any(handle.segment not in self._evidence.segments for handle in handles_in([found]))
 
     def _was_cleaned(self, found: FoundManifest) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headrace.batching.recovery.accepted_blocks import AcceptedBlocks, Place, accepted_blocks, in_order, places
 from headrace.batching.recovery.evidence import Evidence
 from headrace.batching.recovery.found_batches import FoundBatches, find_batches, first_batch_time
+from headrace.batching.recovery.holes import account
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.ledger.found import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.rows import MovedBlock, PositionRow, StreamRow, TopicRow
@@ -68,32 +69,52 @@ def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str |
         sealed_until_ms=max(sealed_ms, stream.sealed_until_ms),
         zero_time_ms=stream.zero_time_ms if kept is not None else _zero_time_ms(stream, listed, batches),
     )
+    accounted = account(evidence, blocks.blocks, _positions(evidence, listed, batches, now_ms), now_ms)
     known = [batch.row.attempt for batch in batches.batches]
     found = FoundStream(
         stream=stream,
         receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(evidence).items()},
         last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *(number + EPOCH_JUMP for number in known), 1),
         topics=_topics(evidence, blocks.blocks, now_ms),
-        positions=_positions(evidence, listed, batches, now_ms),
+        positions=accounted.positions,
         segments=_segments(evidence, blocks.blocks),
         blocks=listed,
         batches=batches.batches,
         replay_definitions=() if kept is None else kept.replay_definitions,
         gaps=() if kept is None else kept.gaps,
+        found_gaps=accounted.gaps,
         runs={} if kept is None else kept.runs,
         notes={
             "checkpoint": None if kept is None else kept.checkpoint.path,
             "dropped_blocks": len(blocks.undecided),
             "refused_blocks": blocks.refused,
+            "gaps": len(accounted.gaps),
         },
     )
-    notices = [*evidence.notices, *batches.notices]
+    notices = [*evidence.notices, *batches.notices, *_unknown_starts(evidence, accounted.positions)]
+    next_offsets = {(row.input_id, row.partition): row.next_offset for row in accounted.positions}
     notices += [
         f"Block {info.handle} of {info.receiver} is its writer's last, and nothing tells that it was accepted: its "
         "records are read from Kafka again."
         for info in blocks.undecided
+        if all(next_offsets[place] <= r.from_offset for place, r in places(info))
     ]
+    notices += accounted.notices
     return Conclusion(found, blocks, notices)
+
+
+def _unknown_starts(evidence: Evidence, positions: Iterable[PositionRow]) -> list[str]:
+    """Without a checkpoint a missing first segment takes with it where its partitions began."""
+    if evidence.kept is not None:
+        return []
+    return [
+        f"Where {row.input_id}/{row.partition.topic}-{row.partition.partition} began is not known, since "
+        f"{part.what}: offsets before {row.starting_offset} may be lost."
+        for part in evidence.lost
+        if part.is_missing
+        for row in positions
+        if part.may_hold((row.input_id, row.partition), (0, row.starting_offset))
+    ]
 
 
 def _declared(stream: Stream, now_ms: int) -> StreamRow:

@@ -169,6 +169,7 @@ def _tell(concluded: Conclusion, report: Recovered) -> None:
         "batches": len(found.batches),
         "dropped_blocks": len(concluded.blocks.undecided),
         "refused_blocks": concluded.blocks.refused,
+        "gaps_found": len(found.found_gaps),
         **{f"batches_{state.value}": states.count(state) for state in BatchState if state in states},
     }
     report.notices += concluded.notices
