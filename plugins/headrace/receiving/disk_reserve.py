@@ -15,6 +15,8 @@ RESERVE_BYTES = 256 << 20
 RESERVE_SHARE = 0.05
 # Receiving goes on with so many times the reserve, so that it does not pause and go on with every block.
 RESUME_AT = 1.5
+# Of the reserve this much is kept also where batches wait for records, so that only receiving lets them make room.
+HARD_SHARE = 0.25
 _LOOK_SECONDS = 1.0
 _MIB = 1024 * 1024
 
@@ -43,21 +45,26 @@ class DiskReserve:
         self._next_look = 0.0
         self._reason: str | None = None
 
-    def look(self) -> str | None:
-        """Why receiving has to pause, None while there is enough room."""
+    def look(self, only_receiving_helps: Callable[[], bool] = lambda: False) -> str | None:
+        """Why receiving has to pause, None while there is enough room. ``only_receiving_helps`` is asked when there is
+        little: if so, receiving goes on into the reserve, down to the hard one.
+        """
         now = self._clock.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
-            self._reason = self._judge(self._space())
+            self._reason = self._judge(self._space(), only_receiving_helps)
         return self._reason
 
-    def _judge(self, space: Space | None) -> str | None:
+    def _judge(self, space: Space | None, only_receiving_helps: Callable[[], bool]) -> str | None:
         if space is None:
             return None
         free, total = space
         reserve = min(RESERVE_BYTES, total * RESERVE_SHARE)
         resume = reserve * RESUME_AT
         if free >= (resume if self._reason is not None else reserve):
+            return None
+        # Nobody frees anything below the hard reserve, so it needs no second bound to go on at.
+        if free >= reserve * HARD_SHARE and only_receiving_helps():
             return None
         return (
             f"the log's disk is nearly full: {free / _MIB:.1f} MiB are free, and {reserve / _MIB:.1f} MiB are left to "

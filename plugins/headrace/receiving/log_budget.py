@@ -13,7 +13,7 @@ from collections.abc import Callable
 from headrace.clock import Clock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.states import BatchState
+from headrace.receiving.awaited_records import only_receiving_helps
 from headrace.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 RESUME_AT = 0.9
 _LOOK_SECONDS = 1.0
 _MIB = 1024 * 1024
-_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 class LogBudget:
@@ -60,26 +59,15 @@ class LogBudget:
 
     def _ask(self) -> None:
         own = self._own_bytes()
-        self._stored = self._ledger.segments.stored_bytes(self._stream.name)
+        name = self._stream.name
+        self._stored = self._ledger.segments.stored_bytes(name)
         self._own_then = own
         self._next_look = self._clock.monotonic() + _LOOK_SECONDS
         bound = self._max_bytes * RESUME_AT if self._exceeded else self._max_bytes
-        self._exceeded = self._stored >= bound and not self._only_receiving_helps()
+        self._exceeded = self._stored >= bound and not only_receiving_helps(self._ledger, name, self._stream.batch_by)
 
     def _now(self) -> int:
         return self._stored + self._own_bytes() - self._own_then
-
-    def _only_receiving_helps(self) -> bool:
-        """By timestamp a batch waits for records that are still in Kafka: unless there is another one to be finished,
-        it has to get them, or the log would stay full for good.
-        """
-        if self._stream.batch_by != "timestamp":
-            return False
-        name = self._stream.name
-        if self._ledger.batches.list(name, 1, _UNFINISHED):
-            return False
-        waiting_ms = self._ledger.batches.next_unclaimed(name)
-        return waiting_ms is None or bool(self._ledger.positions.unpassed(name, waiting_ms))
 
     def _reason(self) -> str:
         return (

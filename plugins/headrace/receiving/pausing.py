@@ -6,8 +6,10 @@ import logging
 
 from headrace.clock import Clock
 from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import ReceiverLease
 from headrace.ledger.states import EventKind
+from headrace.receiving.awaited_records import only_receiving_helps
 from headrace.receiving.disk_reserve import DiskReserve
 from headrace.receiving.log_budget import LogBudget
 
@@ -45,7 +47,7 @@ class Pausing:
     def look(self) -> bool:
         """See to the log's disk and budget; whether there is something new to tell by that or else."""
         if self._reserve is not None:
-            self._low = self._reserve.look()
+            self._low = self._reserve.look(self._only_receiving_helps)
         if self._budget is not None:
             self._exceeded = self._budget.look()
         return self._kind != self._told
@@ -78,6 +80,14 @@ class Pausing:
         if self._told is None:
             self._told_at = self._clock.monotonic()
         self._told = kind
+
+    def _only_receiving_helps(self) -> bool:
+        stream = self._lease.receiver_id.stream
+        try:
+            return only_receiving_helps(self._ledger, stream, self._ledger.streams.get(stream).batch_by)
+        except LedgerUnavailableError as error:
+            logger.warning("the ledger does not say what batches wait for: %s", error)
+            return False
 
     @property
     def _kind(self) -> str | None:
