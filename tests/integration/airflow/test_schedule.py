@@ -145,7 +145,7 @@ def test_a_backfill_runs_intervals_that_nobody_ran(installation, until):
             if run["run_type"] == "backfill" and run["state"] == "success"
         }
 
-    until(lambda: done() == wanted, seconds=120, what="the backfill")
+    until(lambda: done() == wanted, seconds=200, what="the backfill")
     with installation.ledger() as ledger:
         for date in wanted:
             assert ledger.batches.get("flights", int((date + INTERVAL).timestamp() * 1000)).state.value == "completed"
