@@ -97,6 +97,7 @@ class EventKind(StrEnum):
     PARTITION_ENDED = "partition_ended"
     BLOCK_ADDED = "block_added"
     GAP = "gap"
+    OFFSETS_REUSED = "offsets_reused"
     COMMIT_FAILED = "commit_failed"
     BATCH_ALLOCATED = "batch_allocated"
     BATCH_STARTED = "batch_started"

@@ -21,8 +21,10 @@ from headrace.ledger.errors import (
 from headrace.ledger.rows import ReceiverLease
 from headrace.receiving.errors import StoreFailedError
 from headrace.receiving.event_times import by_event_time
+from headrace.receiving.partition_state import Gap
 from headrace.receiving.pausing import Pausing
 from headrace.receiving.record_batches import RecordChunk, combine, without
+from headrace.receiving.reused_offsets import tell_reused
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
@@ -133,6 +135,11 @@ class BlockStore:
 
         self._patiently(step)
         self.next_offsets[partition] = until_offset
+
+    def tell_reused(self, gap: Gap) -> None:
+        """Kafka took these offsets back. (Where the topic was created again it did not: the tracker tells of that.)"""
+        if not self._recreated([gap.partition]):
+            self._patiently(lambda: tell_reused(gap, self._lease, self._ledger))
 
     def idle(self) -> None:
         """Nothing to store for now: let the segment end when its time is out."""

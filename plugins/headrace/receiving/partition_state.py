@@ -25,12 +25,16 @@ class FetchState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets ``[from_offset, until_offset)`` that Kafka can no longer give, and why."""
+    """Offsets ``[from_offset, until_offset)`` that Kafka can no longer give, and why.
+
+    ``taken_back``: they were read before, and Kafka gives them to other records, which are not.
+    """
 
     partition: TopicPartition
     from_offset: int
     until_offset: int
     reason: str
+    taken_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,12 @@ class OwnedPartition:
     """What cannot be read is being passed over, as a gap."""
     doubts: int = 0
     """How often in a row the offset that the search tries was neither readable nor damaged."""
+    taken_back: int | None = None
+    """From here to ``next_offset`` Kafka took offsets back, as was told."""
 
     def progressed(self, until_offset: int) -> None:
         self.next_offset = until_offset
         self.state = FetchState.FETCHING
         self.error = None
         self.attempts = 0
+        self.taken_back = None

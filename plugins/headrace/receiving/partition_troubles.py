@@ -6,6 +6,7 @@ Each is one partition's own trouble: none of it stops the others.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ _DAMAGE_ATTEMPTS = 7
 _MOST_DOUBTS = 10
 # librdkafka says by no code of its own that Kafka's log was cut off before the position and has grown again.
 _TRUNCATED = "log truncation detected"
+_TRUNCATED_AT = re.compile(r"broker end offset is (\d+)")
 _LEADERLESS = "no broker has this partition at the moment (it has no leader)"
 
 
@@ -93,12 +95,8 @@ class PartitionTroubles:
     def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
         """Kafka does not have the position: find out what it has, then fail or go on at its earliest."""
         if _TRUNCATED in error_text.lower():
-            self._fail(
-                owned,
-                f"{error_text}. Kafka took back what was read of it below {owned.next_offset}, and gives these offsets "
-                "to other records, which are not read. Start the receiver job anew to go on at the position.",
-            )
-            return None
+            end = _TRUNCATED_AT.search(error_text)
+            return self._on_taken_back(owned, error_text, None if end is None else int(end[1]))
         key = (owned.partition.topic, owned.partition.partition)
         position = owned.next_offset
         try:
@@ -115,11 +113,8 @@ class PartitionTroubles:
             # After a damaged batch librdkafka 2.16 asks for an offset that is none: about every other fetch ends here.
             self.back_off(owned, f"offset {position} was out of range for a moment ({error_text}): [{low}, {high})")
         elif position > high:
-            self._fail(
-                owned,
-                f"Kafka's log ends at {high}, before the position {position}: the topic was re-created or its log "
-                "truncated. A re-created topic is read from its beginning once the tracker has seen its new id.",
-            )
+            text = f"Kafka's log ends at {high}, before the position {position}: truncated, or the topic was re-created"
+            return self._on_taken_back(owned, text, high)
         elif self._on_lost_offsets == "fail":
             self._fail(
                 owned,
@@ -134,6 +129,27 @@ class PartitionTroubles:
             self.assign(key, low)
             return Gap(owned.partition, position, low, "retention: Kafka no longer has these offsets")
         return None
+
+    def _on_taken_back(self, owned: OwnedPartition, error: str, end: int | None) -> Gap | None:
+        """Kafka's log was cut off at ``end``: offsets that were read belong to other records from there on.
+
+        Their ids in an index would be those of the records that were read, so they are told of and not read. Nor is the
+        position that the ledger has ever set back.
+        """
+        position = owned.next_offset
+        if end is None or end >= position:
+            self._fail(owned, f"{error}. Kafka took back what was read below {position}, from where on is not known")
+            return None
+        text = f"{error}. Kafka took back offsets [{end}, {position}); what it gives them to is not read"
+        told = position if owned.taken_back is None else owned.taken_back
+        if self._on_lost_offsets == "fail":
+            self._fail(owned, f"{text}. Start the receiver job anew to go on at the position.")
+        else:
+            self.back_off(owned, f"{text}. It goes on at the position once Kafka's log has reached it")
+        if end >= told:
+            return None
+        owned.taken_back = end
+        return Gap(owned.partition, end, told, error, taken_back=True)
 
     def on_damage(self, owned: OwnedPartition, error: Any, base_offset: int | None, found: Findings) -> None:
         """Often transient, so fetched again; what stays damaged is passed over only where lost offsets may be.

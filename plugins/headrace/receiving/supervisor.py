@@ -318,7 +318,10 @@ class ReceiverSupervisor:
         return {each: self._next_offsets[each] for each in mine if each in self._next_offsets}
 
     def _store_gap(self, gap: Gap) -> None:
-        self._store.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
+        if gap.taken_back:
+            self._store.tell_reused(gap)
+        else:
+            self._store.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
 
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         """Everything read of them is stored by now."""

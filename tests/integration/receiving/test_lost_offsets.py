@@ -149,7 +149,7 @@ def test_a_log_that_was_cut_off_fails_its_partition_even_where_it_has_grown_agai
     rig.create(partitions=2)
     for number in range(6):
         rig.produce(1, tag=f"old{number}")
-    rig.begin(rig.define(on_lost_offsets="reset"))
+    rig.begin(rig.define(on_lost_offsets="fail"))
     rig.await_positions({(rig.topic, 0): 6, (rig.topic, 1): 0})
     server.stop()
     cut_off(folder_of(server, rig), 3)
@@ -158,6 +158,9 @@ def test_a_log_that_was_cut_off_fails_its_partition_even_where_it_has_grown_agai
         rig.produce(20, tag="new")
     rig.eventually(lambda: state_of(rig, 0)[0] is PartitionState.FAILED)
     assert "truncat" in state_of(rig, 0)[1]
+    rig.eventually(lambda: rig.ledger.events.list("air", kinds=[EventKind.OFFSETS_REUSED]))
+    (event,) = rig.ledger.events.list("air", kinds=[EventKind.OFFSETS_REUSED])
+    assert (event.payload["partition"], event.payload["from_offset"], event.payload["until_offset"]) == (0, 3, 6)
     rig.produce(5, partition=1)
     rig.await_positions({(rig.topic, 0): 6, (rig.topic, 1): 5})
     rig.end()

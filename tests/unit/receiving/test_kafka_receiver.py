@@ -100,12 +100,35 @@ def test_lost_offsets_are_a_gap_under_reset() -> None:
     assert chunk.ranges == (OffsetRange(setting.p0, 6, 10, 4),)
 
 
-@pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_a_log_that_ends_before_the_position_fails_under_any_policy(policy: str) -> None:
-    setting = Setting(policy)
+def test_a_log_that_ends_before_the_position_fails_and_says_what_was_taken_back() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x"] * 3)
     setting.receiver.assign(setting.p0, 7)
-    assert setting.fetch() == []
+    (gap,) = setting.fetch()
+    assert isinstance(gap, Gap)
+    assert (gap.from_offset, gap.until_offset, gap.taken_back) == (3, 7, True)
+    assert setting.receiver.lost_offsets == 4
     assert setting.state(setting.p0) is FetchState.FAILED
+    assert "[3, 7)" in (setting.receiver.status()[0].error or "")
+
+
+def test_a_log_that_ends_before_the_position_is_read_on_once_it_has_reached_it_under_reset() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"x"] * 5)
+    setting.receiver.assign(setting.p0, 7)
+    events = setting.fetch()
+    setting.clock.advance(1_000)
+    events += setting.fetch()
+    # Told once, and what is taken back besides by itself.
+    assert told(events) == [("gap", 5, 7)]
+    del setting.kafka.logs["a", 0].entries[2:]
+    setting.clock.advance(60_000)
+    assert told(setting.fetch()) == [("gap", 2, 5)]
+    assert setting.state(setting.p0) is FetchState.BACKING_OFF
+    assert setting.receiver.lost_offsets == 5
+    setting.kafka.produce("a", 0, *[b"y"] * 9)
+    setting.clock.advance(60_000)
+    assert told(setting.fetch()) == [("records", 7, 11)]
 
 
 def test_damage_is_fetched_again_with_backoff_while_others_go_on() -> None:
@@ -363,15 +386,29 @@ def test_an_offset_out_of_range_beside_damage_is_the_clients_confusion(order: tu
     assert setting.ranges() == [OffsetRange(setting.p0, 4, 10, 6)]
 
 
-def test_a_truncated_log_fails_its_partition_although_the_offset_is_there_again() -> None:
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_a_truncated_log_is_told_of_although_the_offset_is_there_again(policy: str) -> None:
+    setting = Setting(policy)
+    setting.kafka.produce("a", 0, *[b"new"] * 10)
+    setting.receiver.assign(setting.p0, 6)
+    text = "Partition log truncation detected at offset 6: broker end offset is 4 (offset leader epoch 2)"
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET, text)
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=6, error=error)]
+    assert told(setting.receiver.fetch(0)) == [("gap", 4, 6)]
+    assert "[4, 6)" in (setting.receiver.status()[0].error or "")
+    setting.clock.advance(1_000)
+    assert told(setting.fetch()) == ([] if policy == "fail" else [("records", 6, 10)])
+    assert setting.state(setting.p0) is (FetchState.FAILED if policy == "fail" else FetchState.AT_END)
+
+
+def test_a_truncated_log_fails_its_partition_where_it_is_not_known_what_was_cut_off() -> None:
     setting = Setting("reset")
     setting.kafka.produce("a", 0, *[b"new"] * 10)
     setting.receiver.assign(setting.p0, 6)
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "Partition log truncation detected at offset 6")
     setting.consumers[0].events = [Message(topic="a", partition=0, offset=6, error=error)]
-    setting.receiver.fetch(0)
+    assert setting.fetch() == []
     assert setting.state(setting.p0) is FetchState.FAILED
-    assert "which are not read" in (setting.receiver.status()[0].error or "")
 
 
 def test_a_partition_without_a_leader_says_so_until_it_has_one() -> None:

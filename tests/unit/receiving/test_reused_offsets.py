@@ -1,0 +1,73 @@
+"""A log that Kafka cut off below the position, and let grow again: told in the ledger, once, and read on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.ledger import EventKind
+from headrace.ledger.states import PartitionState
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_offsets_that_are_given_to_other_records_are_an_event(
+    make_stream: Callable[..., Any], make_setting: Callable[..., Any], policy: str
+) -> None:
+    setting = make_setting(make_stream(on_lost_offsets=policy))
+    setting.topic(1)
+    setting.assign(0)
+
+    def reused() -> list[tuple[str, int, int, int]]:
+        events = setting.events(EventKind.OFFSETS_REUSED)
+        return [(e["topic"], e["partition"], e["from_offset"], e["until_offset"]) for e in events]
+
+    def told(epoch: int) -> int | None:
+        (row,) = setting.ledger.receivers.list("air")
+        return row.stats.get("lost_offsets") if row.epoch == epoch else None
+
+    setting.kafka.produce("flights", 0, *[b"old"] * 10)
+    with setting.running():
+        eventually(lambda: setting.positions() == [10])
+    with setting.kafka.lock:
+        del setting.kafka.logs["flights", 0].entries[5:]
+    (before,) = setting.ledger.receivers.list("air")
+    for number in (1, 2):
+        # The second finds the same, and need not say so again.
+        with setting.running():
+            eventually(lambda epoch=before.epoch + number: told(epoch) == 5)  # type: ignore[misc]
+            if policy == "fail":
+                eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
+        setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)
+    assert reused() == [("flights", 0, 5, 10)]
+    setting.kafka.produce("flights", 0, *[b"new"] * 7)
+    with setting.running():
+        eventually(lambda: setting.positions() == [12])
+    assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
+    assert setting.ledger.gaps.list("air") == []
+    assert reused() == [("flights", 0, 5, 10)]
+
+
+def test_a_topic_that_was_created_again_had_nothing_taken_back(
+    make_stream: Callable[..., Any], make_setting: Callable[..., Any]
+) -> None:
+    setting = make_setting(make_stream(on_lost_offsets="reset"))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[b"old"] * 10)
+    with setting.running():
+        eventually(lambda: setting.positions() == [10])
+        with setting.kafka.lock:
+            setting.kafka.create("flights", 1)
+    with setting.running():
+        eventually(lambda: bool(setting.ledger.receivers.list("air")[0].stats.get("troubled")))
+    assert setting.events(EventKind.OFFSETS_REUSED) == []
