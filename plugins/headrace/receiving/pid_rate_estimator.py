@@ -61,3 +61,7 @@ class PidRateEstimator:
         self._latest_rate = max(settings.min_rate, rate)
         self._latest_error = error
         return self._latest_rate
+
+    def stay_at(self, rate: float) -> None:
+        """Go on from ``rate``: the last estimate was not followed."""
+        self._latest_rate = rate

@@ -12,8 +12,8 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import JobLease
-from headrace.receiving.rate_controller import RateController, waited_ms
+from headrace.ledger.rows import Attempt, JobLease
+from headrace.receiving.rate_controller import RateController, ran_at_once, waited_ms
 from headrace.stream import Limits, Stream
 from headrace.stream.limits import Backpressure
 
@@ -30,7 +30,12 @@ class Batches:
         self.clock = ManualClock(NOW_MS)
         self.ledger = Ledger.open(stream.ledger, clock=self.clock)
         self.ledger.streams.register(
-            "air", stream.to_json(), batch_interval_ms=1_000, block_interval_ms=100, outputs=stream.steps
+            "air",
+            stream.to_json(),
+            batch_interval_ms=1_000,
+            block_interval_ms=100,
+            outputs=stream.steps,
+            max_concurrent_batches=stream.limits.max_concurrent_batches,
         )
         self.job = self.ledger.jobs.acquire("air", holder="test", lease_ms=3_600_000)
         row = self.ledger.topics.observe(self.job, "records", "flights", "id-1", 2)
@@ -68,15 +73,21 @@ class Batches:
         return time_ms
 
     def run(self, time_ms: int, processing_ms: int) -> None:
+        attempt = self.begin(time_ms)
+        self.clock.advance(processing_ms)
+        self.end(attempt)
+
+    def begin(self, time_ms: int) -> Attempt:
         batches = self.ledger.batches
         batches.seal("air", time_ms)
         blocks = len(batches.blocks_of("air", time_ms))
         batches.allocate("air", time_ms, manifest_uri="m", manifest_sha256="0" * 64, blocks_expected=blocks)
-        attempt = batches.begin_attempt("air", time_ms, holder="test", way="connect", lease_ms=600_000)
-        self.clock.advance(processing_ms)
+        return batches.begin_attempt("air", time_ms, holder="test", way="connect", lease_ms=600_000)
+
+    def end(self, attempt: Attempt) -> None:
         for output in attempt.outputs:
-            batches.record_output(attempt, output, {})
-        batches.complete_attempt(attempt)
+            self.ledger.batches.record_output(attempt, output, {})
+        self.ledger.batches.complete_attempt(attempt)
 
     def rates(self) -> list[float | None]:
         rates = {row.receiver_id: row.max_rate for row in self.ledger.receivers.list("air")}
@@ -167,6 +178,63 @@ def test_a_batch_waits_for_as_many_as_run_at_once() -> None:
     assert waited_ms(rows[2], rows, 2) == 3_000
     assert waited_ms(rows[2], rows, 3) == 0
     assert waited_ms(rows[0], rows, 1) == 0
+
+
+def test_batches_that_run_at_once_keep_up_together(make_batches: Callable[..., Batches]) -> None:
+    """Each takes one and a half intervals and two run at once: in that time they get through twice the records."""
+    batches = make_batches(Limits(backpressure=SETTINGS, max_concurrent_batches=2))
+    controller = batches.controller()
+    running: Attempt | None = None
+    for _ in range(10):
+        attempt = batches.begin(batches.receive(300, 600))
+        if running is not None:
+            batches.clock.advance(500)
+            batches.end(running)
+            controller.follow()
+        running = attempt
+    assert batches.rates() == [400.0, 800.0]
+
+
+def test_a_rate_does_not_fall_while_no_batch_has_waited(make_batches: Callable[..., Batches]) -> None:
+    """A batch of few records takes nearly as long as one of many."""
+    batches = make_batches()
+    controller = batches.controller()
+    for records, processing_ms in ((450, 900), (450, 900), (40, 800), (40, 800)):
+        batches.run(batches.receive(records, 50), processing_ms)
+        controller.follow()
+        batches.clock.advance(1_000)
+    assert batches.rates() == [500.0, 62.5]
+    first, second = batches.receive(450, 50), batches.receive(450, 50)
+    batches.run(first, 1_500)
+    controller.follow()
+    assert batches.rates() == [500.0, 62.5]
+    batches.run(second, 1_500)
+    batches.clock.advance(1_000)
+    controller.follow()
+    rates = batches.rates()
+    assert rates[0] == pytest.approx(300 * (1 - 0.2 * 1.5)), "from the rate that was in force"
+
+
+def test_how_many_ran_at_once() -> None:
+    class Row:
+        def __init__(self, time_ms: int, started_ms: int | None, ended_ms: int | None) -> None:
+            self.batch_time_ms, self.started_at_ms, self.completed_at_ms = time_ms, started_ms, ended_ms
+
+    batch: Any = Row(3_000, 3_000, 5_000)
+    before, after, running, ended, later = (
+        Row(1_000, 1_000, 3_500),
+        Row(4_000, 4_000, 6_000),
+        Row(4_100, 4_500, None),
+        Row(2_000, 2_000, 3_000),
+        Row(5_000, 5_000, None),
+    )
+    for others, most in (
+        ([], 1),
+        ([batch, ended, later, Row(6_000, None, None)], 1),
+        ([before, batch, after], 2),
+        ([before, after, running], 3),
+    ):
+        assert ran_at_once(batch, others) == most  # type: ignore[arg-type]
 
 
 def test_a_batch_that_is_run_again_tells_nothing(make_batches: Callable[..., Batches]) -> None:
