@@ -63,6 +63,24 @@ def test_a_stop_ordered_by_the_ledger_drains_what_was_read(setting: Setting) -> 
     assert len(setting.stored()) == report.records == setting.positions()[0]
 
 
+def test_a_stop_stores_what_was_read_and_not_cut(make_stream: MakeStream, make_setting: MakeSetting) -> None:
+    # No block interval and no batch time is to end while this runs.
+    long = dict.fromkeys(("batch_interval", "block_interval"), timedelta(hours=12))
+    setting = make_setting(make_stream().model_copy(update=long))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[b"x"] * 5)
+    running = setting.start()
+    eventually(lambda: hasattr(running.supervisor, "_generator"))
+    eventually(lambda: running.supervisor._generator.queued[0] == 1)
+    assert setting.positions() == [0]
+    setting.ledger.jobs.request_stop("air", "a person")
+    report = running.join()
+    assert (report.state, report.records) == (ReceiverState.STOPPED, 5)
+    assert setting.positions() == [5]
+    assert len(setting.stored()) == 5
+
+
 def test_a_restarted_receiver_goes_on_at_the_ledgers_position(setting: Setting) -> None:
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
