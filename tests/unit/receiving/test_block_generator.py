@@ -130,6 +130,26 @@ def test_stop_ensures_correct_shutdown(setting: Setting) -> None:
     generator.stop()
 
 
+def test_a_stop_pushes_what_was_not_cut_though_nothing_was_queued(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pushing thread waits for the last cut, however long the timer takes to end before it."""
+    generator, listener = setting.generator, setting.listener
+    generator.start()
+    generator.add_data("uncut", 1)
+    stop_timer = generator._timer.stop
+
+    def stop_late() -> int:
+        ticks = listener.ticks
+        # The second of these began after the stop.
+        eventually(lambda: listener.ticks >= ticks + 2 or not generator._pusher.is_alive())
+        return stop_timer()
+
+    monkeypatch.setattr(generator._timer, "stop", stop_late)
+    generator.stop()
+    assert listener.items == ["uncut"]
+
+
 def test_block_push_errors_are_reported(setting: Setting) -> None:
     generator, listener = setting.generator, setting.listener
     listener.failure = OSError("disk")
