@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,34 @@ def test_stop_asks_the_job_and_start_wants_it_again(stream: Stream) -> None:
         assert job is not None
         assert job.stop_reason == "headrace stop"
     assert answer(stream, "start", "shop") == {"stream": "shop", "desired_state": "running"}
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_stop_waits_until_the_job_has_ended(stream: Stream, *, as_json: bool) -> None:
+    ended = threading.Event()
+
+    def end_when_asked() -> None:
+        with Ledger.open(stream.ledger) as ledger:
+            while (job := ledger.jobs.current("shop")) is not None and job.stop_requested_at_ms is None:
+                if ended.wait(0.01):
+                    return
+            assert job is not None
+            ledger.jobs.release(JobLease("shop", job.epoch, job.holder, 60_000, job.lease_until_ms))
+
+    job = threading.Thread(target=end_when_asked)
+    job.start()
+    begun = time.monotonic()
+    try:
+        stopped = run(stream, "stop", "shop", "--wait", "30", *(["--json"] if as_json else []))
+    finally:
+        ended.set()
+        job.join()
+    assert time.monotonic() - begun < 25
+    assert stopped.exit_code == 0, stopped.output
+    if as_json:
+        assert json.loads(stopped.stdout) == {"stream": "shop", "desired_state": "stopped", "running": False}
+    else:
+        assert "is stopped" in stopped.stdout
 
 
 def test_batches_are_listed_and_shown_by_their_time(stream: Stream) -> None:
