@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +20,7 @@ from headrace.testing.records import make_block
 from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, SegmentMissingError, WriteFailedError
 from headrace.wal.headers import FrameHeader, SegmentEnd, SegmentHeader
+from headrace.wal.local_storage import LocalSegmentFile
 from headrace.wal.log_scan import scan_log
 from headrace.wal.payload import encode
 from headrace.wal.reader import read_block, read_blocks
@@ -218,20 +219,32 @@ def test_files_of_others_in_the_logs_folder_are_passed_by(log: Log) -> None:
 
 
 def test_what_a_failed_write_left_is_not_read_and_what_follows_is(log: Log) -> None:
+    """All of it is there, as when only the answer was lost."""
     writer = log.open_writer()
     written = write(writer, 1)
+    before = sum(map(log.storage.size, log.storage.list()))
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("create_segment", "write_atomically"):
-            patch.setattr(type(log.storage), name, fail)
-        patch.setattr("headrace.wal.local_storage.LocalSegmentFile.append", fail)
+        for kind, name in ((type(log.storage), "write_atomically"), (LocalSegmentFile, "append")):
+            patch.setattr(kind, name, losing_its_answer(getattr(kind, name)))
         with pytest.raises(WriteFailedError, match="the store is down"):
             write(writer, 1, start=1)
+    assert sum(map(log.storage.size, log.storage.list())) > before + 1000
     written += write(writer, 1, start=1)
-    assert [f.handle for f in scan_log(log.storage)] == [handle for handle, _ in written]
+    scan = scan_log(log.storage)
+    frames = list(scan)
+    assert [f.handle for f in frames] == [handle for handle, _ in written]
+    # The second sequence was spent on what failed.
+    assert [f.header.sequence for f in frames] == [0, 2]
+    (tail,) = scan.torn_tails
+    assert tail.length > 1000
 
 
-def fail(*_: object, **__: object) -> None:
-    raise OSError("the store is down")
+def losing_its_answer(plain: Callable[..., None]) -> Callable[..., None]:
+    def fail(*arguments: Any, **options: Any) -> None:
+        plain(*arguments, **options)
+        raise OSError("the store is down")
+
+    return fail
 
 
 def test_a_crash_before_the_first_byte_leaves_an_empty_file_that_is_passed_by(log: Log) -> None:
