@@ -121,10 +121,15 @@ def test_a_last_frame_with_lost_sectors_is_cut(storage: FaultyStorage, open_writ
     batch, ranges = make_block([Random(1).randbytes(5000)], from_offset=1)
     writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
     storage.zero(segment, length + 600, 512 * sectors)
+    torn = storage.read(segment)[length:]
     tail = repair_torn_tail(storage, segment)
     assert tail is not None
     assert tail.offset == length
-    assert len(list(scan_segment(storage, segment, newest=False, durable_length=length))) == 1
+    assert storage.size(segment) == length
+    assert storage.read(quarantine_path(tail)) == torn
+    scan = scan_segment(storage, segment, newest=True)
+    assert len(list(scan)) == 1
+    assert scan.torn_tail is None
 
 
 def test_damage_is_not_repaired(storage: FaultyStorage, open_writer: OpenWriter) -> None:
