@@ -73,6 +73,14 @@ def test_a_stopped_job_fires(stream, ledger):
     assert asyncio.run(scenario()).payload == {"outcome": "stopped", "epoch": 1}
 
 
+def test_a_job_that_had_stopped_before_anybody_waited_fires_at_once(stream, ledger):
+    lease = ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
+    ledger.jobs.release(lease)
+    trigger = ReceiverJobTrigger(ledger=stream.ledger, stream="flights", epoch=1, poll_interval=3_600)
+    event = asyncio.run(asyncio.wait_for(first_event(trigger), 30))
+    assert event.payload == {"outcome": "stopped", "epoch": 1}
+
+
 def test_a_new_triggerer_goes_on_where_the_last_one_was(stream, ledger):
     lease = ledger.jobs.acquire("flights", holder="test", lease_ms=10_000)
 
