@@ -185,6 +185,18 @@ def test_a_frame_of_an_unknown_kind_is_damage_and_not_passed_over() -> None:
         list(scan_segment(storage, PATH, newest=True))
 
 
+def test_a_block_with_other_records_than_its_header_says_is_damage() -> None:
+    """Every checksum holds: it is the writer that has written fewer than it said."""
+    ranges = make_block([b"x", b"y"])[1]
+    storage, (_, start) = lay_out([opening(), replace(block(0), ranges=ranges, records=2)])
+    handle = BlockHandle(PATH, start, storage.size(PATH) - start)
+    (scanned,) = scan_segment(storage, PATH, newest=True)
+    for read in (lambda: read_block(storage, handle), scanned.batch):
+        with pytest.raises(DamagedFrameError, match="the payload has 1 records, its header says 2") as damage:
+            read()
+        assert (damage.value.segment, damage.value.offset, damage.value.ranges) == (PATH, start, ranges)
+
+
 @pytest.mark.parametrize("length", [1, 20_000, 0xFFFFFFFF])
 @pytest.mark.parametrize("at", [24, 28])
 @pytest.mark.parametrize("place", ["middle", "end"])
