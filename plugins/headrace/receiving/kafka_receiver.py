@@ -230,6 +230,11 @@ class KafkaReceiver:
             positions[cursor.partition] = max(candidates)
         return {partition: position for partition, position in positions.items() if position >= 0}
 
+    @property
+    def excused_offsets(self) -> int:
+        """Without a record, and taken for control records: nothing shows that each of them is one."""
+        return 0 if self._jumps is None else self._jumps.excused
+
     # -- jumps -----------------------------------------------------------------------------------------------------
 
     def _find_jumps(

@@ -96,6 +96,14 @@ class OffsetQuestions:
         found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
         return {each: None if told is None or told.offset < 0 else int(told.offset) for each, told in found.items()}
 
+    def has_open_transaction(self, partition: Partition) -> bool:
+        """Whether the partition ends later for who reads uncommitted records. Raises RangesUnreadableError."""
+        committed, end = (
+            self._ask({partition: LATEST}, isolation)[partition]
+            for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        )
+        return committed is not None and end is not None and bool(committed.offset < end.offset)
+
     def is_compacted(self, topic: str) -> bool | None:
         """Whether the topic is compacted; None where it cannot be found out, for want of a privilege say."""
         try:
@@ -125,11 +133,11 @@ class OffsetQuestions:
         told = metadata.topics.get(_TRANSACTIONS)
         return told is not None and (told.error is None or told.error.code() not in _NO_SUCH_PARTITION)
 
-    def _ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, Any]:
+    def _ask(
+        self, specs: Mapping[Partition, Any], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    ) -> dict[Partition, Any]:
         try:
-            answers = request_offsets(
-                self._admin, specs, isolation=IsolationLevel.READ_UNCOMMITTED, seconds=self._seconds
-            )
+            answers = request_offsets(self._admin, specs, isolation=isolation, seconds=self._seconds)
         except KafkaException as error:
             raise unreadable(f"does not tell its offsets: {error}") from error
         return {each: self._answer(each, future) for each, future in answers.items()}

@@ -60,6 +60,7 @@ class ReceiverStats:
             "below_position": kafka.below_position,
             "not_owned": kafka.not_owned,
             "lost_offsets": kafka.lost_offsets,
+            "excused_offsets": kafka.excused_offsets,
             "unreadable_headers": kafka.unreadable_headers,
             "dropped": store.dropped_records,
             "late_records": store.late_records,

@@ -215,13 +215,14 @@ class FakeTopicIds:
 
 
 class FakeEvidence:
-    """``Evidence`` of a `FakeKafka`. ``compacted`` and ``transactions`` say what it answers; ``silent`` as while no
+    """``Evidence`` of a `FakeKafka`. ``compacted``, ``transactions`` and ``open_transaction`` say what it answers; ``silent`` as while no
     broker does. It counts its ``questions``."""
 
     def __init__(self, kafka: FakeKafka, *, compacted: bool | None = False, transactions: bool = False) -> None:
         self._kafka = kafka
         self.compacted = compacted
         self.transactions = transactions
+        self.open_transaction = False
         self.silent = False
         self.questions = 0
 
@@ -232,6 +233,16 @@ class FakeEvidence:
     def has_transactions(self) -> bool:
         self._asked()
         return self.transactions
+
+    def kept(self, partition: TopicPartition) -> tuple[int, int]:
+        self._asked()
+        with self._kafka.lock:
+            log = self._kafka.logs[partition.topic, partition.partition]
+            return log.low, log.high
+
+    def has_open_transaction(self, partition: TopicPartition) -> bool:  # noqa: ARG002
+        self._asked()
+        return self.open_transaction
 
     def record_offsets(self, partition: TopicPartition, offsets: tuple[int, int]) -> np.ndarray[Any, Any]:
         self._asked()

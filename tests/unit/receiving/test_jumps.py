@@ -41,15 +41,56 @@ def test_compaction_explains_every_jump_and_so_does_not_being_allowed_to_ask(com
     assert setting.lost() == []
     assert setting.lost() == []
     assert setting.evidence.questions == 1
+    # Compaction is known to have removed them, or it is not.
+    assert setting.jumps.excused == (0 if compacted else 10_000)
 
 
 def test_control_records_are_not_asked_after_once_there_are_transactions() -> None:
-    setting = Setting(*[("data", 1), ("control", 1)] * 5, ("control", 64))
+    setting = Setting(*[("data", 1), ("control", 1)] * 5, ("data", 64), ("control", 64))
     setting.evidence.transactions = True
     assert setting.lost() == []
     asked = setting.evidence.questions
     assert setting.lost() == []
-    assert setting.evidence.questions == asked == 2
+    assert setting.evidence.questions == asked
+    assert setting.jumps.excused == 2 * 69
+
+
+@pytest.mark.parametrize(
+    "kinds", [[("gone", 1_000), ("data", 1)] * 10, [("data", 3_000), ("gone", 1_000), ("data", 1)]]
+)
+def test_transactions_of_other_topics_excuse_no_loss(kinds: list[tuple[str, int]]) -> None:
+    setting = Setting(("data", 1), *kinds)
+    setting.evidence.transactions = True
+    entries = setting.kafka.logs["a", 0].entries
+    seen = np.array([offset for offset, entry in enumerate(entries) if entry.kind == "data"], dtype=np.int64)
+    jumps = jumps_between(seen, 0, len(entries))
+    # One by one, as they come.
+    assert [part for jump in jumps for part in setting.jumps.lost(setting.partition, [jump])] == jumps
+    assert setting.jumps.excused == 0
+
+
+def test_an_open_transaction_shows_that_the_topic_has_control_records() -> None:
+    setting = Setting(("data", 5_000), ("control", 64))
+    setting.evidence.transactions = True
+    assert setting.lost() == [(5_000, 5_064)]
+    setting.evidence.open_transaction = True
+    assert setting.lost() == []
+    assert setting.jumps.excused == 64
+
+
+def test_a_single_control_record_is_excused_and_counted() -> None:
+    setting = Setting(("data", 5), ("control", 1), ("data", 2))
+    setting.evidence.transactions = True
+    assert setting.lost() == []
+    assert setting.jumps.excused == 1
+
+
+def test_what_is_excused_counts_up_to_what_is_lost() -> None:
+    """Everything behind that is fetched, and judged, again."""
+    setting = Setting(("data", 5), ("control", 1), ("data", 2), ("gone", 50), ("data", 1), ("control", 1))
+    setting.evidence.transactions = True
+    assert setting.lost() == [(8, 58)]
+    assert setting.jumps.excused == 1
 
 
 def test_aborted_records_are_told_from_lost_ones() -> None:

@@ -73,6 +73,7 @@ def test_the_position_passes_control_records() -> None:
     assert setting.ranges() == [OffsetRange(setting.p0, 0, 5, 2)]
     setting.kafka.produce("a", 0, CONTROL)
     assert setting.ranges() == [OffsetRange(setting.p0, 5, 6, 0)]
+    assert setting.receiver.excused_offsets == 4
 
 
 def test_lost_offsets_fail_their_partition_and_no_other() -> None:
