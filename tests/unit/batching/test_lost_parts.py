@@ -163,6 +163,8 @@ def test_without_a_checkpoint_a_deleted_first_segment_takes_the_beginning_with_i
     assert (position(ledger), gaps(ledger)) == (6, [])
     assert told(report, f"Segment {name} is missing from the log")
     assert told(report, "Where clicks/clicks-0 began is not known", "offsets before 4 may be lost")
+    (event,) = ledger.events.list("shop", kinds=[EventKind.LEDGER_REBUILT])
+    assert event.payload["lost"] == [f"segment {name} is missing"]
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])

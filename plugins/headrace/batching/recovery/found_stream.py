@@ -89,6 +89,7 @@ def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str |
             "dropped_blocks": len(blocks.undecided),
             "refused_blocks": blocks.refused,
             "gaps": len(accounted.gaps),
+            "lost": [part.what for part in evidence.lost if not part.is_tail],
         },
     )
     notices = [*evidence.notices, *batches.notices, *_unknown_starts(evidence, accounted.positions)]
