@@ -31,6 +31,12 @@ def is_out_of_space(error: BaseException | None) -> bool:
     return False
 
 
+def is_unreadable(error: BaseException) -> bool:
+    """Whether the disk could not do what it was asked, as with a bad sector."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.EIO
+
+
 class WalError(HeadraceError):
     """The root of the log's errors."""
 

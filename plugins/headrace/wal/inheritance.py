@@ -11,6 +11,7 @@ from headrace.wal.errors import (
     SegmentMissingError,
     StorageError,
     StoredFileMissingError,
+    is_unreadable,
 )
 from headrace.wal.headers import PreviousSegment, PreviousState
 from headrace.wal.log_scan import Accepted
@@ -21,6 +22,9 @@ from headrace.wal.segments import SegmentName
 from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
+
+READ_TRIES = 3
+"""So often a segment is read before an I/O error counts as damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,10 @@ def take_inheritance(storage: LogStorage, names: list[SegmentName], accepted: Ac
     damage: list[DamagedFrameError] = []
     for name in reversed(names):
         known = KnownOfSegment(accepted=None if accepted is None else accepted(name.path))
-        scan = scan_segment(storage, name.path, newest=True, known=known)
         try:
-            try:
-                for _ in scan:
-                    pass
-                length = scan.valid_bytes
-            except DamagedFrameError as error:
+            scan, error = _read_through(storage, name.path, known)
+            length = scan.valid_bytes
+            if error is not None:
                 # Not this writer's to mend. All of it is declared, so that every reader meets the damage too.
                 length = max(storage.size(name.path), known.accepted_end)
                 logger.error("The log is damaged where this writer goes on: %s", error)
@@ -66,6 +67,32 @@ def take_inheritance(storage: LogStorage, names: list[SegmentName], accepted: Ac
         if scan.opening is not None:
             break
     return Inheritance(tuple(reversed(segments)), tuple(reversed(torn_tails)), tuple(reversed(damage)))
+
+
+def _read_through(
+    storage: LogStorage, path: str, known: KnownOfSegment
+) -> tuple[SegmentScan, DamagedFrameError | None]:
+    """The scan of a segment, finished or ended by damage. What a disk refuses again and again to read is damage too:
+    no writer could ever go on otherwise."""
+    tries = 0
+    while True:
+        tries += 1
+        scan = scan_segment(storage, path, newest=True, known=known)
+        try:
+            for _ in scan:
+                pass
+        except DamagedFrameError as error:
+            return scan, error
+        except StorageError as error:
+            if not is_unreadable(error):
+                raise
+            if tries == READ_TRIES:
+                # It is read in large pieces: more than the sector that is bad is given as lost.
+                lost = known.accepted_between(scan.valid_bytes, None)
+                return scan, DamagedFrameError(path, scan.valid_bytes, error.what.rstrip("."), lost, exact=False)
+            logger.warning("%s It is tried again.", error)
+        else:
+            return scan, None
 
 
 def _cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:

@@ -14,7 +14,8 @@ from headrace.clock import ManualClock
 from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.testing.records import make_block
-from headrace.wal.errors import DamagedFrameError, WriteFailedError
+from headrace.wal.errors import DamagedFrameError, StorageError, WriteFailedError
+from headrace.wal.inheritance import READ_TRIES
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.log_scan import scan_log
 from headrace.wal.repair import COPIES_KEPT
@@ -161,3 +162,37 @@ def crash(storage: FaultyStorage, open_writer: OpenWriter, epoch: int = 1) -> tu
     with pytest.raises(WriteFailedError):
         write(crashed, 1)
     return segment, storage.read(segment)[whole:]
+
+
+@pytest.mark.parametrize("times", [READ_TRIES, READ_TRIES - 1])
+def test_what_the_disk_does_not_read_again_and_again_is_damage(
+    tmp_path: Path, receiver: ReceiverId, clock: ManualClock, times: int
+) -> None:
+    """A bad sector must not keep receivers away for good, and an error that passes is none."""
+    files = FaultyFiles()
+    storage = LocalStorage(tmp_path, calls=files)
+    writer = WriteAheadLogWriter(storage, "", receiver, 1, clock=clock)
+    batch, ranges = make_block([b"value"])
+    frame = writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
+    segment, length = frame.handle.segment, storage.size(frame.handle.segment)
+    before = storage.read(segment)
+    accepted = [BlockInfo(receiver, 1, frame.sequence, 0, frame.handle, ranges, 1, frame.payload_bytes)]
+    files.fail("pread", errno.EIO, path=Path(segment).name, times=times)
+    successor = WriteAheadLogWriter(storage, "", receiver, 2, clock=clock, accepted=lambda _: accepted)
+    found = successor.inheritance
+    assert [(each.segment, each.length) for each in found.segments] == [(segment, length)]
+    assert [each.ranges for each in found.damage] == ([ranges] if times == READ_TRIES else [])
+    assert found.torn_tails == ()
+    assert write(successor, 1).handle.segment != segment
+    assert storage.read(segment) == before
+
+
+def test_an_error_of_the_storage_that_is_no_bad_sector_stops_the_writer(
+    tmp_path: Path, receiver: ReceiverId, clock: ManualClock
+) -> None:
+    files = FaultyFiles()
+    storage = LocalStorage(tmp_path, calls=files)
+    write(WriteAheadLogWriter(storage, "", receiver, 1, clock=clock))
+    files.fail("pread", errno.EACCES, path="*", times=100)
+    with pytest.raises(StorageError, match="cannot read"):
+        WriteAheadLogWriter(storage, "", receiver, 2, clock=clock)
