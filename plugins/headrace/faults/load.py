@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _SLICE_SECONDS = 0.1
 _FLUSH_SECONDS = 120.0
+# Longer than a broker is away by one fault, and than it then takes to start on a busy machine.
+_STUCK_SECONDS = 120.0
 # A fault lasts a minute at most, and after several in a row a broker takes its time.
 _DELIVERY_MS = 600_000
 
@@ -38,6 +40,9 @@ class Load:
     def __init__(self, bootstrap_servers: str, topic: str, records: Iterable[Numbered], *, rate: float) -> None:
         self.receipts = Receipts()
         self.sent = 0
+        self.purged = 0
+        """How often the producer was stuck and had to be replaced."""
+        self._moved, self._seen = time.monotonic(), 0
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._records = records
@@ -56,10 +61,10 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave off, and wait until Kafka has acknowledged everything.
+        """Leave off, and wait until Kafka has acknowledged everything, or long enough.
 
         Raises:
-            HammerError: it has not, or the producer has broken.
+            HammerError: the producer has broken.
         """
         self._stop.set()
         if self._thread.ident is not None:
@@ -82,9 +87,27 @@ class Load:
             self._error = error
 
     def _produce(self) -> None:
+        producer = self._connect()
+        began = time.monotonic()
+        for record in self._records:
+            self._send(producer, record)
+            self.sent += 1
+            if self.sent % max(int(self._rate * _SLICE_SECONDS), 1) == 0:
+                producer.poll(0)
+                if self._stuck(producer):
+                    self._purge(producer)
+                    producer = self._connect()
+                self._stop.wait(max(0.0, began + self.sent / self._rate - time.monotonic()))
+            if self._stop.is_set():
+                break
+        if producer.flush(_FLUSH_SECONDS):
+            self._purge(producer)
+
+    def _connect(self) -> Any:
         from confluent_kafka import Producer
 
-        producer = Producer(
+        self._moved, self._seen = time.monotonic(), self.acknowledged
+        return Producer(
             {
                 "bootstrap.servers": self._bootstrap_servers,
                 # Otherwise the producer itself may write a record twice when a broker breaks.
@@ -98,18 +121,21 @@ class Load:
                 "log_level": 0,
             }
         )
-        began = time.monotonic()
-        for record in self._records:
-            self._send(producer, record)
-            self.sent += 1
-            if self.sent % max(int(self._rate * _SLICE_SECONDS), 1) == 0:
-                producer.poll(0)
-                self._stop.wait(max(0.0, began + self.sent / self._rate - time.monotonic()))
-            if self._stop.is_set():
-                break
-        left = producer.flush(_FLUSH_SECONDS)
-        if left:
-            raise HammerError(f"Kafka did not acknowledge {left} of {self.sent} records within {_FLUSH_SECONDS:g} s.")
+
+    def _stuck(self, producer: Any) -> bool:
+        """Whether records have waited for long, and none was acknowledged.
+
+        librdkafka 2.16 was seen not to connect to a restarted broker any more, for as long as anybody waited.
+        """
+        if self.acknowledged != self._seen or not len(producer):
+            self._moved, self._seen = time.monotonic(), self.acknowledged
+        return time.monotonic() - self._moved > _STUCK_SECONDS
+
+    def _purge(self, producer: Any) -> None:
+        """Give up what has not been acknowledged: it counts as refused, whether Kafka has it or not."""
+        self.purged += 1
+        producer.purge()
+        producer.flush(_FLUSH_SECONDS)
 
     def _send(self, producer: Any, record: Numbered) -> None:
         while True:
