@@ -98,7 +98,7 @@ def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str |
         f"Block {info.handle} of {info.receiver} is its writer's last, and nothing tells that it was accepted: its "
         "records are read from Kafka again."
         for info in blocks.undecided
-        if all(next_offsets[place] <= r.from_offset for place, r in places(info))
+        if all(next_offsets.get(place, 0) <= r.from_offset for place, r in places(info))
     ]
     notices += accounted.notices
     return Conclusion(found, blocks, notices)

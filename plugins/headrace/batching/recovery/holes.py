@@ -71,8 +71,6 @@ class _Finder:
                 self._pieces[gap.input_id, gap.partition].append((gap.from_offset, gap.until_offset))
         # The ledger was whole then: up to there only what damage took since is missing.
         self._at_checkpoint = {(row.input_id, row.partition): row for row in (() if kept is None else kept.positions)}
-        # Positions of an older checkpoint may be from before a rebuild that set them back.
-        self._is_exact = kept is not None and not kept.passed_over
 
     def end(self, place: Place, row: PositionRow) -> int:
         """Up to where the partition's position is borne out."""
@@ -80,7 +78,7 @@ class _Finder:
         at_checkpoint = self._at_checkpoint.get(place)
         if at_checkpoint is not None:
             beyond = (max(reached, at_checkpoint.starting_offset), at_checkpoint.next_offset)
-            if self._is_exact and not self._parts(place, beyond, with_tails=True):
+            if not self._parts(place, beyond, with_tails=True):
                 reached = max(reached, at_checkpoint.next_offset)
         return max(reached, row.starting_offset)
 
