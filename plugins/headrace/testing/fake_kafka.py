@@ -215,8 +215,8 @@ class FakeTopicIds:
 
 
 class FakeEvidence:
-    """``Evidence`` of a `FakeKafka`. ``compacted``, ``transactions`` and ``open_transaction`` say what it answers; ``silent`` as while no
-    broker does. It counts its ``questions``."""
+    """``Evidence`` of a `FakeKafka`. ``compacted``, ``transactions`` and ``open_transaction`` say what it answers;
+    ``silent`` as while no broker does. It counts its ``questions``."""
 
     def __init__(self, kafka: FakeKafka, *, compacted: bool | None = False, transactions: bool = False) -> None:
         self._kafka = kafka
