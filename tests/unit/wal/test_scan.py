@@ -363,9 +363,6 @@ def test_an_unreadable_sector_is_an_error_of_the_disk_and_no_damage(tmp_path: ob
     files.fail("pread", errno.EIO)
     with pytest.raises(StorageError, match="Input/output error"):
         read_block(storage, blocks[0].handle)
-    files.fail("pread", errno.EIO)
-    with pytest.raises(StorageError, match="Input/output error"):
-        WriteAheadLogWriter(storage, "", RECEIVER, 2)
     files.heal()
     assert [f.handle for f in scan_log(storage)] == [each.handle for each in blocks]
 
