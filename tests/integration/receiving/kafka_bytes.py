@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,23 @@ def record_batch(values: Sequence[tuple[bytes, Headers]], timestamp_ms: int = 1_
     return struct.pack(">qiibI", 0, len(checked) + 9, -1, 2, crc32c(checked)) + checked
 
 
+# Of a partition that has just been made: its leader does not know of it yet.
+_SOON = {3, 5, 6}
+
+
 def send(bootstrap: str, topic: str, partition: int, batch: bytes) -> int:
     """Produce the batch; its first offset."""
+    until = time.monotonic() + 60
+    while True:
+        error, offset = _produce(bootstrap, topic, partition, batch)
+        if error not in _SOON or time.monotonic() > until:
+            assert error == 0, f"Kafka refused the batch: {error}"
+            return offset
+        time.sleep(0.1)
+
+
+def _produce(bootstrap: str, topic: str, partition: int, batch: bytes) -> tuple[int, int]:
+    """The broker's error code and the first offset."""
 
     def text(value: str) -> bytes:
         return struct.pack(">h", len(value)) + value.encode()
@@ -75,8 +91,7 @@ def send(bootstrap: str, topic: str, partition: int, batch: bytes) -> int:
         # The correlation, one topic, its name, one partition.
         answer = answers.read(length)[4 + 4 + 2 + len(topic) + 4 :]
     _, error, offset = struct.unpack(">ihq", answer[:14])
-    assert error == 0, f"Kafka refused the batch: {error}"
-    return int(offset)
+    return int(error), int(offset)
 
 
 @dataclass(frozen=True)
