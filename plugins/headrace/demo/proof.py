@@ -80,6 +80,18 @@ class Proof:
         """Whether every record is there exactly once, unchanged, where it belongs, and nothing else is."""
         return self.complete and not any((self.lost, self.doubled, self.changed, self.misjudged, self.unknown))
 
+    def counts(self) -> dict[str, int]:
+        """How many are where they belong, and how many are not, by kind."""
+        return {
+            "indexed": self.indexed,
+            "dead_lettered": self.dead_lettered,
+            "lost": len(self.lost),
+            "doubled": len(self.doubled),
+            "changed": len(self.changed),
+            "misjudged": len(self.misjudged),
+            "unknown": len(self.unknown),
+        }
+
     def problems(self, examples: int = 3) -> Iterator[str]:
         """A sentence on each kind of thing that is wrong, with some examples."""
         if not self.complete:

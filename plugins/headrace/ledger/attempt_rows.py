@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, select, update
 
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import AttemptFencedError
@@ -141,6 +141,15 @@ def newest_outputs(
         )
         query = query.where(batch_outputs.c.attempt.in_(attempts))
     return {row.output_id: BatchOutputRow(**row._mapping) for row in connection.execute(query)}
+
+
+def wrote_output() -> ColumnElement[bool]:
+    """Joins a row of ``batch_outputs`` with the attempt that wrote it."""
+    return and_(
+        batch_attempts.c.stream == batch_outputs.c.stream,
+        batch_attempts.c.batch_time_ms == batch_outputs.c.batch_time_ms,
+        batch_attempts.c.number == batch_outputs.c.attempt,
+    )
 
 
 def revision_of(connection: Connection, attempt: Attempt) -> int | None:

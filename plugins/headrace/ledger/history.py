@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import and_, case, func, or_, select, update
 
+from headrace.ledger.attempt_rows import wrote_output
 from headrace.ledger.batch_rows import batch_row
 from headrace.ledger.chunks import chunks
 from headrace.ledger.database import Role
@@ -94,14 +95,7 @@ class History(Role):
                 counts: dict[tuple[int, str, int], dict[str, Any]] = {}
                 query = (
                     select(batch_outputs, batch_attempts.c.replay_revision)
-                    .join(
-                        batch_attempts,
-                        and_(
-                            batch_attempts.c.stream == batch_outputs.c.stream,
-                            batch_attempts.c.batch_time_ms == batch_outputs.c.batch_time_ms,
-                            batch_attempts.c.number == batch_outputs.c.attempt,
-                        ),
-                    )
+                    .join(batch_attempts, wrote_output())
                     .where(
                         batch_outputs.c.stream == stream,
                         batch_outputs.c.batch_time_ms.in_(part),

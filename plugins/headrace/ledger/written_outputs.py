@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import and_, or_, select
 
+from headrace.ledger.attempt_rows import wrote_output
 from headrace.ledger.database import Role
 from headrace.ledger.states import AttemptState, BatchState
 from headrace.ledger.tables import batch_attempts, batch_outputs, batches, replay_definitions
@@ -44,14 +45,7 @@ class WrittenOutputs(Role):
         """By batch time of ``[from_ms, until_ms)`` the replay's definition by which the output was written last."""
         query = (
             select(batch_outputs.c.batch_time_ms, batch_attempts.c.replay_revision)
-            .join(
-                batch_attempts,
-                and_(
-                    batch_attempts.c.stream == batch_outputs.c.stream,
-                    batch_attempts.c.batch_time_ms == batch_outputs.c.batch_time_ms,
-                    batch_attempts.c.number == batch_outputs.c.attempt,
-                ),
-            )
+            .join(batch_attempts, wrote_output())
             .where(
                 batch_outputs.c.stream == stream,
                 batch_outputs.c.batch_time_ms >= from_ms,
