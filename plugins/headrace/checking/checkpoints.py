@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.batching.checkpoint import Checkpoint, CheckpointError, checkpoint_paths, read_newest
-from headrace.batching.history import HistoryError, history_path, read_history
+from headrace.batching.history import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.checking.coverage import partition_text
 from headrace.checking.findings import Finding, Problem
+from headrace.ledger.rows import BatchRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 from headrace.wal.errors import StoredFileMissingError
@@ -26,6 +28,9 @@ class CheckpointObservation:
     error: str = ""
     lost_history: dict[int, str] = field(default_factory=dict)
     """Numbers of the history's files that do not hold what they should, and why."""
+    filed_before: set[int] = field(default_factory=set)
+    """Batches that the newest checkpoint does not hold, and a file of the history as they were before: they have
+    changed (their replay ended) since that checkpoint, and the next one holds them."""
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
         """What it means by this state of the ledger."""
@@ -40,7 +45,10 @@ class CheckpointObservation:
                 what = f"{len(held)} batches are said to be in one. {self.error}"
                 yield Finding(Problem.CHECKPOINT_UNREADABLE, "checkpoints", what)
             return
-        yield from _missing(snapshot, self.newest)
+        for batch in _missing(snapshot, self.newest):
+            if batch.batch_time_ms not in self.filed_before:
+                where = f"{batch.checkpoint_uri}, and the newest, {self.newest.path}, does not hold it."
+                yield Finding(Problem.CHECKPOINT_BEHIND, str(batch.batch_time_ms), f"It is said to be in {where}")
         for name, what in _ahead(snapshot, self.newest.state):
             yield Finding(Problem.LEDGER_SET_BACK, name, f"{what} ({self.newest.path})")
 
@@ -63,16 +71,33 @@ def observe_checkpoints(folder: LogStorage, snapshot: StreamSnapshot) -> Checkpo
     for number in sorted(set(snapshot.filed.values())):
         wanted = {time_ms for time_ms, place in snapshot.filed.items() if place == number}
         try:
-            missing = wanted - {batch["batch_time_ms"] for batch in read_history(folder, number)}
+            missing = wanted - _times_in(folder, number)
         except (HistoryError, StoredFileMissingError) as error:
             found.lost_history[number] = error.what
         else:
             if missing:
                 found.lost_history[number] = f"It does not hold {len(missing)} batches that it should."
+    if found.newest is not None:
+        found.filed_before = _filed(folder, {batch.batch_time_ms for batch in _missing(snapshot, found.newest)})
     return found
 
 
-def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[Finding]:
+def _filed(folder: LogStorage, times: Set[int]) -> set[int]:
+    """Which of the batches any file of the history holds, as they are or were."""
+    held: set[int] = set()
+    for number in reversed(history_numbers(folder) if times else []):
+        if times <= held:
+            break
+        with contextlib.suppress(HistoryError, StoredFileMissingError):
+            held |= times & _times_in(folder, number)
+    return held
+
+
+def _times_in(folder: LogStorage, number: int) -> set[int]:
+    return {batch["batch_time_ms"] for batch in read_history(folder, number)}
+
+
+def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[BatchRow]:
     """Batches that the checkpoint has to hold: what the history does not, it does."""
     states = {each["batch_time_ms"]: each["state"] for each in checkpoint.state.get("batches", ())}
     for batch in snapshot.batches:
@@ -83,8 +108,7 @@ def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[Findi
             and batch.batch_time_ms not in snapshot.filed
             and batch.batch_time_ms not in states
         ):
-            what = f"It is said to be in {batch.checkpoint_uri}, and the newest, {checkpoint.path}, does not hold it."
-            yield Finding(Problem.CHECKPOINT_BEHIND, str(batch.batch_time_ms), what)
+            yield batch
 
 
 def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -378,6 +378,23 @@ def test_a_batch_that_the_checkpoint_does_not_hold_is_noticed(shop: Shop) -> Non
     assert shop.found() == [("checkpoint_behind", T2)]
 
 
+def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "FILED", 1)
+    shop.checkpoint(TIMES[1])
+    (path,) = shop.folder.list("history")
+    attempt = shop.ledger.batches.begin_replay(
+        STREAM, TIMES[0], target="copy", definition='{"outputs": [{"id": "a"}]}', outputs=["a"],
+        holder="task", way="connect", lease_ms=1000,
+    )  # fmt: skip
+    shop.ledger.batches.record_output(attempt, "a", {})
+    shop.ledger.batches.complete_attempt(attempt)
+    assert shop.found() == []
+    shop.folder.delete(path)
+    assert shop.found() == [("checkpoint_behind", str(TIMES[0]))]
+
+
 def test_storage_that_cannot_be_read_is_not_a_clean_bill(shop: Shop) -> None:
     shop.sql("""UPDATE streams SET definition = replace(definition, '"url":"', '"url":"nosuch:/')""")
     report = shop.check()
