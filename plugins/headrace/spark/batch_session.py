@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState
 from headrace.spark import connect_token
-from headrace.spark.packaging import package_zip
+from headrace.spark.packaging import send_code
 from headrace.spark.sessions import (
     attempt_session_id,
     attempt_tag,
@@ -47,9 +47,6 @@ def open_connect_session(ledger: Ledger, stream: Stream, attempt: Attempt) -> Sp
     end_earlier_attempts(ledger, attempt, url, token)
     spark = connect_session(url, token, session_id=attempt_session_id(attempt))
     spark.conf.set("spark.sql.session.timeZone", stream.spark.conf.get("spark.sql.session.timeZone", "UTC"))
-    if not str(job.attributes.get("master", "local")).startswith("local"):
-        archives = [name for name in stream.spark.py_files if name.endswith((".py", ".zip", ".egg", ".whl"))]
-        spark.addArtifacts(str(package_zip()), *archives, pyfile=True)
     return spark
 
 
@@ -113,8 +110,5 @@ def open_own_session(stream: Stream, attempt: Attempt) -> SparkSession:
     name = f"headrace {stream.name} batch {attempt.batch_time_ms}" + (f" {attempt.target}" if attempt.target else "")
     spark = classic_session(name, master=stream.spark.master_url(0), conf=stream.spark.conf)
     if not str(spark.sparkContext.master).startswith("local"):
-        spark.sparkContext.addPyFile(str(package_zip()))
-        for path in stream.spark.py_files:
-            if "://" not in path:
-                spark.sparkContext.addPyFile(path)
+        send_code(spark.sparkContext, stream)
     return spark

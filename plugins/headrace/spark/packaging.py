@@ -1,4 +1,4 @@
-"""The package as one zip, for executors that do not have it installed.
+"""The package as one archive, for executors that do not have it installed, and how it and a stream's code get there.
 
 Executors get the core and the Spark layer: neither the Airflow side, nor the command line, nor the embedded servers.
 The libraries below (pyarrow, confluent-kafka, SQLAlchemy ...) must be installed where executors run.
@@ -11,22 +11,57 @@ import os
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import headrace
 from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from headrace.stream import Stream
 
 # Folders of the package that executors need; whatever stands beside them at the top (stream, blocks ...) goes too.
 _LAYERS = ("batching", "indexing", "ledger", "receiving", "spark", "stream", "wal")
 # A zip's times must not depend on the checkout, or equal sources would give unequal bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
+_MODULE = ".py"
+_ARCHIVES = (".zip", ".egg", ".whl")
 
 
 class PackageSourceError(HeadraceError):
     """The package's own sources cannot be read to make the zip."""
 
 
+def send_code(context: SparkContext, stream: Stream) -> None:
+    """Give an application whose executors are elsewhere the package and the files that the stream names.
+
+    The package is unpacked as the folder ``headrace`` where Spark keeps an application's files, which is on the path of
+    executors' workers and of those by which the driver plans reads. They are the application's, and so are there for
+    batches over Spark Connect, too. Files that a session adds are no way: under the plugin every later task has to
+    fetch them, and Spark deletes them when the session is closed.
+
+    Raises:
+        PackageSourceError: the package is not in plain files.
+    """
+    context.addArchive(f"{package_zip()}#{Path(headrace.__file__).parent.name}")
+    # Airflow has given them to spark-submit already; Spark refuses one name by two paths.
+    brought = {Path(name).name for name in (context.getConf().get("spark.submit.pyFiles") or "").split(",")}
+    for file in stream.spark.py_files:
+        if "://" not in file and file.endswith((_MODULE, *_ARCHIVES)) and Path(file).name not in brought:
+            context.addPyFile(file)
+
+
+def executors_path(stream: Stream) -> list[str]:
+    """What workers of batches over Spark Connect need on their PYTHONPATH: the stream's archives.
+
+    Relative: Spark puts the application's files into the folder in which an executor and its workers run.
+    """
+    return [Path(file).name for file in stream.spark.py_files if file.endswith(_ARCHIVES)]
+
+
 def package_zip(cache: Path | None = None, *, root: Path | None = None) -> Path:
-    """The zip of the package, named by its content; built once, then found again.
+    """The zip of what is in the package's folder, named by its content; built once, then found again.
 
     ``cache`` is a folder of this user only (default: ``$XDG_CACHE_HOME/headrace``), ``root`` the package's folder.
     Raises PackageSourceError when the package is not in plain files (it runs from such a zip itself).
@@ -56,7 +91,7 @@ def _sources(root: Path) -> dict[str, bytes]:
         files += (root / layer).rglob("*.py")
     # Migrations are run by whoever owns the ledger, not by executors.
     return {
-        f"headrace/{path.relative_to(root).as_posix()}": path.read_bytes()
+        path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(files)
         if "migrations" not in path.relative_to(root).parts[:-1]
     }

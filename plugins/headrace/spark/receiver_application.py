@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.batching.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
 from headrace.spark.coupling import under_spark_submit
-from headrace.spark.packaging import package_zip
+from headrace.spark.packaging import executors_path, send_code
 from headrace.spark.sessions import CONNECT_PLUGIN, LOCAL_CONF, given_conf, prepare_environment, remote_session
 from headrace.spark.versions import current_versions
 from headrace.spark.wal_source import WalDataSource
@@ -32,6 +33,8 @@ TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the variable
 
 # Spark Streaming's dummy job, by which executors are really up before receivers are placed: 50 tasks.
 _WARM_UP_TASKS = 50
+SLOTS_SECONDS = 60.0
+"""How long the executors of a cluster may take to be enough, after the first one has come."""
 # Spark's own pattern, and what carries connections to executors.
 _REDACTION = "(?i)secret|password|passwd|token|access[.]?key|api[.]?key|AIRFLOW_CONN|HEADRACE"
 
@@ -92,7 +95,7 @@ def start_application(stream: Stream, *, token: str | None) -> ReceiverApplicati
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     try:
-        return _prepared(spark, receivers, connect=token is not None)
+        return _prepared(spark, stream, connect=token is not None)
     except BaseException:
         spark.stop()
         raise
@@ -141,6 +144,10 @@ def receiver_conf(
         for name, value in environment.items():
             if name.startswith("AIRFLOW_CONN_"):
                 conf[f"spark.executorEnv.{name}"] = value
+        if archives := executors_path(stream):
+            given_path = conf.get("spark.executorEnv.PYTHONPATH")
+            path = [*([given_path] if given_path else []), *archives]
+            conf["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(path)
     if token is not None:
         conf.update(
             {
@@ -167,14 +174,14 @@ def check_task_slots(slots: int, receivers: int) -> None:
         )
 
 
-def _prepared(spark: SparkSession, receivers: int, *, connect: bool) -> ReceiverApplication:
-    context = spark.sparkContext
+def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> ReceiverApplication:
+    context, receivers = spark.sparkContext, stream.receivers
     if connect:
         _check_python(spark)
     if not str(context.master).startswith("local"):
-        context.addPyFile(str(package_zip()))
+        send_code(context, stream)
     _warm_up(spark)
-    slots = _task_slots(spark)
+    slots = _await_task_slots(spark, receivers + 1)
     check_task_slots(slots, receivers)
     return ReceiverApplication(
         spark=spark,
@@ -219,6 +226,17 @@ def _executor_versions(_: int) -> tuple[str, tuple[tuple[str, str], ...], str]:
     except ImportError as error:
         return host, (), str(error)
     return host, tuple(sorted(current_versions().items())), ""
+
+
+def _await_task_slots(spark: SparkSession, wanted: int) -> int:
+    """The slots of the executors that there are, after waiting for more while they are too few: on a cluster the first
+    one can have done all of the warm-up before the others have registered.
+    """
+    until = time.monotonic() + (0.0 if str(spark.sparkContext.master).startswith("local") else SLOTS_SECONDS)
+    while (slots := _task_slots(spark)) < wanted and time.monotonic() < until:
+        logger.info("waiting for executors: %d task slots of %d are there", slots, wanted)
+        time.sleep(2.0)
+    return slots
 
 
 def _task_slots(spark: SparkSession) -> int:

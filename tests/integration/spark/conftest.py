@@ -24,6 +24,7 @@ from headrace.batching.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.rows import Attempt, JobRow, ReceiverLease
+from headrace.local.cluster import SparkCluster
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import WalDataSource
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
@@ -309,6 +310,13 @@ def new_application(kafka: str, folder: Path, **fields: Any) -> Application:
         block_interval_ms=stream.block_interval_ms,
     )
     return Application(stream, ledger, kafka, folder)
+
+
+@pytest.fixture
+def cluster(server_folder: Path) -> Iterator[SparkCluster]:
+    """A standalone cluster of two workers with two cores each, on loopback."""
+    with SparkCluster(server_folder, workers=2, cores=2, memory="1g") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,35 @@
-"""Where Spark is asked to run a receiver, and where it is seen to run."""
+"""Receivers on a standalone cluster of two workers: an executor each, and another one when theirs is lost."""
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
+from tests.integration.spark.executors import process_of, running
 
+from headrace.ledger import EventKind
+from headrace.ledger.rows import ReceiverRow
+from headrace.local.cluster import SparkCluster
 from headrace.receiving.scheduling_policy import Executor
 from headrace.spark.receiver_executors import executor_of_group, executors_of, placed
+from headrace.stream import KafkaInput, SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def receivers(application: Any) -> list[ReceiverRow]:
+    rows: list[ReceiverRow] = application.ledger.receivers.list("clicks")
+    return rows
 
 
 def test_a_receivers_job_prefers_its_locations(spark: SparkSession) -> None:
@@ -55,3 +71,67 @@ def test_where_a_job_runs_is_known_while_it_does(spark: SparkSession, tmp_path: 
         over.touch()
         thread.join()
     assert executor_of_group(context, group) is None
+
+
+def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_executor(
+    kafka: str, cluster: SparkCluster, receiver_application: Callable[..., Any], tmp_path: Path
+) -> None:
+    topics = [f"placed-{uuid.uuid4().hex}" for _ in range(2)]
+    # Held: a client that is dropped ends its questions unanswered.
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for created in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
+        created.result()
+    application = receiver_application(
+        inputs=KafkaInput(bootstrap_servers=kafka, topics=topics, receivers=2),
+        storage={"url": str(tmp_path / "storage"), "shared": True},
+        spark=SparkSettings(
+            master=cluster.url,
+            run_batches="submit",
+            conf={
+                "spark.executor.cores": "2",
+                "spark.executor.memory": "512m",
+                "spark.cores.max": "4",
+                # Both executors are up before receivers are placed.
+                "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+                "spark.scheduler.maxRegisteredResourcesWaitingTime": "240s",
+            },
+        ),
+    )
+    producer = Producer({"bootstrap.servers": kafka})
+
+    def received(records: int) -> None:
+        """One more of each topic gets into the log."""
+        for topic in topics:
+            producer.produce(topic, value="x")
+        assert producer.flush(30) == 0
+        application.until(
+            f"{records} records of each topic",
+            lambda: [row.next_offset for row in application.ledger.positions.list("clicks")] == [records] * 2,
+        )
+
+    application.running_job(application.start_job(PYSPARK_PYTHON=sys.executable))
+    received(1)
+    planned = re.findall(r"receiver (\S+) is to run on executor (\d+) on", application.log("receiver"))
+    assert len(planned) == len(set(dict(planned).values())) == 2
+    assert sorted(running(application).values()) == [1, 1]
+    epochs = [row.epoch for row in receivers(application)]
+
+    # A failed task: its Python is gone.
+    first = min(running(application))
+    for each in process_of(application, first).children(recursive=True):
+        each.kill()
+    application.until("a receiver's restart", lambda: sum(r.epoch for r in receivers(application)) == sum(epochs) + 1)
+    received(2)
+    assert sorted(running(application).values()) == [1, 1], "it went back to where it was"
+
+    # A lost executor.
+    process_of(application, first).kill()
+    application.until("a receiver's restart", lambda: sum(r.epoch for r in receivers(application)) == sum(epochs) + 2)
+    received(3)
+    tasks = running(application)
+    assert first not in tasks
+    assert sum(tasks.values()) == 2
+    assert sorted(row.epoch for row in receivers(application)) in ([epochs[0], epochs[0] + 2], [epochs[0] + 1] * 2)
+    events = application.ledger.events.list("clicks", kinds=[EventKind.RECEIVER_ERROR])
+    assert len(events) == 2
+    assert "starts again" in str(events[0].payload)

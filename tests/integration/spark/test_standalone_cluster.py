@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 import sysconfig
 import uuid
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
+from tests.integration.spark.executors import executors, process_of
 
 from headrace.ledger import JobState, ReceiverState
+from headrace.local.cluster import SparkCluster
 from headrace.stream import SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,45 +29,8 @@ def upper(value):
 def transform(records):
     return records.select(F.udf(upper, "string")("value").alias("v")).groupBy("v").count().orderBy("v")
 """
-HELPER = "def upper(value):\n    return value.decode().upper()\n"
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
-    """A Master and a Worker of four cores, on loopback; the master's URL."""
-    port = free_port()
-    home = Path(pyspark.__file__).parent
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    url = f"spark://127.0.0.1:{port}"
-    roles = {
-        "master.Master": ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
-        "worker.Worker": ["--host", "127.0.0.1", "--webui-port", "0", "--cores", "4", "--memory", "2g", url],
-    }
-    processes = []
-    with (tmp_path / "cluster.log").open("w") as log:
-        for role, arguments in roles.items():
-            command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", *arguments]
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=tmp_path))
-        try:
-            yield url
-        finally:
-            # The worker first, or it would look for its master.
-            for process in reversed(processes):
-                process.terminate()
-                process.wait(30)
+HELPER = "from {archived} import upper\n"
+ARCHIVED = "def upper(value):\n    return value.decode().upper()\n"
 
 
 @pytest.fixture
@@ -82,17 +44,20 @@ def bare_python(tmp_path: Path) -> str:
 
 
 def test_the_package_and_the_users_code_reach_executors_that_have_neither(
-    cluster: str, bare_python: str, receiver_application: Callable[..., Any], tmp_path: Path
+    cluster: SparkCluster, bare_python: str, receiver_application: Callable[..., Any], tmp_path: Path
 ) -> None:
-    names = [f"{kind}_{uuid.uuid4().hex}" for kind in ("transform", "helper")]
-    files = [tmp_path / f"{name}.py" for name in names]
+    names = [f"{kind}_{uuid.uuid4().hex}" for kind in ("transform", "helper", "archived")]
+    files = [tmp_path / f"{name}.py" for name in names[:2]]
     files[0].write_text(TRANSFORM.format(helper=names[1]))
-    files[1].write_text(HELPER)
+    files[1].write_text(HELPER.format(archived=names[2]))
+    files.append(tmp_path / "archive.zip")
+    with zipfile.ZipFile(files[-1], "w") as archive:
+        archive.writestr(f"{names[2]}.py", ARCHIVED)
     application = receiver_application(
         transform=f"{names[0]}:transform",
         storage={"url": str(tmp_path / "storage"), "shared": True},
         spark=SparkSettings(
-            master=cluster,
+            master=cluster.url,
             py_files=tuple(map(str, files)),
             conf={
                 "spark.executor.cores": "2",
@@ -103,13 +68,23 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
         ),
     )
     pythons = {"PYSPARK_PYTHON": bare_python, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    process = application.start_job(submit=True, master=cluster, **pythons)
+    process = application.start_job(submit=True, master=cluster.url, **pythons)
     job = application.running_job(process)
-    assert job.attributes["master"] == cluster
+    assert job.attributes["master"] == cluster.url
     application.produce("a", "b", "a")
     done = application.run_batch(application.allocate_next(), **pythons)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[3:5] == ["('A', 2)", "('B', 1)"]
+
+    # An executor that comes later has seen nothing of the batches before.
+    left = executors(application)
+    assert len(left) == 2
+    process_of(application, min(left)).kill()
+    application.until("another executor", lambda: executors(application).keys() - left.keys())
+    application.produce("c", "c", "c")
+    done = application.run_batch(application.allocate_next(), **pythons)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[3:4] == ["('C', 3)"]
 
     application.produce("b", "b", "a")
     time_ms = application.allocate_next()

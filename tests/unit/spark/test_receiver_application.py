@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.spark import receiver_application
 from headrace.spark.receiver_application import TOKEN_VARIABLE, TaskSlotsError, check_task_slots, receiver_conf
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.stream.errors import StreamDefinitionError
@@ -97,3 +99,26 @@ def test_slots_that_receivers_would_fill_are_refused(slots: int, receivers: int)
 
 def test_one_slot_more_than_receivers_will_do(tmp_path: Path) -> None:
     check_task_slots(3, 2)
+
+
+def test_executors_elsewhere_find_the_streams_archives() -> None:
+    """By the names that Spark gives the files in an executor's folder; a module's file is found without."""
+    code = ("/code/mine.zip", "/code/module.py", "/code/folder", "hdfs://host/far.whl")
+    declared = stream(py_files=code, conf={"spark.executorEnv.PYTHONPATH": "/given"})
+    conf = receiver_conf(declared, "spark://host:7077", None, given={}, environment={})
+    assert conf["spark.executorEnv.PYTHONPATH"].split(":") == ["/given", "mine.zip", "far.whl"]
+    assert "spark.executorEnv.PYTHONPATH" not in receiver_conf(stream(), "spark://h:7077", None, given={})
+    local = receiver_conf(stream(py_files=code), "local[4]", None, given={}, environment={})
+    assert "spark.executorEnv.PYTHONPATH" not in local
+
+
+@pytest.mark.parametrize(("master", "looks"), [("spark://h:7077", 3), ("local[4]", 1)])
+def test_a_cluster_whose_executors_come_one_by_one_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, master: str, looks: int
+) -> None:
+    seen = [1, 1, 4]
+    monkeypatch.setattr(receiver_application, "_task_slots", lambda spark: seen.pop(0))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+    slots = receiver_application._await_task_slots(spark, 2)
+    assert (slots, 3 - len(seen)) == (4 if looks == 3 else 1, looks)
