@@ -24,6 +24,18 @@ _RESERVED_CONF = (
     "spark.submit.",
 )
 
+_STREAMING = "spark.streaming."
+# What Spark Streaming calls otherwise: the beginnings of its settings, and the field of the stream that does it here.
+_NAMES_HERE = {
+    "spark.streaming.backpressure.": "limits.backpressure",
+    "spark.streaming.blockInterval": "block_interval",
+    "spark.streaming.blockQueueSize": "limits.max_queued_blocks",
+    "spark.streaming.concurrentJobs": "limits.max_concurrent_batches",
+    "spark.streaming.kafka.maxRatePerPartition": "limits.max_rate",
+    "spark.streaming.receiver.maxRate": "limits.max_rate",
+    "spark.streaming.receiver.writeAheadLog.": "storage and limits.segment_bytes",
+}
+
 # Each setting, file and master is one argument of spark-submit, and has to stay what it looks like there.
 _SETTING = re.compile(r"spark\.[^\s=]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -52,6 +64,9 @@ class SparkSettings(Part):
         refused = sorted(name for name in value if name.startswith(_RESERVED_CONF))
         if refused:
             raise ValueError(f"{', '.join(refused)} is set by headrace; leave it out")
+        streaming = sorted(name for name in value if name.startswith(_STREAMING))
+        if streaming:
+            raise ValueError(f"{', '.join(map(_name_here, streaming))}: headrace reads no setting of Spark Streaming")
         strange = sorted(name for name in value if not _SETTING.fullmatch(name))
         if strange:
             raise ValueError(f"{', '.join(map(repr, strange))} is no Spark setting: they begin with spark.")
@@ -111,3 +126,9 @@ class SparkSettings(Part):
         if match[1] is None:
             return 1
         return (os.cpu_count() or 1) if match[1] == "*" else int(match[1])
+
+
+def _name_here(setting: str) -> str:
+    """A setting of Spark Streaming, with what to set in its place if there is something."""
+    fields = [field for beginning, field in _NAMES_HERE.items() if setting.startswith(beginning)]
+    return f"{setting} (set the stream's {fields[0]} instead)" if fields else setting

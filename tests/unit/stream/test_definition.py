@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from headrace.stream import (
     ColumnIds,
@@ -22,6 +23,7 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
+from headrace.stream.spark import _NAMES_HERE
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -220,6 +222,31 @@ def test_conf_that_headrace_decides_is_refused() -> None:
         SparkSettings(conf={"spark.connect.authenticate.token": "x"})
     with pytest.raises(StreamDefinitionError, match="no Spark setting"):
         SparkSettings(conf={"--class": "Evil"})
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (
+            "spark.streaming.receiver.maxRate",
+            r"spark\.streaming\.receiver\.maxRate \(set the stream's limits\.max_rate",
+        ),
+        ("spark.streaming.backpressure.pid.minRate", r"limits\.backpressure instead"),
+        ("spark.streaming.ui.retainedBatches", r"spark\.streaming\.ui\.retainedBatches: headrace reads no setting"),
+    ],
+)
+def test_a_setting_of_spark_streaming_is_not_ignored_in_silence(setting: str, told: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=told):
+        SparkSettings(conf={setting: "1"})
+
+
+def test_the_names_told_for_settings_of_spark_streaming_are_fields_of_a_stream() -> None:
+    for fields in _NAMES_HERE.values():
+        for path in fields.split(" and "):
+            model: type[BaseModel] = Stream
+            for name in path.split("."):
+                annotation = model.model_fields[name].annotation
+                model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else model
 
 
 def test_one_machine_gets_a_slot_for_each_receiver() -> None:
