@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.blocks import ReceiverId
@@ -57,10 +57,18 @@ class Rig:
         (future,) = self.admin.describe_topics(TopicCollection([self.topic])).values()
         return str(future.result().topic_id)
 
-    def produce(self, records: int = RECORDS) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap})
+    def produce(self, records: int = RECORDS, *, transactional: bool = False) -> None:
+        settings = {"bootstrap.servers": self.bootstrap}
+        if transactional:
+            settings["transactional.id"] = self.topic
+        producer = Producer(settings)
+        if transactional:
+            producer.init_transactions(30)
+            producer.begin_transaction()
         for number in range(records):
             producer.produce(self.topic, b"%d" % number, partition=0)
+        if transactional:
+            producer.commit_transaction(30)
         assert producer.flush(30) == 0
 
     def receive(self, start: int, until: int) -> None:
@@ -99,6 +107,42 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
+def test_what_was_received_and_what_is_still_to_come_is_no_finding(rig: Rig) -> None:
+    assert rig.found() == []
+    rig.receive(0, RECORDS)
+    assert rig.found() == []
+    rig.produce()
+    assert rig.found() == []
+    assert rig.check().notes == []
+
+
+def test_records_that_were_passed_over_are_told_and_markers_are_not(rig: Rig) -> None:
+    rig.receive(0, RECORDS)
+    rig.produce(3, transactional=True)
+    rig.receive(RECORDS, RECORDS + 3)
+    # The transaction's marker has an offset and is no record.
+    rig.pass_over(RECORDS + 3, RECORDS + 4)
+    assert rig.found() == []
+    rig.produce(2)
+    rig.pass_over(RECORDS + 4, RECORDS + 6)
+    assert rig.found() == [(Problem.OFFSETS_MISSING, f"{rig.name} [{RECORDS + 3}, {RECORDS + 6})")]
+
+
+def test_a_position_beyond_kafkas_end_is_told(rig: Rig) -> None:
+    rig.receive(0, RECORDS + 1)
+    assert rig.found() == [(Problem.KAFKA_LOG_CUT, rig.name)]
+
+
+def test_records_that_kafka_deleted_before_they_were_received_are_told(rig: Rig) -> None:
+    rig.receive(0, 2)
+    rig.admin.delete_records([TopicPartition(rig.topic, 0, 5)])[TopicPartition(rig.topic, 0)].result()
+    assert rig.found() == [(Problem.KAFKA_RECORDS_GONE, rig.name)]
+    rig.pass_over(2, 6)
+    # Whether there were records from 2 to 5, nobody can tell; at 5 there is one.
+    report = rig.check()
+    assert [finding.problem for finding in report.findings] == [Problem.OFFSETS_MISSING]
+
+
 def test_holes_of_which_kafka_has_nothing_any_more_are_noted(rig: Rig) -> None:
     rig.pass_over(0, 5)
     rig.admin.delete_records([TopicPartition(rig.topic, 0, 5)])[TopicPartition(rig.topic, 0)].result()
@@ -114,3 +158,14 @@ def test_a_topic_that_was_created_again_is_told(rig: Rig) -> None:
     assert any("is gone from Kafka" in note for note in rig.check().notes)
     rig.create()
     until(lambda: rig.found() == [(Problem.KAFKA_TOPIC_REPLACED, rig.name)])
+
+
+def test_a_commit_beyond_the_position_is_told(rig: Rig) -> None:
+    rig.receive(0, 5)
+    group = rig.stream.group_of(rig.stream.inputs[0])
+    consumer = Consumer({"bootstrap.servers": rig.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(rig.topic, 0, 5)], asynchronous=False)
+    assert rig.found() == []
+    consumer.commit(offsets=[TopicPartition(rig.topic, 0, 6)], asynchronous=False)
+    consumer.close()
+    assert rig.found() == [(Problem.COMMITTED_TOO_FAR, rig.name)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic
 
+from headrace.ledger import EventKind
 from headrace.local.kafka import KafkaServer
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,44 @@ def servers() -> Iterator[tuple[KafkaServer, Follower]]:
 def troubles(rig: Any) -> str:
     job = rig.ledger.jobs.current("air")
     return str(job.attributes.get("troubles", ())) if job is not None else ""
+
+
+def test_brokers_that_are_not_there_are_waited_for_and_hold_up_nobody(
+    servers: tuple[KafkaServer, Follower], make_rig: Callable[[str], Any]
+) -> None:
+    first, second = servers
+    rig = make_rig(first.bootstrap_servers)
+    # -- no broker at the start
+    rig.begin(rig.define(starting_offsets="latest"))
+    rig.eventually(lambda: "Kafka was not to be asked" in troubles(rig))
+    (told,) = rig.ledger.events.list("air", kinds=[EventKind.RECEIVER_ERROR])
+    assert "Kafka was not to be asked" in str(told.payload)
+    first.start()
+    rig.eventually(lambda: "do not exist" in troubles(rig))
+    second.start()
+    rig.eventually(lambda: len(rig.admin.list_topics(timeout=10).brokers) == 2)
+    new = NewTopic(rig.topic, num_partitions=2, replica_assignment=[[1], [2]])
+    rig.admin.create_topics([new])[rig.topic].result()
+    rig.eventually(lambda: len(rig.positions()) == 2)
+    rig.produce(10, partition=0)
+    rig.produce(10, partition=1)
+    rig.await_positions({(rig.topic, 0): 10, (rig.topic, 1): 10})
+    # -- one that loses its leader
+    second.stop()
+    rig.eventually(lambda: rig.stats().get("leaderless") == 1)
+    assert "no leader" in rig.stats()["troubled"][f"{rig.topic}-1"]["error"]
+    rig.produce(10, partition=0)
+    rig.await_positions({(rig.topic, 0): 20, (rig.topic, 1): 10})
+    second.start()
+    rig.produce(10, partition=0)
+    rig.produce(10, partition=1)
+    rig.await_positions({(rig.topic, 0): 30, (rig.topic, 1): 20})
+    rig.eventually(lambda: rig.stats().get("leaderless") == 0 and not rig.stats()["troubled"])
+    (row,) = rig.ledger.receivers.list("air")
+    assert row.restarts == 0
+    # No offset was ever committed, for want of a coordinator, and nothing waits for it.
+    rig.end()
+    assert rig.offsets() == {(rig.topic, 0): list(range(30)), (rig.topic, 1): list(range(20))}
 
 
 def test_a_partition_that_has_no_leader_yet_does_not_keep_the_others_from_beginning(

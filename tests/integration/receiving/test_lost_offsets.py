@@ -111,6 +111,29 @@ def test_what_retention_took_stops_its_partition_and_is_a_gap_where_it_may_be(ri
     assert rig.offsets() == {(rig.topic, 0): [*range(100), *range(150, 200)], (rig.topic, 1): list(range(10))}
 
 
+def test_a_damaged_batch_is_passed_over_whole_where_that_is_allowed(
+    rig: Any, server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client does not say where a batch ends that it cannot take; the records around it are all there."""
+    monkeypatch.setattr(partition_troubles, "_FIRST_BACKOFF_SECONDS", 0.01)
+    rig.create(partitions=2)
+    for tag, records in (("good", 7), ("rotten", 300), ("after", 5)):
+        rig.produce(records, tag=tag, settings={"linger.ms": 1_000, "batch.num.messages": 1_000})
+    server.stop()
+    (segment,) = folder_of(server, rig).glob("*.log")
+    bases = [batch.base_offset for batch in batches_of(segment)]
+    assert bases == [0, 7, 307]
+    data = segment.read_bytes()
+    segment.write_bytes(data.replace(b"rotten-100", b"rotted-100"))
+    server.start()
+    rig.begin(rig.define(on_lost_offsets="reset"))
+    rig.produce(10, partition=1)
+    rig.await_positions({(rig.topic, 0): 312, (rig.topic, 1): 10})
+    assert_told(rig, [(rig.topic, 0, 7, 307)])
+    rig.end()
+    assert rig.offsets()[rig.topic, 0] == [*range(7), *range(307, 312)]
+
+
 def test_what_the_broker_cannot_serve_at_all_waits_visibly(
     rig: Any, server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
