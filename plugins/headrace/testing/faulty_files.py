@@ -73,6 +73,7 @@ class FaultyFiles(SystemCalls):
         """How many more bytes the disk takes; None: no bound."""
         self.read_only = False
         self._faults: list[_Fault] = []
+        self._bad_sectors: list[tuple[str, int, int]] = []
         self._open: dict[int, tuple[Path, _Inode | None]] = {}
         # Directory entries, as they are and as they would outlive a power cut; None is a directory.
         self._live: dict[Path, _Inode | None] = {}
@@ -88,9 +89,14 @@ class FaultyFiles(SystemCalls):
         """
         self._faults.append(_Fault(call, error, path, written, after, times))
 
+    def spoil(self, path: str, start: int, stop: int) -> None:
+        """No byte in [start, stop) of files whose name fits ``path`` can be read any more: the disk says EIO."""
+        self._bad_sectors.append((path, start, stop))
+
     def heal(self) -> None:
         """All that was told to fail is well again, and there is room."""
         self._faults.clear()
+        self._bad_sectors.clear()
         self.room = None
         self.read_only = False
 
@@ -164,7 +170,11 @@ class FaultyFiles(SystemCalls):
         return written
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        self._meet("pread", self._open[fd][0])
+        path, _ = self._open[fd]
+        self._meet("pread", path)
+        for name, start, stop in self._bad_sectors:
+            if fnmatch(path.name, name) and offset < stop and start < offset + length:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return super().pread(fd, length, offset)
 
     def ftruncate(self, fd: int, length: int) -> None:

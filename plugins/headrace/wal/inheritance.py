@@ -20,11 +20,9 @@ from headrace.wal.repair import cut_off
 from headrace.wal.scan import SegmentScan, TornTail, scan_segment
 from headrace.wal.segments import SegmentName
 from headrace.wal.storage import LogStorage
+from headrace.wal.window import READ_TRIES
 
 logger = logging.getLogger(__name__)
-
-READ_TRIES = 3
-"""So often a segment is read before an I/O error counts as damage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from headrace.wal.lost_ranges import KnownOfSegment, ReaderPositions
 from headrace.wal.scan import RecoveryMode, ScanEvent, ScannedFrame, SegmentScan, TornTail, scan_segment
 from headrace.wal.segments import SegmentName, receiver_directory, segments_in
 from headrace.wal.storage import LogStorage
+from headrace.wal.window import SECTOR_BYTES, Window
 
 Accepted = Callable[[str], Sequence[BlockInfo]]
 """The blocks that the ledger has accepted in a segment."""
@@ -100,7 +101,12 @@ class LogScan:
     def _receiver(self, names: list[SegmentName], there: set[SegmentName]) -> Iterator[ScanEvent]:
         """``names`` are the segments that are there, or that the ledger has."""
         files = [name for name in names if name in there]
-        headers = {name: header for name in files if (header := header_of(self._storage, name.path)) is not None}
+        passes_over = self._mode.passes_over
+        headers = {
+            name: header
+            for name in files
+            if (header := header_of(self._storage, name.path, blank_unreadable=passes_over)) is not None
+        }
         said = _said_of_segments(headers)
         last_inherited = _last_inherited(said)
         counted = sorted(name for name in headers if not _is_superseded(name, last_inherited))
@@ -200,13 +206,17 @@ def _said_of_segments(headers: Mapping[SegmentName, SegmentHeader]) -> dict[str,
     return said
 
 
-def header_of(storage: LogStorage, segment: str) -> SegmentHeader | None:
-    """The segment's header; None if it cannot be read: the scan of that segment will say so."""
+def header_of(storage: LogStorage, segment: str, *, blank_unreadable: bool = False) -> SegmentHeader | None:
+    """The segment's header; None if it cannot be read: the scan of that segment will say so.
+
+    Raises:
+        StorageError: the store cannot be read; with ``blank_unreadable`` a bad sector is no reason.
+    """
     try:
         with storage.open(segment) as file:
-            raw = file.read_at(0, frame.PREFIX_BYTES).to_pybytes()
-            prefix = frame.parse_prefix(raw, segment=frame.segment_id(segment), offset=0)
-            header = frame.parse_header(prefix, file.read_at(frame.PREFIX_BYTES, prefix.header_length).to_pybytes())
+            header = Window(file, read_ahead=SECTOR_BYTES, blank_unreadable=blank_unreadable).header(
+                frame.segment_id(segment)
+            )
     except (FrameFault, StoredFileMissingError):
         return None
     return header if isinstance(header, SegmentHeader) else None

@@ -38,6 +38,11 @@ class RecoveryMode(StrEnum):
     SKIP_ANY_CORRUPTED_RECORDS = "kSkipAnyCorruptedRecords"
     """Reading goes on behind damage, which is reported: for saving what can be saved."""
 
+    @property
+    def passes_over(self) -> bool:
+        """Whether damage is reported and no error, and so also what the disk does not read again and again."""
+        return self in (RecoveryMode.POINT_IN_TIME_RECOVERY, RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
+
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
@@ -128,7 +133,7 @@ class SegmentScan:
         """The blocks, and the segment's header and end frames between them."""
         try:
             with self._storage.open(self.segment) as file:
-                yield from self._frames(Window(file))
+                yield from self._frames(Window(file, blank_unreadable=self._mode.passes_over))
         except StoredFileMissingError as error:
             lost = self._known.accepted_between(0, None)
             raise SegmentMissingError(self.segment, named_by="the scan of the log", ranges=lost) from error

@@ -2,37 +2,76 @@
 
 from __future__ import annotations
 
+import logging
+
 import pyarrow as pa
 
 from headrace.wal import frame
+from headrace.wal.errors import StorageError, is_unreadable
 from headrace.wal.frame import FrameFault, Prefix
+from headrace.wal.headers import AnyHeader
 from headrace.wal.reader import Frame, read_frame
 from headrace.wal.storage import RandomAccessFile
 
 WINDOW_BYTES = 4 << 20  # Fetched at a time: a few blocks, so that small frames do not cost a request each.
 SEARCH_BYTES = 64 << 10
+SECTOR_BYTES = 4096
+READ_TRIES = 3  # What the disk refuses so often it will not give.
+
+logger = logging.getLogger(__name__)
 
 
 class Window:
-    """A file read ahead, a window at a time. No read allocates more than the file has."""
+    """A file read ahead, a window at a time. No read allocates more than the file has.
 
-    def __init__(self, file: RandomAccessFile) -> None:
+    With ``blank_unreadable``, sectors that the disk does not read are zeros here, which no checksum takes for a frame.
+    """
+
+    def __init__(
+        self, file: RandomAccessFile, *, read_ahead: int = WINDOW_BYTES, blank_unreadable: bool = False
+    ) -> None:
         self._file = file
+        self._read_ahead = read_ahead
+        self._blank_unreadable = blank_unreadable
         self._start = 0
         self._data = pa.py_buffer(b"")
         self.size = file.size
 
     def another(self) -> Window:
         """A window of its own on the same file."""
-        return Window(self._file)
+        return Window(self._file, read_ahead=self._read_ahead, blank_unreadable=self._blank_unreadable)
 
     def read(self, offset: int, length: int) -> pa.Buffer:
         """Up to ``length`` bytes, fewer where the file ends."""
         at = offset - self._start
         if at < 0 or at + length > self._data.size:
-            self._data = self._file.read_at(offset, max(length, WINDOW_BYTES))
+            self._data = self._fetch(offset, max(length, self._read_ahead))
             self._start, at = offset, 0
         return self._data[at : at + length]
+
+    def _fetch(self, offset: int, length: int) -> pa.Buffer:
+        try:
+            return self._file.read_at(offset, length)
+        except StorageError as error:
+            if not self._blank_unreadable or not is_unreadable(error):
+                raise
+        end = min(offset + length, self.size)
+        starts = [offset, *range((offset // SECTOR_BYTES + 1) * SECTOR_BYTES, end, SECTOR_BYTES)]
+        sectors = zip(starts, [*starts[1:], end], strict=True)
+        return pa.py_buffer(b"".join(self._sector(start, stop) for start, stop in sectors))
+
+    def _sector(self, start: int, stop: int) -> bytes:
+        for tried in range(1, READ_TRIES + 1):
+            try:
+                data: bytes = self._file.read_at(start, stop - start).to_pybytes()
+            except StorageError as error:
+                if not is_unreadable(error):
+                    raise
+                if tried == READ_TRIES:
+                    logger.warning("%s What stands there is taken for damaged.", error.what)
+            else:
+                return data
+        return bytes(stop - start)
 
     def frame(self, segment: int, offset: int, end: int) -> Frame:
         """The frame at ``offset``, checked, if it ends at ``end`` or before; FrameFault if not."""
@@ -42,6 +81,11 @@ class Window:
         head = self.read(offset, min(header_end, end - offset))
         frame.parse_header(prefix, head[frame.PREFIX_BYTES :].to_pybytes())
         return read_frame(self.read(offset, min(prefix.frame_length, end - offset)), segment=segment, offset=offset)
+
+    def header(self, segment: int, offset: int = 0) -> AnyHeader:
+        """The header of the frame at ``offset``, whatever its payload; FrameFault if there is none."""
+        prefix = self._prefix(segment, offset, self.size)
+        return frame.parse_header(prefix, self.read(offset + frame.PREFIX_BYTES, prefix.header_length).to_pybytes())
 
     def next_frame(self, segment: int, offset: int, end: int) -> int | None:
         """Where the next frame with a whole header starts in [offset, end).
@@ -58,10 +102,9 @@ class Window:
         return None
 
     def _has_header(self, segment: int, offset: int) -> bool:
-        """Whether a frame with a whole header starts at ``offset``, whatever its payload."""
+        """Whether a frame with a whole header starts at ``offset``."""
         try:
-            prefix = self._prefix(segment, offset, self.size)
-            frame.parse_header(prefix, self.read(offset + frame.PREFIX_BYTES, prefix.header_length).to_pybytes())
+            self.header(segment, offset)
         except FrameFault as fault:
             # One of another version is a frame all the same: what stands before it is no tail.
             return fault.foreign

@@ -16,7 +16,9 @@ from headrace.checking.coverage import check_coverage
 from headrace.checking.findings import Problem
 from headrace.checking.stream_check import check_stream
 from headrace.ledger import BatchState, EventKind, Ledger
-from headrace.wal.errors import DamagedFrameError
+from headrace.testing.faulty_files import FaultyFiles
+from headrace.wal.errors import DamagedFrameError, StorageError
+from headrace.wal.local_storage import LocalStorage
 from headrace.wal.log_scan import scan_log
 from headrace.wal.scan import RecoveryMode
 
@@ -99,6 +101,24 @@ def test_a_damaged_block_in_the_middle_is_a_gap(receiving: Receiving, rebuild: R
     assert position(ledger) == (7 if when == "after" else 6)
     problems = {finding.problem for finding in check_stream(ledger, "shop", kafka=False).findings}
     assert problems == {Problem.LOG_DAMAGED}
+
+
+def test_a_bad_sector_is_passed_over_as_damage_is(receiving: Receiving, tmp_path: Path) -> None:
+    receiving.store(2)
+    receiving.new_segment()
+    receiving.store(3)
+    receiving.store(1)
+    checkpoint(receiving)
+    files = FaultyFiles()
+    folder = LocalStorage(tmp_path / "storage", calls=files).below("shop")
+    # All of a segment this small is on one sector, its header too.
+    files.spoil(receiving.segments()[0].rpartition("/")[2], 0, 1)
+    with Ledger.open(f"sqlite:///{tmp_path}/new.db", clock=receiving.clock) as ledger:
+        with pytest.raises(StorageError, match="Input/output error"):
+            recover("shop", ledger, folder, definition=receiving.stream)
+        skip = RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS
+        recover("shop", ledger, folder, definition=receiving.stream, mode=skip, force=True)
+        assert (gaps(ledger), position(ledger)) == ([(0, 2)], 6)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
     for name in names:
         receiver_id = ReceiverId(stream, name.input_id, name.index)
         epochs[receiver_id] = max(epochs[receiver_id], name.epoch)
-        for partition, offset in _opening_positions(log, name).items():
+        for partition, offset in _opening_positions(log, name, mode).items():
             positions[name.input_id, partition].append(offset)
     signs = [name.opened_ms for name in names] + [frame.info.cut_time_ms for frame in frames]
     if kept is not None:
@@ -241,8 +241,8 @@ def _block_info(frame: ScannedFrame) -> BlockInfo:
     )
 
 
-def _opening_positions(log: LogStorage, name: SegmentName) -> Mapping[TopicPartition, int]:
-    header = header_of(log, name.path)
+def _opening_positions(log: LogStorage, name: SegmentName, mode: RecoveryMode) -> Mapping[TopicPartition, int]:
+    header = header_of(log, name.path, blank_unreadable=mode.passes_over)
     return {} if header is None else header.positions
 
 
