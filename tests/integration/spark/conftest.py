@@ -319,10 +319,26 @@ def cluster(server_folder: Path) -> Iterator[SparkCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
-def make_application(kafka: str) -> Callable[..., Application]:
-    """Builds an `Application` in a folder; takes the fields of a Stream. Whoever builds it closes it."""
-    return lambda folder, **fields: new_application(kafka, folder, **fields)
+@pytest.fixture(scope="module")
+def application_of(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Application]]:
+    """Builds an `Application` for a module's tests from the source of its transform, in a folder of code of its own.
+
+    ``{folder!r}`` in the source is the application's folder.
+    """
+    made: list[Application] = []
+
+    def make(source: str) -> Application:
+        folder = tmp_path_factory.mktemp("application")
+        name = f"transform_{uuid.uuid4().hex}"
+        (folder / "code").mkdir()
+        (folder / "code" / f"{name}.py").write_text(source.format(folder=str(folder)))
+        spark = SparkSettings(master="local[3]", py_files=(str(folder / "code"),))
+        made.append(new_application(kafka, folder, transform=f"{name}:transform", spark=spark))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

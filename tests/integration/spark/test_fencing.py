@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.ledger.rows import AttemptRow
-from headrace.stream import SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,24 +41,13 @@ def transform(records, batch):
 
 
 @pytest.fixture(scope="module")
-def application(make_application: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def application(application_of: Callable[[str], Any]) -> Iterator[Any]:
     """A stream whose first attempts wait for the file "go"; nothing of it runs yet."""
-    folder = tmp_path_factory.mktemp("fencing")
-    name = f"transform_{uuid.uuid4().hex}"
-    (folder / "code").mkdir()
-    (folder / "code" / f"{name}.py").write_text(TRANSFORM.format(folder=str(folder)))
-    made = make_application(
-        folder,
-        transform=f"{name}:transform",
-        spark=SparkSettings(master="local[3]", py_files=(str(folder / "code"),)),
-    )
-    try:
-        yield made
-    finally:
-        for process in made.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-        made.close()
+    made = application_of(TRANSFORM)
+    yield made
+    for process in made.processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
 
 
 def attempts(application: Any, time_ms: int) -> list[AttemptRow]:

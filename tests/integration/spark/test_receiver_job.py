@@ -7,8 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -17,7 +16,6 @@ import pytest
 from headrace.ledger import AttemptState, BatchState, JobState
 from headrace.spark import connect_token
 from headrace.spark.sessions import ConnectRefusedError
-from headrace.stream import SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,22 +41,11 @@ def transform(records, batch):
 
 
 @pytest.fixture(scope="module")
-def application(make_application: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def application(application_of: Callable[[str], Any]) -> Any:
     """A running receiver job, started by plain Python, with a transform from a folder of code."""
-    folder = tmp_path_factory.mktemp("application")
-    name = f"transform_{uuid.uuid4().hex}"
-    (folder / "code").mkdir()
-    (folder / "code" / f"{name}.py").write_text(TRANSFORM.format(folder=str(folder)))
-    made = make_application(
-        folder,
-        transform=f"{name}:transform",
-        spark=SparkSettings(master="local[3]", py_files=(str(folder / "code"),)),
-    )
-    try:
-        made.running_job(made.start_job())
-        yield made
-    finally:
-        made.close()
+    made = application_of(TRANSFORM)
+    made.running_job(made.start_job())
+    return made
 
 
 def test_a_batch_runs_in_the_receivers_application(application: Any) -> None:
