@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headrace.batching.allocation import Allocation, allocate
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
@@ -18,6 +19,7 @@ from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
 START_MS = 1_700_000_000_000
+T1, T2 = START_MS + 10_000, START_MS + 20_000
 PARTITION = TopicPartition("clicks", "topic-id", 0)
 
 
@@ -105,6 +107,10 @@ class Receiving:
 
     def segments(self) -> list[str]:
         return self.storage.list("shop/log")
+
+
+def take(receiving: Receiving, batch_time_ms: int) -> Allocation:
+    return allocate(receiving.stream, receiving.ledger, receiving.storage, batch_time_ms)
 
 
 @pytest.fixture
