@@ -5,8 +5,10 @@ The tests are steps of one story, in order: starting an Airflow costs half a min
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import psutil
 import pytest
 
 # One test waits up to 120 and twice 200 s for Airflow, and the first also for its start.
@@ -115,6 +117,33 @@ def test_a_cleared_run_processes_the_same_batch_again(installation, until):
         assert ledger.batches.get("flights", at_ms).state.value == "completed"
 
 
+@dataclass(frozen=True)
+class Held:
+    """A process of toy_batch.py that goes on until the file "hold" is gone."""
+
+    batch_time_ms: int
+    attempt: int
+    pid: int
+
+
+def _held(installation) -> Held | None:
+    names = [file.name for file in installation.folder.glob("held.*")]
+    return Held(*map(int, names[0].split(".")[1:])) if names else None
+
+
+def _attempt_states(installation, held: Held) -> dict[int, str]:
+    """The state of the attempt held and of those after it, by number."""
+    with installation.ledger() as ledger:
+        rows = ledger.batches.attempts("flights", held.batch_time_ms)
+    return {row.number: row.state.value for row in rows if row.number >= held.attempt}
+
+
+def _mark(installation, run_id: str, state: str) -> None:
+    installation.api.request(
+        "PATCH", f"/dags/{RECEIVER}/dagRuns/{run_id.replace('+', '%2B')}/taskInstances/receive", {"new_state": state}
+    )
+
+
 def _batch_time(run) -> int:
     return int(datetime.fromisoformat(run["data_interval_end"]).timestamp() * 1000)
 
@@ -166,6 +195,45 @@ def test_a_killed_triggerer_and_scheduler_cost_the_receiver_job_nothing(installa
     until(lambda: job(installation)[1] and job(installation)[0].epoch == before.epoch + 1, what="the next job")
 
 
+def test_a_batch_whose_scheduler_dies_is_taken_over_by_its_next_try_while_the_first_still_runs(installation, until):
+    hold = installation.fail_if.with_name("hold")
+    hold.touch()
+    try:
+        held = until(lambda: _held(installation), what="a batch that runs")
+        # Airflow's process around the task is cut off: it would end the first try once it hears of another.
+        supervisor = psutil.Process(held.pid).parents()[1]
+        supervisor.suspend()
+        try:
+            scheduler = installation.airflow.components["scheduler"]
+            scheduler.kill()
+            scheduler.start()
+            until(lambda: len(_attempt_states(installation, held)) > 1, what="the next try")
+            assert list(_attempt_states(installation, held).values()) == ["fenced", "running"]
+        finally:
+            supervisor.resume()
+    finally:
+        hold.unlink()
+    (run,) = [run for run in installation.api.runs(BATCHES) if _batch_time(run) == held.batch_time_ms]
+    installation.api.wait_for_run(BATCHES, run["dag_run_id"], timeout=200)
+    assert list(_attempt_states(installation, held).values()) == ["fenced", "completed"]
+
+
+def test_a_mark_that_no_trigger_heard_is_heard_by_the_next_run(installation, until):
+    before, alive = job(installation)
+    assert alive
+    (run,) = [run for run in installation.api.runs(RECEIVER) if run["state"] == "running"]
+    run_id = run["dag_run_id"]
+    until(lambda: installation.api.task_states(RECEIVER, run_id) == {"receive": "deferred"}, what="the deferral")
+    triggerer = installation.airflow.components["triggerer"]
+    triggerer.kill()
+    _mark(installation, run_id, "failed")
+    until(lambda: job(installation)[0].stop_reason, what="the next run's task")
+    triggerer.start()
+    until(lambda: job(installation)[1] and job(installation)[0].epoch == before.epoch + 1, what="the next job")
+    with installation.ledger() as ledger:
+        assert ledger.jobs.list("flights")[1].state.value == "stopped"
+
+
 def test_marking_the_deferred_task_stops_the_job(installation, until):
     before, _ = job(installation)
     run = until(
@@ -177,9 +245,7 @@ def test_marking_the_deferred_task_stops_the_job(installation, until):
     logs = installation.folder / "airflow" / "logs" / f"dag_id={RECEIVER}" / f"run_id={run_id}"
     until(lambda: any(logs.rglob("*.trigger.*")), what="the trigger")
     installation.api.pause(RECEIVER)
-    installation.api.request(
-        "PATCH", f"/dags/{RECEIVER}/dagRuns/{run_id.replace('+', '%2B')}/taskInstances/receive", {"new_state": "failed"}
-    )
+    _mark(installation, run_id, "failed")
     until(lambda: not job(installation)[1], what="the job's end")
     stopped, _ = job(installation)
     assert stopped.epoch == before.epoch

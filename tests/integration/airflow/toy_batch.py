@@ -1,6 +1,7 @@
 """A batch without Spark: completes the attempt that it is given.
 
-As long as the file FAIL_IF is there it fails: at the outputs that the file names, or at all if it is empty.
+As long as the file FAIL_IF is there it fails: at the outputs that the file names, or at all if it is empty. As long as
+there is a file "hold" beside it, it goes on and on, which it tells by a file "held.BATCH TIME.ATTEMPT.PID".
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 from headrace.ledger import Ledger
@@ -26,6 +28,12 @@ with Ledger.open(arguments.ledger) as ledger:
     row = next(row for row in rows if row.number == arguments.attempt)
     attempt = row.claim()
     print(f"toy batch, attempt {attempt.number}", flush=True)
+    hold = fail_if.with_name("hold")
+    if hold.exists():
+        hold.with_name(f"held.{attempt.batch_time_ms}.{attempt.number}.{os.getpid()}").touch()
+    while hold.exists():
+        ledger.batches.renew_attempt(attempt)
+        time.sleep(0.1)
     failing = (fail_if.read_text().split() or attempt.outputs) if fail_if.exists() else ()
     for output in attempt.outputs:
         if output in failing:
