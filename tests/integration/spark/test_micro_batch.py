@@ -349,7 +349,7 @@ def test_a_batch_that_only_kafka_has_is_read_from_there(
     batch = make_batch_ledger(inputs=source, outputs=outputs)
     zero_ms = batch.ledger.streams.get("clicks").zero_time_ms
     producer = Producer({"bootstrap.servers": kafka})
-    for number, time_ms in enumerate((zero_ms - 15_000, zero_ms - 5_000)):
+    for number, time_ms in enumerate((zero_ms - 25_000, zero_ms - 15_000)):
         producer.produce(topic, value=f"record {number}", timestamp=time_ms)
     assert producer.flush(30) == 0
     topic_id = str(RangeClients.of(source).questions().topic_ids([topic])[topic])
@@ -357,7 +357,7 @@ def test_a_batch_that_only_kafka_has_is_read_from_there(
     storage = open_storage(batch.stream.storage.url)
     told: list[str] = []
     printed: list[list[str]] = []
-    for time_ms in (zero_ms - 10_000, zero_ms):
+    for time_ms in (zero_ms - 20_000, zero_ms - 10_000):
         # A stream with windows builds none; one that got its window afterwards has them all the same.
         before = batch.stream.model_copy(update={"outputs": (ConsoleOutput(),)})
         build_from_kafka(before, batch.ledger, storage, time_ms)

@@ -119,7 +119,7 @@ def test_a_damaged_block_is_an_error_with_its_handle(
     content = bytearray(segment.read_bytes())
     content[block.handle.offset + block.handle.length - 20] ^= 0xFF
     segment.write_bytes(content)
-    with pytest.raises(PySparkException, match="UnreadableBlockError") as failed:
+    with pytest.raises(PySparkException, match="DamagedBlockError") as failed:
         load(spark, written_log.manifest()).count()
     handle = block.handle
     assert f"{handle.segment}, offset {handle.offset}, length {handle.length} cannot be read" in str(failed.value)
