@@ -145,6 +145,20 @@ class Orders:
         assert proof.dead_lettered == len(self._malformed) > 0
         assert self.ledger.gaps.list(STREAM) == []
 
+    def assert_nobody_was_needed(self) -> None:
+        """In the DAGs' own terms: a task waits for the receiver job's end, and no run has failed, so none waits for a
+        person."""
+
+        def attached() -> bool:
+            running = [run for run in self.api.runs(f"{STREAM}_receiver") if run["state"] == "running"]
+            states = [self.api.task_states(f"{STREAM}_receiver", run["dag_run_id"]) for run in running]
+            return states == [{"receive": "deferred"}]
+
+        wait_until(attached, seconds=300)
+        runs = [run for dag in ("receiver", "batches") for run in self.api.runs(f"{STREAM}_{dag}")]
+        failed = [run["dag_run_id"] for run in runs if run["state"] == "failed"]
+        assert not failed, f"{failed}\n{self._explain()}"
+
     def look(self) -> Snapshot:
         """How far the stream is."""
         ends = sum(end for _, end in offsets(self.kafka, TOPIC).values())

@@ -41,6 +41,7 @@ def test_kill_9_of_the_receiver_job(orders: Orders) -> None:
     after = orders.job()
     assert after.epoch > before.epoch
     assert after.state is JobState.RUNNING
+    orders.assert_nobody_was_needed()
 
 
 def test_kill_9_of_a_batchs_process(orders: Orders) -> None:
@@ -66,6 +67,7 @@ def test_kill_9_of_a_batchs_process(orders: Orders) -> None:
     ]
     assert killed
     assert any(attempt.number > 1 for attempt in attempts), "no batch was attempted again"
+    orders.assert_nobody_was_needed()
 
 
 def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
@@ -83,6 +85,25 @@ def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
     orders.assert_proved()
     assert orders.job().epoch == before.epoch, "the receiver job outlives Airflow's crash"
     assert orders.job().alive(orders.ledger.now_ms())
+    orders.assert_nobody_was_needed()
+
+
+def test_kill_9_of_job_triggerer_and_api_server_at_once(orders: Orders) -> None:
+    before = orders.job()
+    received = orders.look().received
+    producing = orders.produce(20_000, rate=2_000)
+    orders.until(lambda snapshot: snapshot.received > received + 2_000)
+    # In the order in which they are started again: the triggerer is ready when the api-server says so.
+    killed = [orders.airflow.components[name] for name in ("api-server", "triggerer")]
+    for component in killed:
+        component.kill()
+    kill_session(before.attributes["pid"])
+    for component in killed:
+        component.start()
+    orders.finish(producing)
+    orders.assert_proved()
+    assert orders.job().epoch > before.epoch
+    orders.assert_nobody_was_needed()
 
 
 def _ends_at(run: dict[str, object], batch_time_ms: int) -> bool:
