@@ -22,8 +22,10 @@ MANY = 10_000
 """Batches in a checkpoint from which on it says so."""
 
 GAPS = 10_000
-SEGMENTS = 100_000
 """The newest gaps are in a checkpoint, so many of them."""
+
+SEGMENTS = 100_000
+"""So many of the log's files at most are named in a checkpoint."""
 
 _write_retry = tenacity.retry(
     retry=tenacity.retry_if_exception_type((StorageError, OSError)),
