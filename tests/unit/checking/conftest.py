@@ -149,6 +149,17 @@ class Shop:
             self.ledger.batches.record_output(attempt, output, {"printed": 1})
         self.ledger.batches.complete_attempt(attempt)
 
+    def begin_replay(self, time_ms: int) -> Attempt:
+        return self.ledger.batches.begin_replay(
+            STREAM, time_ms, target="copy", definition='{"outputs": [{"id": "a"}]}', outputs=["a"],
+            holder="task", way="connect", lease_ms=1000,
+        )  # fmt: skip
+
+    def replay(self, time_ms: int) -> None:
+        attempt = self.begin_replay(time_ms)
+        self.ledger.batches.record_output(attempt, "a", {})
+        self.ledger.batches.complete_attempt(attempt)
+
     def checkpoint(self, time_ms: int) -> None:
         # Checkpoints are named by the millisecond.
         self.clock.advance(1)

@@ -222,12 +222,7 @@ def test_a_batch_built_over_what_was_received_is_noticed(shop: Shop) -> None:
 
 
 def test_a_replay_that_has_not_written_is_noticed(shop: Shop) -> None:
-    attempt = shop.ledger.batches.begin_replay(
-        STREAM, TIMES[0], target="copy", definition='{"outputs": [{"id": "a"}]}', outputs=["a"],
-        holder="task", way="connect", lease_ms=1000,
-    )  # fmt: skip
-    shop.ledger.batches.record_output(attempt, "a", {})
-    shop.ledger.batches.complete_attempt(attempt)
+    shop.replay(TIMES[0])
     assert shop.found() == []
     shop.sql("DELETE FROM batch_outputs WHERE target = 'copy'")
     assert shop.found() == [("replay_state_wrong", f"copy {T1}")]
@@ -384,12 +379,7 @@ def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
     monkeypatch.setattr(history, "FILED", 1)
     shop.checkpoint(TIMES[1])
     (path,) = shop.folder.list("history")
-    attempt = shop.ledger.batches.begin_replay(
-        STREAM, TIMES[0], target="copy", definition='{"outputs": [{"id": "a"}]}', outputs=["a"],
-        holder="task", way="connect", lease_ms=1000,
-    )  # fmt: skip
-    shop.ledger.batches.record_output(attempt, "a", {})
-    shop.ledger.batches.complete_attempt(attempt)
+    shop.replay(TIMES[0])
     assert shop.found() == []
     shop.folder.delete(path)
     assert shop.found() == [("checkpoint_behind", str(TIMES[0]))]

@@ -28,7 +28,6 @@ from headrace.ledger.snapshots import StreamSnapshot
 from .conftest import INTERVAL_MS, STREAM, TIMES, Shop
 
 REFUSED = (AlreadyCompletedError, BatchStateError, NotItsTurnError, SlotBusyError, AllocationConflictError)
-COPY = '{"outputs": [{"id": "a"}]}'
 SIZES = st.dictionaries(st.sampled_from((0, 1)), st.integers(0, 5), min_size=1)
 
 
@@ -142,13 +141,10 @@ class AnyOperations(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 4))
     def replay(self, back: int) -> None:
-        batches = self.shop.ledger.batches
         with contextlib.suppress(*REFUSED):
             time_ms = self.a_time(back)
             self.shop.allocate(time_ms)
-            run = {"holder": "task", "way": "connect", "lease_ms": 1000}
-            copied = {"target": "copy", "definition": COPY, "outputs": ["a"]}
-            self.attempts.append(batches.begin_replay(STREAM, time_ms, **copied, **run))  # type: ignore[arg-type]
+            self.attempts.append(self.shop.begin_replay(time_ms))
 
     @invariant()
     def the_ledger_is_consistent(self) -> None:

@@ -14,6 +14,7 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.stream import Limits, Stream
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.wal.log_scan import scan_log
+from headrace.wal.storage import LogStorage
 
 MakeStream = Callable[..., Stream]
 Setting = Any
@@ -238,7 +239,8 @@ def test_records_of_a_topic_created_again_are_not_taken_for_the_old_ones(setting
     assert setting.stored() == [(0, 0, b"old")]
 
 
-def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting) -> None:
+def torn_log(setting: Setting) -> tuple[LogStorage, str, bytes]:
+    """A receiver's log of one block, whose last 7 bytes a crash took: the log, the segment, and what it was."""
     setting.assign(0, 0)
     setting.kafka.produce("flights", 0, b"a")
     log = setting.storage.below("log")
@@ -247,6 +249,11 @@ def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting)
         (segment,) = log.list()
     whole = log.read(segment)
     log.write_atomically(segment, whole[:-7])
+    return log, segment, whole
+
+
+def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting) -> None:
+    log, segment, whole = torn_log(setting)
     with setting.running():
         eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("torn_tail_bytes", 0) > 0)
     with setting.running():
@@ -266,14 +273,7 @@ def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting)
 def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    setting.assign(0, 0)
-    setting.kafka.produce("flights", 0, b"a")
-    log = setting.storage.below("log")
-    with setting.running():
-        eventually(lambda: setting.positions() == [1, 0])
-        (segment,) = log.list()
-    whole = log.read(segment)
-    log.write_atomically(segment, whole[:-7])
+    log, segment, whole = torn_log(setting)
     events = type(setting.ledger.events)
     with monkeypatch.context() as patch:
         plain = events.append

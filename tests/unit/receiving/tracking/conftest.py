@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.receiving.tracking.setting import Setting
+from tests.unit.receiving.tracking.setting import MakeStream, Setting
 
 from headrace.ledger import Ledger
 from headrace.ledger.rows import JobLease
 from headrace.stream import Stream
 from headrace.testing.fake_kafka import FakeKafka
 
-MakeStream = Callable[..., Stream]
 OpenLedger = Callable[[Stream], tuple[Ledger, JobLease]]
 
 

@@ -19,6 +19,8 @@ from headrace.stream import Stream
 from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
 from headrace.wal.storage import open_storage
 
+MakeStream = Callable[..., Stream]
+
 
 def eventually(condition: Callable[[], bool], seconds: float = 25.0) -> None:
     until = time.monotonic() + seconds

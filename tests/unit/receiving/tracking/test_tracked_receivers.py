@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.receiving.tracking.setting import Handle, Setting, eventually
+from tests.unit.receiving.tracking.setting import Handle, MakeStream, Setting, eventually
 
 from headrace.batching.allocation import allocate
 from headrace.blocks import ReceiverId
@@ -18,11 +17,9 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiving.placed_receiver import PlacedReceiver
 from headrace.receiving.receiver_task import ReceiverTask
 from headrace.receiving.tracker import TrackerEnd, TrackerReport
-from headrace.stream import Limits, Stream
+from headrace.stream import Limits
 from headrace.stream.limits import Backpressure
 from headrace.wal.storage import open_storage
-
-MakeStream = Callable[..., Stream]
 
 
 def test_partitions_are_shared_and_read_and_a_stop_drains(setting: Setting) -> None:

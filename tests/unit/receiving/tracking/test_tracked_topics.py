@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from tests.unit.receiving.tracking.setting import Setting, eventually
+from tests.unit.receiving.tracking.setting import MakeStream, Setting, eventually
 
 from headrace.ledger import EventKind, PartitionState
 from headrace.receiving.discovery import Discovery
@@ -13,9 +11,7 @@ from headrace.receiving.errors import KeyVersionsError
 from headrace.receiving.key_versions import check_key_versions
 from headrace.receiving.partitioning import Partitioning
 from headrace.receiving.topic_watch import SeenTopic
-from headrace.stream import ElasticsearchOutput, KeyIds, Stream
-
-MakeStream = Callable[..., Stream]
+from headrace.stream import ElasticsearchOutput, KeyIds
 
 KEYED = ElasticsearchOutput(hosts="http://nowhere:9200", index="air", document_ids=KeyIds())
 VERSIONED = KEYED.model_copy(update={"document_ids": KeyIds(version_from="changed_at")})
