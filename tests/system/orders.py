@@ -112,6 +112,13 @@ class Orders:
         producing.start()
         return producing
 
+    def produce_under_way(self) -> Producing:
+        """Begin to produce for ten seconds, and wait until some of it has been received."""
+        received = self.look().received
+        producing = self.produce(20_000, rate=2_000)
+        self.until(lambda snapshot: snapshot.received > received + 2_000)
+        return producing
+
     def finish(self, producing: Producing) -> None:
         """Wait until all is produced, and remember what has to be found."""
         producing.wait()

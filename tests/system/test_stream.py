@@ -32,9 +32,7 @@ def test_a_batch_run_again_changes_nothing(orders: Orders) -> None:
 
 def test_kill_9_of_the_receiver_job(orders: Orders) -> None:
     before = orders.job()
-    received = orders.look().received
-    producing = orders.produce(20_000, rate=2_000)
-    orders.until(lambda snapshot: snapshot.received > received + 2_000)
+    producing = orders.produce_under_way()
     kill_session(before.attributes["pid"])
     orders.finish(producing)
     orders.assert_proved()
@@ -72,9 +70,7 @@ def test_kill_9_of_a_batchs_process(orders: Orders) -> None:
 
 def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
     before = orders.job()
-    received = orders.look().received
-    producing = orders.produce(20_000, rate=2_000)
-    orders.until(lambda snapshot: snapshot.received > received + 2_000)
+    producing = orders.produce_under_way()
     scheduler = orders.airflow.components["scheduler"]
     scheduler.kill()
     # The receiver job does not need Airflow.
@@ -90,9 +86,7 @@ def test_kill_9_of_the_scheduler(orders: Orders, stack: Stack) -> None:
 
 def test_kill_9_of_job_triggerer_and_api_server_at_once(orders: Orders) -> None:
     before = orders.job()
-    received = orders.look().received
-    producing = orders.produce(20_000, rate=2_000)
-    orders.until(lambda snapshot: snapshot.received > received + 2_000)
+    producing = orders.produce_under_way()
     # In the order in which they are started again: the triggerer is ready when the api-server says so.
     killed = [orders.airflow.components[name] for name in ("api-server", "triggerer")]
     for component in killed:
