@@ -109,6 +109,5 @@ def open_own_session(stream: Stream, attempt: Attempt) -> SparkSession:
     """The session of an application that runs this batch and nothing else."""
     name = f"headrace {stream.name} batch {attempt.batch_time_ms}" + (f" {attempt.target}" if attempt.target else "")
     spark = classic_session(name, master=stream.spark.master_url(0), conf=stream.spark.conf)
-    if not str(spark.sparkContext.master).startswith("local"):
-        send_code(spark.sparkContext, stream)
+    send_code(spark.sparkContext, stream)
     return spark

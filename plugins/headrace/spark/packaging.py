@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import headrace
 from headrace.errors import HeadraceError
+from headrace.spark.sessions import is_local_master
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -34,7 +35,7 @@ class PackageSourceError(HeadraceError):
 
 
 def send_code(context: SparkContext, stream: Stream) -> None:
-    """Give an application whose executors are elsewhere the package and the files that the stream names.
+    """Give an application the package and the files that the stream names, if its executors are elsewhere.
 
     The package is unpacked as the folder ``headrace`` where Spark keeps an application's files, which is on the path of
     executors' workers and of those by which the driver plans reads. They are the application's, and so are there for
@@ -44,6 +45,8 @@ def send_code(context: SparkContext, stream: Stream) -> None:
     Raises:
         PackageSourceError: the package is not in plain files.
     """
+    if is_local_master(str(context.master)):
+        return
     context.addArchive(f"{package_zip()}#{Path(headrace.__file__).parent.name}")
     # Airflow has given them to spark-submit already; Spark refuses one name by two paths.
     brought = {Path(name).name for name in (context.getConf().get("spark.submit.pyFiles") or "").split(",")}

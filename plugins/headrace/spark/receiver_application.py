@@ -17,7 +17,14 @@ from headrace.batching.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
 from headrace.spark.coupling import under_spark_submit
 from headrace.spark.packaging import executors_path, send_code
-from headrace.spark.sessions import CONNECT_PLUGIN, LOCAL_CONF, given_conf, prepare_environment, remote_session
+from headrace.spark.sessions import (
+    CONNECT_PLUGIN,
+    LOCAL_CONF,
+    given_conf,
+    is_local_master,
+    prepare_environment,
+    remote_session,
+)
 from headrace.spark.versions import current_versions
 from headrace.spark.wal_source import WalDataSource
 from headrace.wal.storage import open_storage
@@ -113,7 +120,7 @@ def receiver_conf(
 
     ``given`` (spark-submit's) wins over the stream's ``conf``, and what a receiver job needs wins over both.
     """
-    local = master.startswith("local")
+    local = is_local_master(master)
     conf = {
         "spark.master": master,
         "spark.sql.session.timeZone": "UTC",
@@ -178,8 +185,7 @@ def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> Receiver
     context, receivers = spark.sparkContext, stream.receivers
     if connect:
         _check_python(spark)
-    if not str(context.master).startswith("local"):
-        send_code(context, stream)
+    send_code(context, stream)
     _warm_up(spark)
     slots = _await_task_slots(spark, receivers + 1)
     check_task_slots(slots, receivers)
@@ -197,7 +203,7 @@ def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> Receiver
 def _warm_up(spark: SparkSession) -> None:
     """Run a small job on every executor, which also tells what they have installed; raises ExecutorVersionError."""
     context = spark.sparkContext
-    tasks = _WARM_UP_TASKS if not str(context.master).startswith("local") else 2 * context.defaultParallelism
+    tasks = 2 * context.defaultParallelism if is_local_master(str(context.master)) else _WARM_UP_TASKS
     ours = current_versions()
     for host, theirs, problem in context.parallelize(range(tasks), tasks).map(_executor_versions).distinct().collect():
         if problem or dict(theirs) != ours:
@@ -232,7 +238,7 @@ def _await_task_slots(spark: SparkSession, wanted: int) -> int:
     """The slots of the executors that there are, after waiting for more while they are too few: on a cluster the first
     one can have done all of the warm-up before the others have registered.
     """
-    until = time.monotonic() + (0.0 if str(spark.sparkContext.master).startswith("local") else SLOTS_SECONDS)
+    until = time.monotonic() + (0.0 if is_local_master(str(spark.sparkContext.master)) else SLOTS_SECONDS)
     while (slots := _task_slots(spark)) < wanted and time.monotonic() < until:
         logger.info("waiting for executors: %d task slots of %d are there", slots, wanted)
         time.sleep(2.0)

@@ -66,7 +66,7 @@ def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, 
     settings = {"spark.app.name": name, "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
     if master is not None:
         settings["spark.master"] = master
-        settings.update(LOCAL_CONF if master.startswith("local") else {})
+        settings.update(LOCAL_CONF if is_local_master(master) else {})
     settings.update(conf or {})
     given = given_conf()
     builder = SparkSession.builder
@@ -86,6 +86,11 @@ def given_conf() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
+def is_local_master(master: str) -> bool:
+    """Whether driver and executors are on this machine."""
+    return master.startswith("local")
+
+
 def prepare_environment(master: str | None) -> None:
     """Set what a JVM and Python workers started by this process inherit.
 
@@ -95,7 +100,7 @@ def prepare_environment(master: str | None) -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Under spark-submit the JVM is there already, with the environment that it was started with.
-    if master is not None and master.startswith("local") and not under_spark_submit():
+    if master is not None and is_local_master(master) and not under_spark_submit():
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
