@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
+from tests.integration.spark.connect_server import connect_server
 
 from headrace.spark.outputs.errors import FunctionFailedError
 from headrace.spark.outputs.foreach_batch import ForeachBatchWriter
@@ -113,17 +111,6 @@ def test_what_fails_in_an_executor_is_told_with_the_users_line(
     assert not any("pyspark" in line for line in frames)
 
 
-SERVER = """
-import sys
-from headrace.spark.receiver_application import start_application
-from headrace.stream import Stream
-
-application = start_application(Stream.from_json(sys.argv[1]), token="connect-test")
-print(application.connect_url, flush=True)
-sys.stdin.read()
-application.spark.stop()
-"""
-
 CLIENT = """
 import io, json, sys
 from headrace.spark.failures import first_cause
@@ -133,9 +120,9 @@ from headrace.spark.sessions import connect_session
 from headrace.spark.transforms import BatchContext
 from headrace.stream import Stream
 
-url, definition = sys.argv[1:]
+url, token, definition = sys.argv[1:]
 stream = Stream.from_json(definition)
-spark = connect_session(url, "connect-test")
+spark = connect_session(url, token)
 frame = spark.range(0, 1000, 1, 3).selectExpr("id", "CAST(id AS STRING) AS value", "timestamp_millis(id) AS at")
 T = 1_700_000_010_000
 for output in stream.outputs:
@@ -152,31 +139,6 @@ spark.stop()
 """
 
 
-@contextmanager
-def serving(stream: Stream, folder: Path, environment: dict[str, str]) -> Iterator[str]:
-    """The URL of a Spark Connect server of this stream."""
-    with (
-        (folder / "server.log").open("w") as log,
-        subprocess.Popen(
-            [sys.executable, "-c", SERVER, stream.to_json()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-        ) as server,
-    ):
-        assert server.stdout is not None
-        assert server.stdin is not None
-        try:
-            url = server.stdout.readline().strip()
-            assert url, (folder / "server.log").read_text()[-3000:]
-            yield url
-        finally:
-            server.stdin.close()
-            server.wait(60)
-
-
 @pytest.mark.slow
 def test_all_three_over_spark_connect(
     kafka: str, kafka_admin: AdminClient, make_batch: Callable[..., WrittenBatch], tmp_path: Path
@@ -189,17 +151,8 @@ def test_all_three_over_spark_connect(
     stream = make_batch(files, KafkaOutput(connection="secret_kafka", topic=topic), *functions).stream
     # Without SASL the broker asks for no password, but the clients are given it.
     secret = {"conn_type": "kafka", "host": kafka, "login": "me", "password": PASSWORD}
-    environment = sessions_environment()
-    with serving(stream, tmp_path, environment | {"AIRFLOW_CONN_SECRET_KAFKA": json.dumps(secret)}) as url:
-        client = subprocess.run(
-            [sys.executable, "-c", CLIENT, url, stream.to_json()],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-            env=environment,
-        )
-    assert client.returncode == 0, client.stderr[-3000:]
+    with connect_server(stream.to_json(), tmp_path, AIRFLOW_CONN_SECRET_KAFKA=json.dumps(secret)) as server:
+        client = server.run(CLIENT, stream.to_json())
     counts = [json.loads(line) for line in client.stdout.splitlines()]
     assert [each["rows"] for each in counts[:2]] == [1000, 1000]
     assert counts[2:4] == [
@@ -216,10 +169,6 @@ def test_all_three_over_spark_connect(
         written += path.read_text(errors="replace") if path.is_file() else ""
     assert "SparkListener" in written
     assert PASSWORD not in written
-
-
-def sessions_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("SPARK_CONNECT")}
 
 
 def first_message(kafka: str, topic: str) -> bytes | None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import urllib.request
 import uuid
 from pathlib import Path
@@ -18,6 +15,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.integration.spark.connect_server import connect_server
 
 from headrace.batching.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
@@ -252,25 +250,14 @@ def ask(url: str, method: str, path: str, body: Any = None) -> Any:
         return json.load(answer)
 
 
-SERVER = """
-import sys
-from headrace.spark.receiver_application import start_application
-from headrace.stream import Stream
-
-application = start_application(Stream.model_validate_json(sys.argv[1]), token="connect-test")
-print(application.connect_url, flush=True)
-sys.stdin.read()
-application.spark.stop()
-"""
-
 CLIENT = """
 import json, sys
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.sessions import connect_session
 from headrace.spark.wal_source import WalDataSource
 
-url, manifest, source = sys.argv[1:]
-spark = connect_session(url, "connect-test")
+url, token, manifest, source = sys.argv[1:]
+spark = connect_session(url, token)
 spark.dataSource.register(WalDataSource)
 spark.dataSource.register(KafkaRangesDataSource)
 options = {"manifests": json.dumps([manifest]), "input": "records"}
@@ -304,36 +291,9 @@ def test_over_spark_connect_the_server_knows_the_connection(received: Received, 
         "storage": {"url": str(tmp_path / "storage")},
         "ledger": f"sqlite:///{tmp_path}/ledger.db",
     }
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_CONNECT")}
     connection = json.dumps({"conn_type": "kafka", "extra": extra})
-    with (
-        (tmp_path / "server.log").open("w") as log,
-        subprocess.Popen(
-            [sys.executable, "-c", SERVER, json.dumps(stream)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment | {"AIRFLOW_CONN_SECRET_KAFKA": connection},
-        ) as server,
-    ):
-        assert server.stdout is not None
-        assert server.stdin is not None
-        try:
-            url = server.stdout.readline().strip()
-            assert url, (tmp_path / "server.log").read_text()[-3000:]
-            client = subprocess.run(
-                [sys.executable, "-c", CLIENT, url, received.manifest.uri, source.model_dump_json()],
-                capture_output=True,
-                text=True,
-                timeout=180,
-                check=False,
-                env=environment,
-            )
-        finally:
-            server.stdin.close()
-            server.wait(60)
-    assert client.returncode == 0, client.stderr[-3000:]
+    with connect_server(json.dumps(stream), tmp_path, AIRFLOW_CONN_SECRET_KAFKA=connection) as server:
+        client = server.run(CLIENT, received.manifest.uri, source.model_dump_json())
     assert json.loads(client.stdout.splitlines()[-1]) == [300, 0, 0]
     written = client.stdout + client.stderr
     for path in tmp_path.rglob("*"):
