@@ -54,12 +54,7 @@ class Server(ABC):
     def start(self) -> Self:
         """Start, or start again on the same data and address; returns when the server answers."""
         self.launch()
-        try:
-            self.process.wait_until_ready(self.probe, timeout=self.ready_seconds)
-        except BaseException:  # Ctrl-C too
-            self.stop()
-            raise
-        return self
+        return self.await_ready()
 
     def launch(self) -> None:
         """Start without waiting for an answer; nothing if it runs."""
@@ -70,6 +65,15 @@ class Server(ABC):
             self._earlier.append(self._process)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._process = GuardedProcess(self.specify())
+
+    def await_ready(self) -> Self:
+        """Return when what `launch` started answers; stopped if it does not, or has been stopped meanwhile."""
+        try:
+            self.process.wait_until_ready(self.probe, timeout=self.ready_seconds)
+        except BaseException:  # Ctrl-C too
+            self.stop()
+            raise
+        return self
 
     def stop(self) -> None:
         """Stop in order, with everything that it and its earlier runs have started; nothing if nothing runs."""

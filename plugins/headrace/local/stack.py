@@ -88,6 +88,9 @@ class Stack:
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
             failure = next((error for job in done if (error := job.exception())), None)
             if failure is not None:
+                if self._stop_requested.is_set():
+                    # Servers stopped under those who were just using them fail in their clients' ways.
+                    failure = _interrupted(failure)
                 self.request_stop()
                 self._stop_servers()
         self._starting = False
@@ -219,8 +222,7 @@ class Stack:
             return
         self.postgres.create_database(AIRFLOW_DATABASE)
         self.airflow.prepare()
-        if self._stop_requested.is_set():
-            raise LocalStackError("The start was interrupted.")
+        self._check_not_interrupted()
         jobs: list[Future[None]] = [
             pool.submit(self._start, component) for component in self.airflow.components.values()
         ]
@@ -232,14 +234,15 @@ class Stack:
         since = time.monotonic()
         service.phase, service.error = Phase.STARTING, None
         try:
-            if self._stop_requested.is_set():
-                raise LocalStackError("The start was interrupted.")
+            self._check_not_interrupted()
             server.launch()
             # Written down before it answers: whoever finds us dead can still find the process.
             service.process = ProcessRef.of(server.process.pid)
             service.guard = ProcessRef.of(server.process.guard_pid)
             self._change()
-            server.start()
+            if self._stop_requested.is_set():
+                server.stop()  # whoever asked may have looked before there was anything to stop
+            server.await_ready()
         except BaseException as error:
             service.phase = Phase.FAILED
             service.error = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
@@ -247,6 +250,10 @@ class Stack:
             raise
         service.phase, service.seconds_to_start = Phase.RUNNING, round(time.monotonic() - since, 1)
         self._change()
+
+    def _check_not_interrupted(self) -> None:
+        if self._stop_requested.is_set():
+            raise _interrupted()
 
     def _note_death(self, service: ServiceState, server: Server) -> None:
         service.phase = Phase.FAILED
@@ -282,3 +289,9 @@ class Stack:
                 self.state.phase, self.state.error = phase, error
             write_state(self.data, self.state)
             self._on_change(self.state)
+
+
+def _interrupted(cause: BaseException | None = None) -> LocalStackError:
+    error = LocalStackError("The start was interrupted.")
+    error.__cause__ = cause
+    return error

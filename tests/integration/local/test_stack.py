@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 
 from headrace.local.airflow_api import AirflowApi
+from headrace.local.postgres import USER, PostgresServer
 from headrace.local.process import child_environment
 from headrace.local.processes import processes_of_stack
 from headrace.local.state import Phase, StackState
@@ -202,9 +204,38 @@ def test_ctrl_c_while_starting_leaves_nothing(headrace: _Headrace) -> None:
     assert state.phase is Phase.STARTING
 
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
 
-    assert process.returncode == 0
+    assert process.returncode == 0, err
+    assert processes_of_stack(state.id) == []
+    assert headrace_state(headrace.data).phase is Phase.STOPPED
+
+
+def test_ctrl_c_while_a_database_is_made_is_a_stop_and_no_error(headrace: _Headrace) -> None:
+    """A server that is stopped under its client makes that client fail, in its own way."""
+    postgres = PostgresServer(headrace.data / "postgres", settings={"max_prepared_transactions": "1"})
+    with postgres, psycopg.connect(host="127.0.0.1", port=postgres.port, user=USER, dbname="postgres") as connection:
+        connection.autocommit = True
+        connection.execute("ALTER SYSTEM SET max_prepared_transactions = 1")
+        connection.autocommit = False
+        # Outlives its connection and the server's restart, and keeps others from making databases.
+        connection.execute("LOCK TABLE pg_database IN SHARE MODE")
+        connection.execute("PREPARE TRANSACTION 'held'")
+    process = headrace.start("up", *_POSTGRES_ALONE)
+    state = _eventually(
+        lambda: (
+            (headrace.data / "stack.json").exists()
+            and (now := headrace_state(headrace.data)).services["postgres"].phase is Phase.RUNNING
+            and now
+        )
+    )
+    assert state.phase is Phase.STARTING
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
     assert processes_of_stack(state.id) == []
     assert headrace_state(headrace.data).phase is Phase.STOPPED
 

@@ -19,7 +19,7 @@ def executors(application: Any) -> dict[str, dict[str, Any]]:
 
 
 def running(application: Any) -> dict[str, int]:
-    """Tasks that run, by executor."""
+    """Tasks that run, by executor; it may be a while until Spark's pages have a task that has just begun."""
     return {number: each["activeTasks"] for number, each in executors(application).items()}
 
 

@@ -113,7 +113,7 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
     received(1)
     planned = re.findall(r"receiver (\S+) is to run on executor (\d+) on", application.log("receiver"))
     assert len(planned) == len(set(dict(planned).values())) == 2
-    assert sorted(running(application).values()) == [1, 1]
+    application.until("a task on each executor", lambda: sorted(running(application).values()) == [1, 1])
     epochs = [row.epoch for row in receivers(application)]
 
     # A failed task: its Python is gone.
@@ -122,15 +122,14 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
         each.kill()
     application.until("a receiver's restart", lambda: sum(r.epoch for r in receivers(application)) == sum(epochs) + 1)
     received(2)
-    assert sorted(running(application).values()) == [1, 1], "it went back to where it was"
+    application.until("its return to where it was", lambda: sorted(running(application).values()) == [1, 1])
 
     # A lost executor.
     process_of(application, first).kill()
     application.until("a receiver's restart", lambda: sum(r.epoch for r in receivers(application)) == sum(epochs) + 2)
     received(3)
-    tasks = running(application)
-    assert first not in tasks
-    assert sum(tasks.values()) == 2
+    application.until("two tasks", lambda: sum(running(application).values()) == 2)
+    assert first not in running(application)
     assert sorted(row.epoch for row in receivers(application)) in ([epochs[0], epochs[0] + 2], [epochs[0] + 1] * 2)
     events = application.ledger.events.list("clicks", kinds=[EventKind.RECEIVER_ERROR])
     assert len(events) == 2
