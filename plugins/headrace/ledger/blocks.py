@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import BigInteger, Connection, Integer, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from headrace.blocks import BlockInfo, OffsetRange, ReceiverId
+from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.block_rows import is_late, stored_block, stored_blocks
 from headrace.ledger.codec import dump_ranges
 from headrace.ledger.database import Database, LockedStream, Role, new_id
@@ -21,7 +23,7 @@ from headrace.ledger.errors import (
 )
 from headrace.ledger.events import record_block
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.rows import AddedBlock, ReceiverLease, StoredBlock, UnclaimedTime, WaitingTimes
+from headrace.ledger.rows import AddedBlock, EpochEnd, ReceiverLease, StoredBlock, UnclaimedTime, WaitingTimes
 from headrace.ledger.segments import segment_for
 from headrace.ledger.tables import blocks, positions, receivers, segments, unclaimed_times
 
@@ -68,6 +70,11 @@ _move_position = (
         next_offset=bindparam("until_offset"),
         last_batch_time_ms=bindparam("batch_time_ms"),
         watermark_ms=bindparam("new_watermark_ms"),
+        # What was true of earlier records stays true.
+        leader_epoch=func.coalesce(bindparam("new_leader_epoch", type_=Integer), positions.c.leader_epoch),
+        epoch_end_offset=func.coalesce(
+            bindparam("new_epoch_end_offset", type_=BigInteger), positions.c.epoch_end_offset
+        ),
         updated_at_ms=bindparam("now_ms"),
     )
 )
@@ -87,13 +94,19 @@ class Blocks(Role):
             },
         )
 
-    def add(self, lease: ReceiverLease, block: BlockInfo) -> AddedBlock:
+    def add(
+        self,
+        lease: ReceiverLease,
+        block: BlockInfo,
+        epoch_ends: Mapping[TopicPartition, EpochEnd] = MappingProxyType({}),
+    ) -> AddedBlock:
         """Take a durable block into the stream, in one transaction: positions, block, event.
 
         Its batch time is the first interval end after its cut, or after its event time if it has one (neither is
         believed to lie in the future), that is not sealed, and none before that of its partitions' earlier blocks, so
         that a batch's ranges of a partition are contiguous. If that is not the event time's own, the block is late.
-        The same block again is answered as the first time, with ``duplicate`` set.
+        The same block again is answered as the first time, with ``duplicate`` set. ``epoch_ends`` are those of the
+        partitions' last records in it, where they are known.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale, or the block was written in another epoch.
@@ -122,7 +135,9 @@ class Blocks(Role):
             batch_time_ms = max(open_ms, latest_ms)
             moves = [(r, max(mark_ms, event_ms or 0)) for r, mark_ms in zip(ranges, watermarks, strict=True)]
             segment_id = segment_for(connection, locked, lease, receiver, block.handle.segment)
-            _move_positions(connection, receiver_id, moves, batch_time_ms, locked.now_ms)
+            _move_positions(
+                connection, receiver_id, moves, epoch_ends, batch_time_ms=batch_time_ms, now_ms=locked.now_ms
+            )
             connection.execute(
                 _accept,
                 {
@@ -226,12 +241,15 @@ def _move_positions(
     connection: Connection,
     receiver_id: ReceiverId,
     moves: builtins.list[tuple[OffsetRange, int]],
+    epoch_ends: Mapping[TopicPartition, EpochEnd],
+    *,
     batch_time_ms: int,
     now_ms: int,
 ) -> None:
     """Move positions to the ends of ranges, each with the partition's watermark."""
     if not moves:
         return
+    ends = [epoch_ends.get(r.partition) for r, _ in moves]
     moved = connection.execute(
         _move_position,
         [
@@ -244,9 +262,11 @@ def _move_positions(
                 "until_offset": r.until_offset,
                 "batch_time_ms": batch_time_ms,
                 "new_watermark_ms": watermark_ms,
+                "new_leader_epoch": None if end is None else end.leader_epoch,
+                "new_epoch_end_offset": None if end is None else end.end_offset,
                 "now_ms": now_ms,
             }
-            for r, watermark_ms in moves
+            for (r, watermark_ms), end in zip(moves, ends, strict=True)
         ],
     ).rowcount
     if moved != len(moves):

@@ -88,4 +88,6 @@ def position_row(row: Row[Any]) -> PositionRow:
         updated_at_ms=row.updated_at_ms,
         watermark_ms=row.watermark_ms,
         drained_ms=row.drained_ms,
+        leader_epoch=row.leader_epoch,
+        epoch_end_offset=row.epoch_end_offset,
     )

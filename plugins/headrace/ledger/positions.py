@@ -31,6 +31,8 @@ from headrace.ledger.rows import JobLease, PositionRow, ReceiverLease
 from headrace.ledger.states import EventKind, PartitionState
 from headrace.ledger.tables import positions
 
+_NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
+
 
 class Positions(PositionWatermarks):
     """Keeps positions, and hands partitions out."""
@@ -147,6 +149,8 @@ class Positions(PositionWatermarks):
     ) -> None:
         """Move a position where there is no record to store; with ``gap``, a reason, as a gap that is shown.
 
+        Behind a gap no record is known, nor the leader epoch that wrote it.
+
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale.
             PartitionNotAssignedError: the partition is not this receiver's.
@@ -162,11 +166,10 @@ class Positions(PositionWatermarks):
                 raise PartitionNotAssignedError(receiver_id, partition, row.receiver_index)
             if row.next_offset != from_offset:
                 raise PositionConflictError(partition, expected=row.next_offset, got=from_offset)
-            connection.execute(
-                _this(receiver_id.stream, receiver_id.input_id, partition).values(
-                    next_offset=until_offset, updated_at_ms=locked.now_ms
-                )
-            )
+            moved: dict[str, Any] = {"next_offset": until_offset, "updated_at_ms": locked.now_ms}
+            if gap is not None:
+                moved |= _NO_EPOCH_END
+            connection.execute(_this(receiver_id.stream, receiver_id.input_id, partition).values(moved))
             if gap is not None and until_offset > from_offset:
                 add_gap(
                     connection,
@@ -177,6 +180,22 @@ class Positions(PositionWatermarks):
                     until_offset=until_offset,
                     reason=gap,
                 )
+
+    def forget_epoch_end(self, lease: ReceiverLease, partition: TopicPartition) -> None:
+        """Have the position not compared with Kafka's log any more: that it was cut off has been told.
+
+        Raises:
+            LeaseLostError: the receiver's or its job's epoch is stale.
+            PartitionNotAssignedError: the partition is not this receiver's.
+        """
+        receiver_id = lease.receiver_id
+        with self._database.write_stream(receiver_id.stream) as (connection, locked):
+            require_receiver(connection, locked, lease)
+            (row,) = _rows(connection, receiver_id.stream, receiver_id.input_id, [partition])
+            if row.receiver_index != receiver_id.index:
+                raise PartitionNotAssignedError(receiver_id, partition, row.receiver_index)
+            values = {**_NO_EPOCH_END, "updated_at_ms": locked.now_ms}
+            connection.execute(_this(receiver_id.stream, receiver_id.input_id, partition).values(values))
 
     def fail(self, lease: ReceiverLease, partition: TopicPartition, error: str) -> None:
         """Mark a partition as stopped by an error; it stays its receiver's until `set_state` or a release.

@@ -35,6 +35,8 @@ def insert_positions(connection: Connection, found: FoundStream) -> None:
                 "last_batch_time_ms": row.last_batch_time_ms,
                 "watermark_ms": row.watermark_ms,
                 "drained_ms": row.drained_ms,
+                "leader_epoch": row.leader_epoch,
+                "epoch_end_offset": row.epoch_end_offset,
                 "state": row.state,
                 "error": row.error,
                 "updated_at_ms": row.updated_at_ms,

@@ -16,7 +16,7 @@ from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
 from headrace.ledger.position_rows import drain
-from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders, ReceiverRow
+from headrace.ledger.rows import AssignedPartition, EpochEnd, JobLease, ReceiverLease, ReceiverOrders, ReceiverRow
 from headrace.ledger.segment_ends import closing
 from headrace.ledger.states import EventKind, ReceiverState
 from headrace.ledger.tables import positions, receiver_jobs, receivers, segments, streams
@@ -255,7 +255,10 @@ def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, A
         )
     ):
         if row.wanted_receiver_index == receiver_id.index:
-            assigned[partition_of(row)] = AssignedPartition(row.next_offset, row.state, row.error, row.watermark_ms)
+            known = None if row.leader_epoch is None else EpochEnd(row.leader_epoch, row.epoch_end_offset)
+            assigned[partition_of(row)] = AssignedPartition(
+                row.next_offset, row.state, row.error, row.watermark_ms, known
+            )
         else:
             revoked.add(partition_of(row))
     return assigned, frozenset(revoked)

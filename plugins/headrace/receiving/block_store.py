@@ -18,7 +18,7 @@ from headrace.ledger.errors import (
     PositionConflictError,
     SegmentRemovedError,
 )
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.rows import EpochEnd, ReceiverLease
 from headrace.receiving.errors import StoreFailedError
 from headrace.receiving.event_times import by_event_time
 from headrace.receiving.partition_state import Gap
@@ -61,12 +61,14 @@ class BlockStore:
         pausing: Pausing,
         room_for: Callable[[int], bool],
         next_offsets: dict[TopicPartition, int],
+        epoch_end: Callable[[TopicPartition, int], EpochEnd | None] = lambda *_: None,
         recreated: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]] = lambda _: (),
         stored: Callable[[], None] = lambda: None,
     ) -> None:
         """``next_offsets`` is kept up to date here: the ledger's positions, for the heads of new segments.
 
         ``room_for`` says whether the log's disk has room for so many bytes; ``pausing`` hears when it has not.
+        ``epoch_end`` is asked for the last record of a partition below an offset.
         ``recreated`` says which partitions' records may be of another incarnation of their topic by now. ``stored`` is
         called after each block: what was read of an idle year is one block for each of its batches.
         """
@@ -78,6 +80,7 @@ class BlockStore:
         self._clock = clock
         self._pausing = pausing
         self._room_for = room_for
+        self._epoch_end = epoch_end
         self._recreated = recreated
         self._stored = stored
         self._last_accepted: int | None = None
@@ -218,7 +221,9 @@ class BlockStore:
 
     def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:
         self._is_undecided = True
-        added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info))
+        ends = {each.partition: self._epoch_end(each.partition, each.until_offset) for each in info.ranges}
+        known = {partition: end for partition, end in ends.items() if end is not None}
+        added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info, known))
         self._is_undecided = False
         self._last_accepted = info.sequence
         self.blocks += 1

@@ -20,9 +20,11 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.errors import HeadraceError
+from headrace.ledger.rows import EpochEnd
 from headrace.receiving.commits import OffsetCommits
 from headrace.receiving.errors import KafkaClientError
 from headrace.receiving.jumps import JumpJudge, Offsets, jumps_between
+from headrace.receiving.leader_epochs import LeaderEpochs
 from headrace.receiving.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
 from headrace.receiving.partition_troubles import Findings, PartitionTroubles, partition_name
 from headrace.receiving.record_batches import Converted, Cursor, RecordChunk, chunks_of, convert
@@ -53,7 +55,10 @@ _DAMAGED = frozenset(
 
 
 class KafkaReceiver:
-    """One consumer, of one thread: ``commits.note``, ``status`` and the counters alone may be used from another."""
+    """One consumer, of one thread.
+
+    ``commits.note``, ``leader_epochs``, ``status`` and the counters alone may be used from another.
+    """
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class KafkaReceiver:
         self._owned: dict[tuple[str, int], OwnedPartition] = {}
         self._records_at_once = _FIRST_RECORDS
         self._commits = OffsetCommits()
+        self.leader_epochs = LeaderEpochs()
         self._fatal: str | None = None
         self._closed = False
         self._next_lags = 0.0
@@ -99,19 +105,30 @@ class KafkaReceiver:
             }
         )
         self._troubles = PartitionTroubles(
-            self._consumer, self._owned, self._lock, on_lost_offsets=on_lost_offsets, clock=self._clock
+            self._consumer,
+            self._owned,
+            self._lock,
+            self.leader_epochs,
+            on_lost_offsets=on_lost_offsets,
+            clock=self._clock,
         )
 
     # -- assignment ------------------------------------------------------------------------------------------------
 
-    def assign(self, partition: TopicPartition, next_offset: int) -> None:
-        """Begin to read ``partition`` at ``next_offset``; what is assigned already goes on undisturbed."""
+    def assign(self, partition: TopicPartition, next_offset: int, epoch_end: EpochEnd | None = None) -> None:
+        """Begin to read ``partition`` at ``next_offset``; what is assigned already goes on undisturbed.
+
+        With the ``epoch_end`` of what was read of it, Kafka is asked whether its log was cut off since. Of a partition
+        that this receiver reads already it knows by itself.
+        """
         key = (partition.topic, partition.partition)
         with self._lock:
             known = self._owned.get(key)
             self._owned[key] = OwnedPartition(partition, next_offset)
         if known is not None:
             self._troubles.unassign(key)
+        if known is None or known.partition != partition:
+            self.leader_epochs.begin(partition, epoch_end)
         self._troubles.assign(key, next_offset)
 
     def unassign(self, partition: TopicPartition) -> None:
@@ -123,6 +140,7 @@ class KafkaReceiver:
                 return
             del self._owned[key]
         self._troubles.unassign(key)
+        self.leader_epochs.forget(partition)
 
     @property
     def partitions(self) -> dict[TopicPartition, int]:
@@ -195,6 +213,8 @@ class KafkaReceiver:
             average = max(1, converted.batch.nbytes // converted.batch.num_rows)
             # A quarter of a chunk at a time, so that one consume() cannot bring much more than a block.
             self._records_at_once = max(1, min(_MOST_RECORDS, self._max_chunk_bytes // 4 // average))
+        for partition, records in converted.epochs.items():
+            self.leader_epochs.note(partition, records)
         standing = {cursor.partition: cursor.next_offset for cursor in cursors.values()}
         chunks = chunks_of(converted, standing, positions, self._max_chunk_bytes)
         with self._lock:
@@ -276,9 +296,7 @@ class KafkaReceiver:
                 self._troubles.back_off(owned, f"offset {begin} did not come, and Kafka does not tell why")
                 continue
             logger.error("%s: Kafka passed over [%d, %d)", partition_name(owned.partition), begin, until)
-            with self._lock:
-                owned.progressed(until)
-            self._troubles.assign(key, until)
+            self._troubles.pass_over(owned, until)
             gaps.append(Gap(owned.partition, begin, until, "jump: Kafka passed over these offsets and cannot say why"))
         return gaps
 

@@ -27,7 +27,8 @@ class FetchState(StrEnum):
 class Gap:
     """Offsets ``[from_offset, until_offset)`` that Kafka can no longer give, and why.
 
-    ``taken_back``: they were read before, and Kafka gives them to other records, which are not.
+    ``taken_back``: they were read before, and Kafka gives them to other records, which are not. An empty range: nobody
+    knows which.
     """
 
     partition: TopicPartition

@@ -19,6 +19,7 @@ from headrace.blocks import TopicPartition
 from headrace.clock import Clock
 from headrace.receiving.damage_search import DamageSearch
 from headrace.receiving.jumps import Offsets
+from headrace.receiving.leader_epochs import LeaderEpochs
 from headrace.receiving.partition_state import FetchState, Gap, OwnedPartition
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ _MOST_DOUBTS = 10
 # librdkafka says by no code of its own that Kafka's log was cut off before the position and has grown again.
 _TRUNCATED = "log truncation detected"
 _TRUNCATED_AT = re.compile(r"broker end offset is (\d+)")
+# What lies between the last record and the position holds no record, and is read again if it is no more than this.
+_MOST_PASSED_AGAIN = 10_000
 _LEADERLESS = "no broker has this partition at the moment (it has no leader)"
 
 
@@ -58,6 +61,7 @@ class PartitionTroubles:
         consumer: Any,
         owned: Mapping[tuple[str, int], OwnedPartition],
         lock: threading.Lock,
+        epochs: LeaderEpochs,
         *,
         on_lost_offsets: Literal["fail", "reset"],
         clock: Clock,
@@ -65,6 +69,7 @@ class PartitionTroubles:
         self._consumer = consumer
         self._owned = owned
         self._lock = lock
+        self._epochs = epochs
         self._on_lost_offsets = on_lost_offsets
         self._clock = clock
         self._paused = False
@@ -111,6 +116,8 @@ class PartitionTroubles:
         owned.search = None
         if low <= position <= high:
             # After a damaged batch librdkafka 2.16 asks for an offset that is none: about every other fetch ends here.
+            # Or it was read from the last known record on, which is gone with what followed it.
+            self._epochs.begin(owned.partition, None)
             self.back_off(owned, f"offset {position} was out of range for a moment ({error_text}): [{low}, {high})")
         elif position > high:
             text = f"Kafka's log ends at {high}, before the position {position}: truncated, or the topic was re-created"
@@ -124,9 +131,7 @@ class PartitionTroubles:
             )
         else:
             logger.error("%s: offsets [%d, %d) are gone from Kafka", partition_name(owned.partition), position, low)
-            with self._lock:
-                owned.progressed(low)
-            self.assign(key, low)
+            self.pass_over(owned, low)
             return Gap(owned.partition, position, low, "retention: Kafka no longer has these offsets")
         return None
 
@@ -137,9 +142,11 @@ class PartitionTroubles:
         position that the ledger has ever set back.
         """
         position = owned.next_offset
+        # It has been told then, and is not to be found again by every assignment.
+        self._epochs.begin(owned.partition, None)
         if end is None or end >= position:
             self._fail(owned, f"{error}. Kafka took back what was read below {position}, from where on is not known")
-            return None
+            return Gap(owned.partition, position, position, error, taken_back=True)
         text = f"{error}. Kafka took back offsets [{end}, {position}); what it gives them to is not read"
         told = position if owned.taken_back is None else owned.taken_back
         if self._on_lost_offsets == "fail":
@@ -219,9 +226,18 @@ class PartitionTroubles:
     def _end_search(self, owned: OwnedPartition, until: int, found: Findings) -> None:
         logger.error("%s: passing over [%d, %d)", partition_name(owned.partition), owned.next_offset, until)
         found.skipped.append(Gap(owned.partition, owned.next_offset, until, f"damaged: {owned.error}"))
+        self._epochs.begin(owned.partition, None)
         with self._lock:
             owned.search = None
             owned.next_offset, owned.attempts = until, 0
+
+    def pass_over(self, owned: OwnedPartition, until_offset: int) -> None:
+        """Read on behind what is lost."""
+        # Its last record lies before that, where there is no reading on.
+        self._epochs.begin(owned.partition, None)
+        with self._lock:
+            owned.progressed(until_offset)
+        self.assign((owned.partition.topic, owned.partition.partition), until_offset)
 
     def back_off(self, owned: OwnedPartition, error: str) -> None:
         seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MOST_DOUBLINGS))
@@ -259,10 +275,25 @@ class PartitionTroubles:
             owned.state, owned.error = FetchState.FETCHING, None
 
     def assign(self, key: tuple[str, int], offset: int) -> None:
+        """Read on at ``offset``, after a look at whether Kafka's log was cut off below it."""
+        if self._paused:
+            return
+        owned = self._owned[key]
+        read = self._epochs.end_at(owned.partition, offset) if owned.search is None else None
+        is_compared = read is not None and offset - read.end_offset <= _MOST_PASSED_AGAIN
+        begin = offset if read is None or not is_compared else read.end_offset
         # incremental: the other partitions keep what is prefetched for them. There is no subscription and no group
         # member; this only adds to what assign() would set.
-        if not self._paused:
-            self._consumer.incremental_assign([KafkaPartition(*key, offset)])
+        self._consumer.incremental_assign([KafkaPartition(*key, begin)])
+        if read is None or not is_compared:
+            return
+        try:
+            # librdkafka 2.16 compares with the log what it seeks. What it is assigned it does only where it has not
+            # heard of the partition's leader before.
+            self._consumer.seek(KafkaPartition(*key, begin, leader_epoch=read.leader_epoch))
+        except KafkaException as error:
+            self.unassign(key)
+            self.back_off(owned, f"it could not be compared with Kafka's log: {error}")
 
     def unassign(self, key: tuple[str, int]) -> None:
         try:

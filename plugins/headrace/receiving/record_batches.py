@@ -7,6 +7,7 @@ holds the GIL, while the thread that stores compresses, writes and syncs without
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.blocks import OffsetRange, TopicPartition
+from headrace.receiving.leader_epochs import EpochRecords
 from headrace.wal.payload import RECORD_SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,8 @@ class Converted:
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     below_position: int = 0
     not_owned: int = 0
+    epochs: dict[TopicPartition, list[EpochRecords]] = field(default_factory=dict)
+    """Which leader epochs wrote the records, where the brokers tell."""
     unreadable_headers: int = 0
     """Records whose headers the client could not read: they have none here."""
 
@@ -97,7 +101,7 @@ def convert(messages: Sequence[Any], cursors: Mapping[tuple[str, int], Cursor]) 
         codes = np.array([code_of[topic] for topic in topics], dtype=np.int32)
     result = Converted(None)
     rows = _Rows(codes, partitions, offsets)
-    keep, incarnations = _check(names, rows, cursors, result)
+    keep, incarnations = _check(names, rows, cursors, result, messages)
     if keep is not None:
         chosen = np.flatnonzero(keep)
         if not len(chosen):
@@ -115,6 +119,7 @@ def _check(
     rows: _Rows,
     cursors: Mapping[tuple[str, int], Cursor],
     result: Converted,
+    messages: Sequence[Any],
 ) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
     """Which rows to keep (None: all), and each row's incarnation; fills the counts of ``result``."""
     codes, partitions, offsets = rows.codes, rows.partitions, rows.offsets
@@ -141,12 +146,26 @@ def _check(
             if taken:
                 result.counts[cursor.partition] = taken
                 result.positions[cursor.partition] = int(mine.max()) + 1
+                result.epochs[cursor.partition] = _epochs_of(messages, group[good])
             if cursor.partition.incarnation != 1:
                 incarnations[group] = cursor.partition.incarnation
         if not good.all():
             keep = np.ones(len(order), dtype=bool) if keep is None else keep
             keep[group] = good
     return keep, incarnations
+
+
+def _epochs_of(messages: Sequence[Any], rows: np.ndarray[Any, Any]) -> list[EpochRecords]:
+    """Of one partition's rows, in order. Epochs do not go back, so where the ends have the same all have."""
+    runs = [[messages[rows[0]], messages[rows[-1]]]]
+    if runs[0][0].leader_epoch() != runs[0][1].leader_epoch():
+        all_of_it = [messages[row] for row in rows.tolist()]
+        runs = [list(run) for _, run in itertools.groupby(all_of_it, operator.methodcaller("leader_epoch"))]
+    return [
+        EpochRecords(run[0].offset(), run[-1].offset() + 1, epoch)
+        for run in runs
+        if (epoch := run[0].leader_epoch()) is not None and epoch >= 0
+    ]
 
 
 def _headers_of(messages: Sequence[Any], result: Converted) -> list[_Headers]:

@@ -191,6 +191,7 @@ class ReceiverSupervisor:
             pausing=self._pausing,
             room_for=partial(room_for, self._storage.url),
             next_offsets=self._next_offsets,
+            epoch_end=self._kafka.leader_epochs.end_at,
             recreated=guard.recreated,
             stored=self.on_tick,
         )
@@ -287,7 +288,7 @@ class ReceiverSupervisor:
             self._next_offsets[partition] = assigned.next_offset
         if self._event_times is not None:
             self._event_times.begin(partition, assigned.watermark_ms)
-        self._kafka.assign(partition, next_offset)
+        self._kafka.assign(partition, next_offset, assigned.epoch_end)
         logger.info("receiver %s reads %s from %d", self._receiver_id, partition, next_offset)
 
     def _leave(self, partition: TopicPartition) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +35,8 @@ class FakeEntry:
     timestamp_ms: int | None = None
     base_offset: int | None = None
     """Of a damaged one, where the client says that its batch begins; by default at its own offset."""
+    leader_epoch: int = 0
+    """Of the leader that wrote it; `FakeKafka.produce` sets it."""
 
 
 @dataclass(slots=True)
@@ -43,10 +45,16 @@ class FakeLog:
 
     low: int = 0
     entries: list[FakeEntry] = field(default_factory=list)
+    leader_epoch: int = 0
 
     @property
     def high(self) -> int:
         return self.low + len(self.entries)
+
+    def end_of_epoch(self, leader_epoch: int) -> int:
+        """The first offset that a later leader wrote, or the log's end."""
+        later = (self.low + place for place, each in enumerate(self.entries) if each.leader_epoch > leader_epoch)
+        return next(later, self.high)
 
 
 class FakeKafka:
@@ -84,8 +92,17 @@ class FakeKafka:
         """Append; returns the next offset."""
         with self.lock:
             log = self.logs[topic, partition]
-            log.entries.extend(value if isinstance(value, FakeEntry) else FakeEntry(value) for value in values)
+            entries = [value if isinstance(value, FakeEntry) else FakeEntry(value) for value in values]
+            log.entries.extend(replace(each, leader_epoch=log.leader_epoch) for each in entries)
             return log.high
+
+    def elect(self, topic: str, partition: int, high: int | None = None) -> None:
+        """Another leader, which has nothing from ``high`` on, as after an unclean election."""
+        with self.lock:
+            log = self.logs[topic, partition]
+            log.leader_epoch += 1
+            if high is not None:
+                del log.entries[max(0, high - log.low) :]
 
     def expire(self, topic: str, partition: int, low: int) -> None:
         """Retention: offsets below ``low`` are gone."""
@@ -122,6 +139,20 @@ class FakeConsumer:
             self._positions[key] = each.offset
             self._silent.discard(key)
             self._told_end.pop(key, None)
+
+    def seek(self, partition: Any) -> None:
+        """With a leader epoch, and a log in which that ended before the offset, the next consume() tells of it."""
+        key = (partition.topic, partition.partition)
+        if key not in self._positions:
+            raise KafkaException(KafkaError(KafkaError._STATE, "not assigned"))
+        self._positions[key] = partition.offset
+        with self._kafka.lock:
+            log = self._kafka.logs.get(key)
+            end = None if log is None else log.end_of_epoch(partition.leader_epoch)
+        if end is not None and end < partition.offset:
+            self._silent.add(key)
+            text = f"Partition log truncation detected at offset {partition.offset}: broker end offset is {end}"
+            self.events.append(self._event(key, partition.offset, KafkaError._AUTO_OFFSET_RESET, text))
 
     def incremental_unassign(self, partitions: Iterable[Any]) -> None:
         for each in partitions:
@@ -164,8 +195,8 @@ class FakeConsumer:
         self._positions[key] = self._read[key] = position
         return found
 
-    def _event(self, key: Key, offset: int, code: int) -> Message:
-        return Message(topic=key[0], partition=key[1], offset=offset, error=KafkaError(code, "told by the fake"))
+    def _event(self, key: Key, offset: int, code: int, text: str = "told by the fake") -> Message:
+        return Message(topic=key[0], partition=key[1], offset=offset, error=KafkaError(code, text))
 
     def position(self, partitions: Iterable[Any]) -> list[Any]:
         return [KafkaPartition(p.topic, p.partition, self._read.get((p.topic, p.partition), -1001)) for p in partitions]
@@ -199,6 +230,7 @@ def _message(key: Key, offset: int, entry: FakeEntry) -> Message:
         value=entry.value,
         headers=entry.headers,
         timestamp=(0 if timestamp_ms < 0 else 1, timestamp_ms),
+        leader_epoch=entry.leader_epoch,
     )
 
 

@@ -190,6 +190,34 @@ def test_a_log_that_was_cut_off_fails_its_partition_even_where_it_has_grown_agai
     assert rig.offsets() == {(rig.topic, 0): list(range(6)), (rig.topic, 1): list(range(5))}
 
 
+def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_told_of(rig: Any, server: KafkaServer) -> None:
+    rig.create(partitions=2)
+    for number in range(6):
+        rig.produce(1, tag=f"old{number}")
+    rig.produce(3, partition=1)
+    rig.begin(rig.define(on_lost_offsets="reset"))
+    rig.await_positions({(rig.topic, 0): 6, (rig.topic, 1): 3})
+    rig.end()
+    server.stop()
+    cut_off(folder_of(server, rig), 3)
+    server.start()
+    rig.produce(20, tag="new")
+    rig.produce(2, partition=1)
+    rig.begin(rig.define(on_lost_offsets="reset"))
+    rig.await_positions({(rig.topic, 0): 23, (rig.topic, 1): 5})
+    (event,) = rig.ledger.events.list("air", kinds=[EventKind.OFFSETS_REUSED])
+    assert (event.payload["partition"], event.payload["from_offset"], event.payload["until_offset"]) == (0, 3, 6)
+    rig.end()
+    # It is told once, and what was read of an honest log is read on.
+    rig.produce(2)
+    rig.begin(rig.define(on_lost_offsets="reset"))
+    rig.await_positions({(rig.topic, 0): 25, (rig.topic, 1): 5})
+    rig.end()
+    assert len(rig.ledger.events.list("air", kinds=[EventKind.OFFSETS_REUSED])) == 1
+    assert gaps(rig) == []
+    assert rig.offsets() == {(rig.topic, 0): list(range(25)), (rig.topic, 1): list(range(5))}
+
+
 def test_a_segment_that_is_gone_is_a_gap_and_aborted_transactions_are_none(rig: Any, server: KafkaServer) -> None:
     """Kafka passes over both alike, without a word."""
     rig.create(partitions=1, segment_bytes=str(1 << 20))

@@ -56,7 +56,7 @@ def clock() -> ManualClock:
 
 def test_an_earlier_ledger_is_migrated_when_it_is_opened_and_refused_when_it_may_not(earlier: Path) -> None:
     url = f"sqlite:///{earlier}/ledger.db"
-    with pytest.raises(SchemaError, match=r"is 0002, this version of headrace needs 0003.*a task of one"):
+    with pytest.raises(SchemaError, match=r"is 0002, this version of headrace needs 0004.*a task of one"):
         Ledger.open(url, migrate=False)
     with Ledger.open(url) as ledger:
         assert len(ledger.batches.list(NAME)) == 8

@@ -45,7 +45,7 @@ from .life import LEASE_MS, NAME, Life
 # What is not promised: who owns what, the ids and times that a ledger gives by itself, and the numbers of attempts.
 NOT_PROMISED = {
     "streams": {"job_epoch"},
-    "positions": {"receiver_index", "wanted_receiver_index"},
+    "positions": {"receiver_index", "wanted_receiver_index", "leader_epoch", "epoch_end_offset"},
     "blocks": {"block_id", "segment_id", "added_at_ms"},
     "batches": {"attempt", "history", "cleaned_at_ms", "cleanup"},
     "batch_outputs": {"attempt", "recorded_at_ms", "code_version"},

@@ -93,7 +93,9 @@ class World:
 
     def add(self, offsets: Mapping[int, tuple[int, int]], **overrides: Any) -> AddedBlock:
         """Add the receiver's next block."""
-        return self.ledger.blocks.add(overrides.get("lease") or self.receiver, self.block(offsets, **overrides))
+        epoch_ends = overrides.pop("epoch_ends", {})
+        block = self.block(offsets, **overrides)
+        return self.ledger.blocks.add(overrides.get("lease") or self.receiver, block, epoch_ends)
 
     def allocate(self, batch_time_ms: int, **overrides: Any) -> BatchRow:
         """Seal and allocate as the allocation task does."""

@@ -17,6 +17,7 @@ from headrace.ledger.errors import (
     PositionConflictError,
     PositionNotFoundError,
 )
+from headrace.ledger.rows import EpochEnd
 
 NOW_MS = 1_700_000_000_000
 
@@ -186,6 +187,31 @@ def test_a_jump_is_a_gap(world: Any) -> None:
     assert (gap.reason, gap.batch_time_ms, gap.at_ms) == ("lost to retention", None, NOW_MS)
     (event,) = kinds(world, EventKind.GAP)
     assert event[1]["until_offset"] == 100
+
+
+def test_a_position_knows_the_leader_epoch_of_its_last_record(world: Any) -> None:
+    first, second = world.partitions[:2]
+    world.add({0: (0, 10), 1: (0, 3)}, epoch_ends={first: EpochEnd(4, 9)})
+    # A broker that does not tell, and a position that moves without a record, leave what was true.
+    world.add({0: (10, 12), 1: (3, 4)}, epoch_ends={second: EpochEnd(0, 4)})
+    world.ledger.positions.advance(world.receiver, first, 12, 14)
+
+    def known() -> list[EpochEnd | None]:
+        assigned = world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0).assigned
+        rows = {row.partition: row for row in world.ledger.positions.list("flights")}
+        ends = [assigned[each].epoch_end for each in (first, second)]
+        for each, end in zip((first, second), ends, strict=True):
+            told = (None, None) if end is None else (end.leader_epoch, end.end_offset)
+            assert (rows[each].leader_epoch, rows[each].epoch_end_offset) == told
+        return ends
+
+    assert known() == [EpochEnd(4, 9), EpochEnd(0, 4)]
+    world.ledger.positions.advance(world.receiver, first, 14, 20, gap="lost to retention")
+    assert known() == [None, EpochEnd(0, 4)]
+    world.ledger.positions.forget_epoch_end(world.receiver, second)
+    assert known() == [None, None]
+    with pytest.raises(PartitionNotAssignedError):
+        world.ledger.positions.forget_epoch_end(world.lease(1), second)
 
 
 def test_only_the_owner_advances(world: Any) -> None:

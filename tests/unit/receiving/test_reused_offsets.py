@@ -57,6 +57,33 @@ def test_offsets_that_are_given_to_other_records_are_an_event(
     assert reused() == [("flights", 0, 5, 10)]
 
 
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event(
+    make_stream: Callable[..., Any], make_setting: Callable[..., Any], policy: str
+) -> None:
+    setting = make_setting(make_stream(on_lost_offsets=policy))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[b"old"] * 10)
+    with setting.running():
+        eventually(lambda: setting.positions() == [10])
+    setting.kafka.elect("flights", 0, high=5)
+    setting.kafka.produce("flights", 0, *[b"new"] * 7)
+    if policy == "fail":
+        with setting.running():
+            eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
+        (told,) = setting.events(EventKind.OFFSETS_REUSED)
+        assert (told["from_offset"], told["until_offset"]) == (5, 10)
+        # As the next receiver job does.
+        setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)
+    with setting.running():
+        eventually(lambda: setting.positions() == [12])
+    (told,) = setting.events(EventKind.OFFSETS_REUSED)
+    assert (told["from_offset"], told["until_offset"]) == (5, 10)
+    assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
+    assert setting.ledger.gaps.list("air") == []
+
+
 def test_a_topic_that_was_created_again_had_nothing_taken_back(
     make_stream: Callable[..., Any], make_setting: Callable[..., Any]
 ) -> None:

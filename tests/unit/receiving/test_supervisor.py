@@ -169,8 +169,8 @@ class ForgetfulBlocks:
     def __init__(self, blocks: Any) -> None:
         self._blocks, self.lost = blocks, 0
 
-    def add(self, lease: Any, info: Any) -> Any:
-        added = self._blocks.add(lease, info)
+    def add(self, lease: Any, info: Any, epoch_ends: Any) -> Any:
+        added = self._blocks.add(lease, info, epoch_ends)
         if not self.lost:
             self.lost += 1
             raise LedgerUnavailableError("the connection broke")

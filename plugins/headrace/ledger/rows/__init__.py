@@ -21,6 +21,7 @@ from headrace.ledger.rows.history import EventRow, GapRow
 from headrace.ledger.rows.receiving import (
     AddedBlock,
     AssignedPartition,
+    EpochEnd,
     MovedBlock,
     PositionRow,
     ReceiverLease,
@@ -44,6 +45,7 @@ __all__ = [
     "BatchOutputRow",
     "BatchRow",
     "EarlierBatch",
+    "EpochEnd",
     "EventRow",
     "FiledReplay",
     "GapRow",

@@ -23,16 +23,29 @@ class ReceiverLease:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The last of a partition's records that were read is of ``leader_epoch``, and ``end_offset`` follows it.
+
+    Where Kafka says that this epoch ended earlier, its log was cut off: other records have the offsets above.
+    """
+
+    leader_epoch: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class AssignedPartition:
     """A partition that the receiver is to read from ``next_offset`` on.
 
     ``watermark_ms`` is the latest timestamp of its stored records in a stream by timestamp, 0 before the first.
+    ``epoch_end`` is of its last stored record, None where that is not known.
     """
 
     next_offset: int
     state: PartitionState
     error: str | None
     watermark_ms: int = 0
+    epoch_end: EpochEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +119,7 @@ class PositionRow:
 
     In a stream by timestamp its stored records reach up to the timestamp ``watermark_ms``, and at ``drained_ms`` of the
     ledger's clock everything that Kafka had of it was stored; else both are 0.
+    ``leader_epoch`` and ``epoch_end_offset`` are an `EpochEnd`, or both None.
     """
 
     input_id: str
@@ -120,6 +134,8 @@ class PositionRow:
     updated_at_ms: int
     watermark_ms: int = 0
     drained_ms: int = 0
+    leader_epoch: int | None = None
+    epoch_end_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

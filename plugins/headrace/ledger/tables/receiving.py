@@ -120,6 +120,8 @@ positions = Table(
     Column("last_batch_time_ms", BigInteger, nullable=False),
     Column("watermark_ms", BigInteger, nullable=False),
     Column("drained_ms", BigInteger, nullable=False),
+    Column("leader_epoch", Integer),
+    Column("epoch_end_offset", BigInteger),
     Column("state", state_column(PartitionState), nullable=False),
     Column("error", Text),
     Column("updated_at_ms", BigInteger, nullable=False),
