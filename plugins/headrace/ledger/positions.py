@@ -160,10 +160,7 @@ class Positions(PositionWatermarks):
             raise LedgerError(f"A position does not go back, from {from_offset} to {until_offset} of {partition}.")
         receiver_id = lease.receiver_id
         with self._database.write_stream(receiver_id.stream) as (connection, locked):
-            require_receiver(connection, locked, lease)
-            (row,) = _rows(connection, receiver_id.stream, receiver_id.input_id, [partition])
-            if row.receiver_index != receiver_id.index:
-                raise PartitionNotAssignedError(receiver_id, partition, row.receiver_index)
+            row = _row_of_owner(connection, locked, lease, partition)
             if row.next_offset != from_offset:
                 raise PositionConflictError(partition, expected=row.next_offset, got=from_offset)
             moved: dict[str, Any] = {"next_offset": until_offset, "updated_at_ms": locked.now_ms}
@@ -190,10 +187,7 @@ class Positions(PositionWatermarks):
         """
         receiver_id = lease.receiver_id
         with self._database.write_stream(receiver_id.stream) as (connection, locked):
-            require_receiver(connection, locked, lease)
-            (row,) = _rows(connection, receiver_id.stream, receiver_id.input_id, [partition])
-            if row.receiver_index != receiver_id.index:
-                raise PartitionNotAssignedError(receiver_id, partition, row.receiver_index)
+            _row_of_owner(connection, locked, lease, partition)
             values = {**_NO_EPOCH_END, "updated_at_ms": locked.now_ms}
             connection.execute(_this(receiver_id.stream, receiver_id.input_id, partition).values(values))
 
@@ -206,10 +200,7 @@ class Positions(PositionWatermarks):
         """
         receiver_id = lease.receiver_id
         with self._database.write_stream(receiver_id.stream) as (connection, locked):
-            require_receiver(connection, locked, lease)
-            (row,) = _rows(connection, receiver_id.stream, receiver_id.input_id, [partition])
-            if row.receiver_index != receiver_id.index:
-                raise PartitionNotAssignedError(receiver_id, partition, row.receiver_index)
+            row = _row_of_owner(connection, locked, lease, partition)
             _set_state(connection, locked, row, PartitionState.FAILED, error)
 
     def set_state(
@@ -239,6 +230,18 @@ class Positions(PositionWatermarks):
         order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
         with self._database.read() as connection:
             return [position_row(row) for row in connection.execute(query.order_by(*order))]
+
+
+def _row_of_owner(
+    connection: Connection, locked: LockedStream, lease: ReceiverLease, partition: TopicPartition
+) -> PositionRow:
+    """The partition's row, if it is this receiver's."""
+    require_receiver(connection, locked, lease)
+    receiver_id = lease.receiver_id
+    (row,) = _rows(connection, receiver_id.stream, receiver_id.input_id, [partition])
+    if row.receiver_index != receiver_id.index:
+        raise PartitionNotAssignedError(receiver_id, partition, row.receiver_index)
+    return row
 
 
 def _own(

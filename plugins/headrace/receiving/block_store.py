@@ -141,8 +141,13 @@ class BlockStore:
 
     def tell_reused(self, gap: Gap) -> None:
         """Kafka took these offsets back. (Where the topic was created again it did not: the tracker tells of that.)"""
-        if not self._recreated([gap.partition]):
+        if self._recreated([gap.partition]):
+            return
+        try:
             self._patiently(lambda: tell_reused(gap, self._lease, self._ledger))
+        except PartitionNotAssignedError as error:
+            # Taken by force: who has it now finds the same.
+            logger.warning("%s", error)
 
     def idle(self) -> None:
         """Nothing to store for now: let the segment end when its time is out."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.ledger import EventKind
-from headrace.ledger.states import PartitionState
+from headrace.ledger.errors import PartitionNotAssignedError
+from headrace.ledger.states import PartitionState, ReceiverState
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -82,6 +83,30 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event
     assert (told["from_offset"], told["until_offset"]) == (5, 10)
     assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
     assert setting.ledger.gaps.list("air") == []
+
+
+def test_a_partition_that_is_taken_by_force_meanwhile_is_its_next_owners_to_tell_of(
+    make_stream: Callable[..., Any], make_setting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = make_setting(make_stream(on_lost_offsets="reset"))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[b"old"] * 10)
+    with setting.running():
+        eventually(lambda: setting.positions() == [10])
+    setting.kafka.elect("flights", 0, high=5)
+    setting.kafka.produce("flights", 0, *[b"new"] * 7)
+    asked: list[Any] = []
+
+    def forget(lease: Any, partition: Any) -> None:
+        asked.append(partition)
+        raise PartitionNotAssignedError(lease.receiver_id, partition, 1)
+
+    monkeypatch.setattr(setting.ledger.positions, "forget_epoch_end", forget)
+    with setting.running() as running:
+        eventually(lambda: setting.positions() == [12])
+    assert asked == setting.partitions
+    assert running.report.state is ReceiverState.STOPPED
 
 
 def test_a_topic_that_was_created_again_had_nothing_taken_back(
