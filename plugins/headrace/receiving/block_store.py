@@ -226,9 +226,12 @@ class BlockStore:
 
     def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:
         self._is_undecided = True
-        ends = {each.partition: self._epoch_end(each.partition, each.until_offset) for each in info.ranges}
-        known = {partition: end for partition, end in ends.items() if end is not None}
-        added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info, known))
+        ends = {
+            each.partition: end
+            for each in info.ranges
+            if (end := self._epoch_end(each.partition, each.until_offset)) is not None
+        }
+        added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info, ends))
         self._is_undecided = False
         self._last_accepted = info.sequence
         self.blocks += 1

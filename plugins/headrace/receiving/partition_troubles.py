@@ -280,12 +280,13 @@ class PartitionTroubles:
             return
         owned = self._owned[key]
         read = self._epochs.end_at(owned.partition, offset) if owned.search is None else None
-        is_compared = read is not None and offset - read.end_offset <= _MOST_PASSED_AGAIN
-        begin = offset if read is None or not is_compared else read.end_offset
+        if read is not None and offset - read.end_offset > _MOST_PASSED_AGAIN:
+            read = None
+        begin = offset if read is None else read.end_offset
         # incremental: the other partitions keep what is prefetched for them. There is no subscription and no group
         # member; this only adds to what assign() would set.
         self._consumer.incremental_assign([KafkaPartition(*key, begin)])
-        if read is None or not is_compared:
+        if read is None:
             return
         try:
             # librdkafka 2.16 compares with the log what it seeks. What it is assigned it does only where it has not

@@ -463,8 +463,8 @@ def test_a_log_that_is_cut_off_while_receiving_pauses_is_told_of() -> None:
     assert told(setting.fetch()) == [("gap", 3, 6)]
 
 
-@pytest.mark.parametrize(("end", "again"), [(EpochEnd(0, 2), 10), (EpochEnd(0, 3), 10), (EpochEnd(0, 12), 10)])
-def test_what_an_epoch_is_known_by_may_be_gone_or_lie_beyond(end: EpochEnd, again: int) -> None:
+@pytest.mark.parametrize("end", [EpochEnd(0, 2), EpochEnd(0, 3), EpochEnd(0, 12)])
+def test_what_an_epoch_is_known_by_may_be_gone_or_lie_beyond(end: EpochEnd) -> None:
     """What lay between it and the position had no record, and retention took it; or positions were set back."""
     setting = Setting()
     setting.kafka.produce("a", 0, *[b"1"] * 3, CONTROL, CONTROL, *[b"2"] * 5)
@@ -473,7 +473,7 @@ def test_what_an_epoch_is_known_by_may_be_gone_or_lie_beyond(end: EpochEnd, agai
     setting.fetch()
     setting.clock.advance(1_000)
     setting.fetch()
-    assert setting.receiver.partitions == {setting.p0: again}
+    assert setting.receiver.partitions == {setting.p0: 10}
     assert setting.state(setting.p0) is FetchState.AT_END
     assert setting.receiver.lost_offsets == 0
 

@@ -20,25 +20,35 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("policy", ["fail", "reset"])
-def test_offsets_that_are_given_to_other_records_are_an_event(
-    make_stream: Callable[..., Any], make_setting: Callable[..., Any], policy: str
-) -> None:
-    setting = make_setting(make_stream(on_lost_offsets=policy))
-    setting.topic(1)
-    setting.assign(0)
+@pytest.fixture
+def begin(make_stream: Callable[..., Any], make_setting: Callable[..., Any]) -> Callable[[str], Any]:
+    """Ten records of a topic's one partition, received by a receiver that has ended."""
 
-    def reused() -> list[tuple[str, int, int, int]]:
-        events = setting.events(EventKind.OFFSETS_REUSED)
-        return [(e["topic"], e["partition"], e["from_offset"], e["until_offset"]) for e in events]
+    def received(policy: str) -> Any:
+        setting = make_setting(make_stream(on_lost_offsets=policy))
+        setting.topic(1)
+        setting.assign(0)
+        setting.kafka.produce("flights", 0, *[b"old"] * 10)
+        with setting.running():
+            eventually(lambda: setting.positions() == [10])
+        return setting
+
+    return received
+
+
+def reused(setting: Any) -> list[tuple[str, int, int, int]]:
+    events = setting.events(EventKind.OFFSETS_REUSED)
+    return [(e["topic"], e["partition"], e["from_offset"], e["until_offset"]) for e in events]
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_offsets_that_are_given_to_other_records_are_an_event(begin: Callable[[str], Any], policy: str) -> None:
+    setting = begin(policy)
 
     def told(epoch: int) -> int | None:
         (row,) = setting.ledger.receivers.list("air")
         return row.stats.get("lost_offsets") if row.epoch == epoch else None
 
-    setting.kafka.produce("flights", 0, *[b"old"] * 10)
-    with setting.running():
-        eventually(lambda: setting.positions() == [10])
     with setting.kafka.lock:
         del setting.kafka.logs["flights", 0].entries[5:]
     (before,) = setting.ledger.receivers.list("air")
@@ -49,51 +59,39 @@ def test_offsets_that_are_given_to_other_records_are_an_event(
             if policy == "fail":
                 eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
         setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)
-    assert reused() == [("flights", 0, 5, 10)]
+    assert reused(setting) == [("flights", 0, 5, 10)]
     setting.kafka.produce("flights", 0, *[b"new"] * 7)
     with setting.running():
         eventually(lambda: setting.positions() == [12])
     assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
     assert setting.ledger.gaps.list("air") == []
-    assert reused() == [("flights", 0, 5, 10)]
+    assert reused(setting) == [("flights", 0, 5, 10)]
 
 
 @pytest.mark.parametrize("policy", ["fail", "reset"])
 def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event(
-    make_stream: Callable[..., Any], make_setting: Callable[..., Any], policy: str
+    begin: Callable[[str], Any], policy: str
 ) -> None:
-    setting = make_setting(make_stream(on_lost_offsets=policy))
-    setting.topic(1)
-    setting.assign(0)
-    setting.kafka.produce("flights", 0, *[b"old"] * 10)
-    with setting.running():
-        eventually(lambda: setting.positions() == [10])
+    setting = begin(policy)
     setting.kafka.elect("flights", 0, high=5)
     setting.kafka.produce("flights", 0, *[b"new"] * 7)
     if policy == "fail":
         with setting.running():
             eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
-        (told,) = setting.events(EventKind.OFFSETS_REUSED)
-        assert (told["from_offset"], told["until_offset"]) == (5, 10)
+        assert reused(setting) == [("flights", 0, 5, 10)]
         # As the next receiver job does.
         setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)
     with setting.running():
         eventually(lambda: setting.positions() == [12])
-    (told,) = setting.events(EventKind.OFFSETS_REUSED)
-    assert (told["from_offset"], told["until_offset"]) == (5, 10)
+    assert reused(setting) == [("flights", 0, 5, 10)]
     assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
     assert setting.ledger.gaps.list("air") == []
 
 
 def test_a_partition_that_is_taken_by_force_meanwhile_is_its_next_owners_to_tell_of(
-    make_stream: Callable[..., Any], make_setting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = make_setting(make_stream(on_lost_offsets="reset"))
-    setting.topic(1)
-    setting.assign(0)
-    setting.kafka.produce("flights", 0, *[b"old"] * 10)
-    with setting.running():
-        eventually(lambda: setting.positions() == [10])
+    setting = begin("reset")
     setting.kafka.elect("flights", 0, high=5)
     setting.kafka.produce("flights", 0, *[b"new"] * 7)
     asked: list[Any] = []
