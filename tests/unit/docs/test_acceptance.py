@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,17 @@ class Case:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def status(self) -> str:
+        """The first note: ``held``, or ``differs`` and ``absent`` with a text behind a colon."""
+        return self.notes[0].partition(": ")[0]
+
+    @property
+    def reason(self) -> str:
+        return self.notes[0].partition(": ")[2]
+
+    @property
     def tests(self) -> list[str]:
-        return [note for note in self.notes if note.startswith("tests/")]
+        return self.notes[1:]
 
 
 def read_cases() -> list[Case]:
@@ -65,21 +75,26 @@ def test_every_case_is_there_by_its_name() -> None:
     for case in read_cases():
         by_suite.setdefault(case.suite, []).append(case.name)
     assert sum(map(len, by_suite.values())) == CASES
-    told = "\n".join(f"{suite}\n" + "\n".join(names) for suite, names in by_suite.items())
-    assert hashlib.sha256(told.encode()).hexdigest() == NAMES_SHA256
+    names = "\n".join(f"{suite}\n" + "\n".join(listed) for suite, listed in by_suite.items())
+    assert hashlib.sha256(names.encode()).hexdigest() == NAMES_SHA256
 
 
 @pytest.mark.parametrize("case", read_cases(), ids=lambda case: f"{case.suite}: {case.name}")
-def test_a_case_has_tests_that_exist_or_a_reason(case: Case) -> None:
-    reasons = [note for note in case.notes if note.startswith("none: ")]
-    assert bool(case.tests) != bool(reasons), "name a test, or say why there is none"
-    for note in case.notes:
-        if note.startswith("tests/"):
-            assert TEST.fullmatch(note), note
-            path, _, name = note.partition("::")
-            assert (ROOT / path).is_file(), f"{path} does not exist"
-            assert name in functions_of(ROOT / path), f"{path} has no {name}"
-        else:
-            kind, _, told = note.partition(": ")
-            assert kind in ("none", "differs"), note
-            assert len(told.split()) >= 4, f"a sentence, please: {note}"
+def test_a_case_has_a_status_and_what_the_status_needs(case: Case) -> None:
+    assert case.status in ("held", "differs", "absent"), case.notes
+    assert bool(case.tests) == (case.status != "absent"), (
+        "a case that is held or differs names tests, an absent one none"
+    )
+    assert case.status == "held" or len(case.reason.split()) >= 4, (
+        "say in a sentence what is promised, or what is absent"
+    )
+    for note in case.tests:
+        assert TEST.fullmatch(note), note
+        path, _, name = note.partition("::")
+        assert (ROOT / path).is_file(), f"{path} does not exist"
+        assert name in functions_of(ROOT / path), f"{path} has no {name}"
+
+
+def test_the_head_of_the_list_counts_the_cases_of_each_status() -> None:
+    stated = {row[0]: int(row[1]) for row in re.findall(r"^\| (\w+) \| (\d+) \|", LIST.read_text(), re.MULTILINE)}
+    assert stated == Counter(case.status for case in read_cases())
