@@ -78,6 +78,17 @@ def test_the_demo_proves_its_result_and_leaves_nothing_running(data: Path) -> No
     assert stack_processes(data) == []
 
 
+def test_the_word_count_counts_every_word_once(data: Path) -> None:
+    with demo(data, "--example", "wordcount", "--rate", "0", "--json") as process:
+        out, errors = process.communicate(timeout=1000)
+    assert process.returncode == 0, errors
+    found = json.loads(out)
+    assert found["holds"] is True
+    assert found["sent"] == found["counted"]
+    assert "('row', " in errors
+    assert stack_processes(data) == []
+
+
 def test_a_demo_that_is_interrupted_stops_everything(data: Path) -> None:
     with demo(data) as process:
         wait_until(lambda: is_up(data), seconds=600)

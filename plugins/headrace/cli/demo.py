@@ -24,6 +24,10 @@ class Example(StrEnum):
     WORDCOUNT = "wordcount"
 
 
+# A second. The lines are few, so that a person sees several batches of them.
+_RATES = {Example.FLIGHTS: 10_000.0, Example.WORDCOUNT: 10.0}
+
+
 def demo(
     *,
     example: Annotated[Example, typer.Option(help="Which stream to run.")] = Example.FLIGHTS,
@@ -34,7 +38,14 @@ def demo(
         ".headrace/demo"
     ),
     records: Annotated[int | None, typer.Option(min=1, help="Produce only so many flights.")] = None,
-    rate: Annotated[float, typer.Option(min=0, help="Flights produced a second; 0: as fast as it goes.")] = 10_000,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Records produced a second; 0: as fast as it goes. By default 10,000 flights, or 10 lines.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Start Kafka, Elasticsearch and Airflow here, run a stream on them, and prove its result from outside.
@@ -44,6 +55,7 @@ def demo(
     # A SIGTERM stops everything just as Ctrl-C does, and Ctrl-C also where a shell has started us in the background.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
+    rate = _RATES[example] if rate is None else rate
     options = DemoOptions(example=example.value, data=data, keep=keep, records=records, rate=rate or None)
     out, errors = Console(), Console(stderr=True)
     try:

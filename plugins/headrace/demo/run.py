@@ -19,7 +19,7 @@ from headrace.demo.word_count_demo import run_word_count
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """``records`` and ``rate`` (a second; None: as fast as it goes) are about the flights."""
+    """``rate`` is in records a second, None as fast as it goes; ``records`` is about the flights alone."""
 
     example: str
     data: Path
@@ -91,7 +91,7 @@ def run_demo(options: DemoOptions, view: View) -> Outcome:
             view.say(f"the stack is up; Airflow is at {stack.address('api-server')}")
             result: Result
             if options.example == "wordcount":
-                result = run_word_count(stack, view)
+                result = run_word_count(stack, view, rate=options.rate)
             else:
                 result = run_flights(stack, view, records=options.records, rate=options.rate, watch=watch)
         finished = True

@@ -32,7 +32,6 @@ LINES = (
     "life is but a dream",
 )
 _VERSES = 100
-_LINES_A_SECOND = 10.0
 _POLL_SECONDS = 1.0
 _PATIENCE_SECONDS = 300.0
 
@@ -77,8 +76,11 @@ class WordCounts:
             )
 
 
-def run_word_count(stack: DemoStack, view: View) -> WordCounts:
+def run_word_count(stack: DemoStack, view: View, *, rate: float | None) -> WordCounts:
     """Send lines, show what the batches print, until all of them are counted.
+
+    Args:
+        rate: lines a second; None sends them as fast as it goes.
 
     Raises:
         DemoError: that did not happen within five minutes.
@@ -87,14 +89,15 @@ def run_word_count(stack: DemoStack, view: View) -> WordCounts:
 
     kafka = stack.address("kafka")
     create_topic(kafka, TOPIC, 1)
-    producing = Producing(kafka, TOPIC, _verses(), rate=_LINES_A_SECOND)
+    producing = Producing(kafka, TOPIC, _verses(), rate=rate)
     result = WordCounts(Counter(word for _ in range(_VERSES) for line in LINES for word in line.split()), {})
     with Ledger.open(stack.ledger_url) as ledger:
         observer = Observer(STREAM, ledger=ledger, to_produce=_VERSES * len(LINES), produced=producing.so_far)
         unpause(stack, view, f"{STREAM}_receiver")
         follow(stack, view, STREAM, observer, until=lambda snapshot: snapshot.receiving == "running")
     unpause(stack, view, f"{STREAM}_batches")
-    view.say(f"sending {_VERSES * len(LINES)} lines into the topic {TOPIC}, {_LINES_A_SECOND:g} a second")
+    speed = "as fast as it goes" if rate is None else f"{rate:g} a second"
+    view.say(f"sending {_VERSES * len(LINES)} lines into the topic {TOPIC}, {speed}")
     producing.start()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     read: set[str] = set()
