@@ -30,6 +30,9 @@ class DeadLetterOffice:
 
     MOST_HELD = 1000
     MOST_BYTES_HELD = 8 * 1024 * 1024
+    MOST_REMEMBERED = 50_000
+    """Ids by which rows without an id of their own are numbered. The rows of one record follow one another, at most a
+    few requests apart."""
 
     def __init__(
         self,
@@ -44,19 +47,28 @@ class DeadLetterOffice:
         self._options = options
         self._originals = originals
         self._held: list[DeadLetter] = []
+        self._ordinals: dict[str, int] = {}
         self._bytes_held = 0
         self._index_ensured = False
 
     def take(self, batch: pa.RecordBatch, rejected: Iterable[tuple[int, Reason]], counts: IndexingCounts) -> None:
         """Hold the dead letters of these rows, and count them; writes when too many are held."""
         for row, reason in rejected:
-            letter = dead_letter(batch, row, reason, self._options)
+            letter = self._numbered(dead_letter(batch, row, reason, self._options))
             self._held.append(letter)
             self._bytes_held += letter.size
             counts.dead_lettered += 1
             counts.dead_letter_reasons[reason.type] += 1
             if len(self._held) >= self.MOST_HELD or self._bytes_held >= self.MOST_BYTES_HELD:
                 self.flush(counts)
+
+    def _numbered(self, letter: DeadLetter) -> DeadLetter:
+        """The letter under an id that no letter of this task had, so that as many are kept as are counted."""
+        ordinal = self._ordinals.pop(letter.id, 0) + 1
+        self._ordinals[letter.id] = ordinal
+        if len(self._ordinals) > self.MOST_REMEMBERED:
+            del self._ordinals[next(iter(self._ordinals))]
+        return letter if ordinal == 1 else replace(letter, ordinal=ordinal)
 
     def flush(self, counts: IndexingCounts) -> None:
         """Write what is held. Raises DeadLettersRefusedError if one of them is refused."""

@@ -35,7 +35,8 @@ class LetterRows:
 
     ``owners`` names each row's letter by its place in ``letters``; a letter may have several rows, or none, for which
     its transform has no use. ``identities`` are the rows' own, where they are not to be made of the columns.
-    ``rejected`` has letters, by their places, that did not become rows.
+    ``rejected`` has letters, by their places, that did not become rows. ``same_record`` leads from a letter to an
+    earlier one of the same record, by their places: what becomes of that one's rows becomes of both.
     """
 
     letters: Sequence[StoredLetter]
@@ -43,6 +44,7 @@ class LetterRows:
     owners: Sequence[int]
     identities: Identities | None = None
     rejected: dict[int, Reason] = field(default_factory=dict)
+    same_record: dict[int, int] = field(default_factory=dict)
 
 
 class LetterReader(Protocol):
@@ -185,20 +187,21 @@ class DeadLetterReplay:
     def _note(self, group: LetterRows, refused: dict[int, Reason], counts: ReplayCounts) -> None:
         now_ms = self._clock.now_ms()
         notes: list[tuple[StoredLetter, dict[str, Any]]] = []
-        for place, letter in enumerate(group.letters):
-            reason = refused.get(place)
+        owners = [group.same_record.get(place, place) for place in range(len(group.letters))]
+        for owner, letter in zip(owners, group.letters, strict=True):
+            reason = refused.get(owner)
             if reason is None:
                 notes.append((letter, {"replayed_at": now_ms}))
             else:
                 notes.append((letter, {"reason": {"type": reason.type, "text": reason.text}}))
         anew = {letter.id for letter in self._letters.note(notes)}
         counts.written_anew += len(anew)
-        for place, letter in enumerate(group.letters):
+        for owner, letter in zip(owners, group.letters, strict=True):
             if letter.id in anew:
                 continue
-            if place in refused:
+            if owner in refused:
                 counts.refused += 1
-                counts.refused_because[refused[place].type] += 1
+                counts.refused_because[refused[owner].type] += 1
             else:
                 counts.replayed += 1
-                counts.without_documents += place not in group.owners
+                counts.without_documents += owner not in group.owners

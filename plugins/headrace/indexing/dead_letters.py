@@ -1,6 +1,7 @@
 """A dead letter: what Elasticsearch can never take, with everything to understand and to repeat it.
 
-One document per record, under the record's own id, so that running a batch again does not double it. One that was
+One document per rejected row. Its id names the stream, the output, the index and the row's record, so that running a
+batch again does not double it, and outputs that share a dead-letter index keep their letters apart. One that was
 replayed (``dead_letter_replay``) stays, with the time of it, until its batch is dead-lettered anew.
 """
 
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.indexing import columns
 from headrace.indexing.bulk_bodies import REJECTED_BEFORE, document_column
-from headrace.indexing.document_ids import identify
+from headrace.indexing.document_ids import MAX_ID_BYTES, identify, record_ids
 from headrace.indexing.options import DocumentIdKind, IndexingOptions
 from headrace.indexing.originals import OriginalRecord
 from headrace.indexing.verdicts import Reason
@@ -65,8 +66,12 @@ class DeadLetter:
     original: OriginalRecord | None
     document: bytes | None
     """What was to be indexed, where that is not the record's value."""
-    digest: str = ""
-    """Stands for the row in its id where its record does not, or not alone."""
+    owner: tuple[str, ...]
+    """Stream, output and index, as far as they are known."""
+    row: str
+    """The row's own part of the letter's id: its record's id, and a digest where the record does not name it alone."""
+    ordinal: int = 1
+    """Tells letters apart whose rows nothing else tells apart."""
     document_id: str | None = None
     """Under which it was to be indexed; None where it has no usable id, or was rejected by a step before."""
     version: int | None = None
@@ -76,13 +81,12 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """The record's id; for one of several rows that may come of a record, and for a row without one, with a digest
-        of its batch and all it holds."""
-        if self.topic is None or self.partition is None or self.offset is None:
-            return f"row+{self.digest}"
-        record = f"{self.topic}+{self.partition}+{self.offset}"
-        incarnation = f"+{self.incarnation}" if self.incarnation > 1 else ""
-        return record + incarnation + (f"+row+{self.digest}" if self.digest else "")
+        """``stream/output/index/row``, and ``/ordinal`` from the second on. None of the parts can hold a slash."""
+        ordinal = (str(self.ordinal),) if self.ordinal > 1 else ()
+        named = "/".join((*self.owner, self.row, *ordinal))
+        if len(named.encode()) <= MAX_ID_BYTES:
+            return named
+        return "/".join((*self.owner[:-1], hashlib.sha256(named.encode()).hexdigest()))
 
     @property
     def size(self) -> int:
@@ -121,11 +125,6 @@ class DeadLetter:
 def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: IndexingOptions) -> DeadLetter:
     """The dead letter of a row, with the record's bytes as far as the row has them."""
     names = batch.schema.names
-    digest = ""
-    is_record = all(name in names and batch.column(name)[row].is_valid for name in columns.COORDINATES)
-    if not is_record or options.document_id is DocumentIdKind.COLUMNS:
-        held = (options.batch_time, batch.slice(row, 1).to_pylist())
-        digest = hashlib.sha256(repr(held).encode()).hexdigest()
 
     def cell(name: str) -> Any:
         return batch.column(name)[row].as_py() if name in names else None
@@ -151,10 +150,33 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         reason,
         original,
         document,
-        digest,
+        tuple(part for part in (options.stream, options.output, options.index) if part),
+        _row_id(batch, row, options),
+        1,
         *((None, None) if reason.type == REJECTED_BEFORE else _identity(batch, row, options)),
         value_is_document=untouched,
     )
+
+
+def _row_id(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> str:
+    """The same in every run of the batch, and another for every row that the ids of documents tell apart.
+
+    With record ids it is the document's id, so that whatever tells rows of one record apart there does so here.
+    """
+    names = batch.schema.names
+    one = batch.slice(row, 1)
+    if any(name not in names or not one.column(name).is_valid()[0].as_py() for name in columns.COORDINATES):
+        return f"row+{_digest(options.batch_time, one.to_pylist())}"
+    record = str(record_ids(one)[0])
+    if options.document_id is DocumentIdKind.COLUMNS:
+        return f"{record}+row+{_digest(options.batch_time, one.to_pylist())}"
+    if options.document_id is DocumentIdKind.KEY and document_column(batch) == columns.DOCUMENT:
+        return f"{record}+key+{_digest(one.column(columns.KEY).to_pylist())}"
+    return record
+
+
+def _digest(*held: Any) -> str:
+    return hashlib.sha256(repr(held).encode()).hexdigest()[:32]
 
 
 def _identity(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> tuple[str | None, int | None]:

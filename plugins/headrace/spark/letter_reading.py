@@ -61,8 +61,13 @@ class ThroughTheTransform:
             yield self._read(batch_time_ms, some)
 
     def _read(self, batch_time_ms: int, letters: Sequence[StoredLetter]) -> LetterRows:
-        inputs = {source.id: self._decoded(source, letters) for source in self._stream.inputs}
-        places = {letter.coordinates: place for place, letter in enumerate(letters)}
+        places: dict[Any, int] = {}
+        for place, letter in enumerate(letters):
+            places.setdefault(letter.coordinates, place)
+        owners = [places[letter.coordinates] for letter in letters]
+        # A record of which several rows were rejected goes through the transform once.
+        records = [letters[place] for place in places.values()]
+        inputs = {source.id: self._decoded(source, records) for source in self._stream.inputs}
         rejected = {}
         for views in inputs.values():
             if views.undecodable is not None:
@@ -78,7 +83,11 @@ class ThroughTheTransform:
             )
         rows = _one_batch(frame)
         return LetterRows(
-            letters, rows, [self._owner(rows, row, places) for row in range(rows.num_rows)], None, rejected
+            letters,
+            rows,
+            [self._owner(rows, row, places) for row in range(rows.num_rows)],
+            rejected=rejected,
+            same_record={place: owner for place, owner in enumerate(owners) if owner != place},
         )
 
     def _transformed(self, inputs: dict[str, DecodedInput], batch_time_ms: int) -> DataFrame:

@@ -110,7 +110,7 @@ class TestATopicCreatedAgain:
         junk = records((0, 7, b"k", None))
         real.index(junk)
         real.index(records((0, 7, b"k", None), incarnation=2))
-        assert set(real.documents(f"{real.name}-dead-letters")) == {"t+0+7", "t+0+7+2"}
+        assert set(real.documents(f"{real.name}-dead-letters")) == {f"{real.name}/t+0+7", f"{real.name}/t+0+7+2"}
 
 
 def test_a_replay_after_a_rollover_would_be_two_documents_and_is_refused(real: Any) -> None:

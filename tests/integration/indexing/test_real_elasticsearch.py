@@ -84,7 +84,7 @@ def test_malformed_values_are_dead_letters_and_their_neighbours_are_indexed(real
     counts = real.index(rows(values))
     assert (counts.created, counts.dead_lettered) == (len(MALFORMED), len(MALFORMED))
     letters = real.documents(f"{real.name}-dead-letters")
-    assert set(letters) == {f"t+0+{2 * n}" for n in range(len(MALFORMED))}
+    assert set(letters) == {f"{real.name}/t+0+{2 * n}" for n in range(len(MALFORMED))}
     assert counts.requests == 2
 
 

@@ -114,7 +114,7 @@ def test_dead_letters_wait_for_their_index_too(real: Any, rows: Any) -> None:
     counts = real.index(rows([b"junk"]), max_retry_seconds="60")
     timer.join()
     assert counts.dead_lettered == 1
-    assert set(real.documents(letters)) == {"t+0+0"}
+    assert set(real.documents(letters)) == {f"{real.name}/t+0+0"}
 
 
 def test_a_batch_whose_dead_letters_cannot_be_written_fails_and_is_whole_the_next_time(real: Any, rows: Any) -> None:

@@ -52,6 +52,11 @@ class Index:
     def documents(self, suffix: str = "") -> dict[str, Any]:
         return {hit["_id"]: hit["_source"] for hit in self._hits(suffix)}
 
+    def letters(self) -> dict[str, Any]:
+        """The dead letters by what their ids say of the row, behind the stream, the output and the index."""
+        ours = f"clicks/elasticsearch/{self.name}/"
+        return {id_.removeprefix(ours): letter for id_, letter in self.documents("-dead-letters").items()}
+
     def state(self) -> dict[str, tuple[int, int]]:
         """(version, sequence number) by id: both stay when nothing is written."""
         return {hit["_id"]: (hit["_version"], hit["_seq_no"]) for hit in self._hits("")}
@@ -121,7 +126,7 @@ def test_dead_letters_tell_all(index: Index, records: Any) -> None:
     for _ in range(2):
         counts = index.write(df)
         assert (counts.dead_lettered, counts.rows) == (3, 4)
-    letters = index.documents("-dead-letters")
+    letters = index.letters()
     assert set(letters) == {"clicks+0+1", "clicks+0+2", "clicks+0+3"}
     junk = letters["clicks+0+1"]
     assert (junk["stream"], junk["batch_time"], junk["value_text"]) == ("clicks", AN_HOUR, "junk")
@@ -137,7 +142,7 @@ def test_a_transformed_rows_dead_letter_has_the_record_of_the_log(index: Index, 
     counts = index.write(words, manifest=manifest)
     assert (counts.created, counts.dead_lettered) == (1, 2)
     assert index.documents() == {"clicks+0+1": {"word": "2"}}
-    letter = index.documents("-dead-letters")["clicks+0+2"]
+    letter = index.letters()["clicks+0+2"]
     assert letter["document_text"] == '{"word":"THREE"}'
     assert base64.b64decode(letter["value"]) == b"three"
     assert base64.b64decode(letter["key"]) == b"key-2"
@@ -148,7 +153,7 @@ def test_rows_that_a_transform_rejects_are_dead_letters(index: Index, records: A
     marked = df.selectExpr("*", "CASE WHEN offset = 1 THEN 'odd' END AS rejected_because")
     counts = index.write(marked)
     assert (counts.created, counts.dead_lettered) == (1, 1)
-    assert index.documents("-dead-letters")["clicks+0+1"]["reason"] == {"type": "rejected", "text": "odd"}
+    assert index.letters()["clicks+0+1"]["reason"] == {"type": "rejected", "text": "odd"}
 
 
 def test_keys_hold_their_latest_value(spark: SparkSession, index: Index) -> None:

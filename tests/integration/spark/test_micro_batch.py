@@ -417,7 +417,8 @@ def test_documents_reach_elasticsearch_and_what_does_not_decode_its_dead_letters
     result, printed = run(spark, batch)
     assert documents(elasticsearch, index) == {"clicks+0+0": {"id": 1, "more": True}}, "the value's own bytes"
     letters = documents(elasticsearch, f"{index}-dead-letters")
-    assert set(letters) == {"clicks+0+1", "clicks+0+2"}
+    ours = f"{batch.stream.name}/elasticsearch/{index}"
+    assert set(letters) == {f"{ours}/clicks+0+1", f"{ours}/clicks+0+2"}
     assert {letter["value"] for letter in letters.values()} == {"eyJpZCI6ICJvbmUifQ==", "//4="}
     reasons = [letter["reason"] for letter in letters.values()]
     assert {reason["type"] for reason in reasons} == {"rejected"}
@@ -453,5 +454,6 @@ def test_an_aggregate_goes_to_column_ids(
     result, _ = run(spark, batch)
     found = documents(elasticsearch, index)
     assert sorted((document["word"], document["count"]) for document in found.values()) == [("a", 2), ("b", 1)]
-    assert set(documents(elasticsearch, f"{index}-dead-letters")) == {"clicks+0+1"}
+    letter = f"{batch.stream.name}/elasticsearch/{index}/clicks+0+1"
+    assert set(documents(elasticsearch, f"{index}-dead-letters")) == {letter}
     assert result.outputs["elasticsearch"]["dead_lettered"] == 1

@@ -59,11 +59,11 @@ def test_documents_come_back_to_the_byte(letters: Any, replay: Any, make_rows: A
     untouched = letters(make_rows([b'{"n":"bad",  "x": 1.10}']))
     assert untouched[0].document == b'{"n":"bad",  "x": 1.10}'
     made = letters(make_rows([b'{"n":"bad","y":"\xc3\xa9"}'], offsets=[5]).rename_columns({"value": "document"}))
-    (transformed,) = [letter for letter in made if letter.id == "t+0+5"]
+    (transformed,) = [letter for letter in made if letter.id == "clicks/t+0+5"]
     assert transformed.document == b'{"n":"bad","y":"\xc3\xa9"}'
     counts, noted = replay([*untouched, transformed])
     assert (counts.replayed, counts.documents.created) == (2, 2)
-    assert noted.keys() == {"t+0+0", "t+0+5"}
+    assert noted.keys() == {"clicks/t+0+0", "clicks/t+0+5"}
     assert elasticsearch.documents("clicks")["t+0+5"] == {"n": "bad", "y": "é"}
 
 
@@ -74,15 +74,15 @@ def test_what_is_refused_again_gets_the_new_reason_and_no_note(
     elasticsearch.item_fault = lambda action: (400, "other_exception", "why") if action.id == "t+0+1" else None
     counts, noted = replay(refused)
     assert (counts.replayed, counts.refused, counts.refused_because) == (1, 1, {"other_exception": 1})
-    assert noted["t+0+1"] == {"reason": {"type": "other_exception", "text": "why"}}
-    assert list(noted["t+0+0"]) == ["replayed_at"]
+    assert noted["clicks/t+0+1"] == {"reason": {"type": "other_exception", "text": "why"}}
+    assert list(noted["clicks/t+0+0"]) == ["replayed_at"]
 
 
 def test_versions_and_ids_without_them_can_come_together(letters: Any, replay: Any, make_rows: Any) -> None:
     by_key = letters(make_rows([{"n": "bad"}], keys=[b"k"], offsets=[9]), document_id="key")
     by_record = [StoredLetter("r", 0, 1, {**by_key[0].fields, "document_id": "r", "version": None})]
     counts, noted = replay([*by_key, *by_record], document_id="key")
-    assert (counts.replayed, noted.keys()) == (2, {"t+0+9", "r"})
+    assert (counts.replayed, noted.keys()) == (2, {"clicks/t+0+9", "r"})
 
 
 @pytest.mark.parametrize(

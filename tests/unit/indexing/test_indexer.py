@@ -44,7 +44,7 @@ def test_every_row_has_its_outcome(index: Index, elasticsearch: FakeElasticsearc
     counts = index(rows, tombstones="ignore")
     assert (counts.rows, counts.created, counts.dead_lettered, counts.ignored_tombstones) == (6, 2, 3, 1)
     assert counts.dead_letter_reasons == {"malformed_document": 3}
-    assert set(elasticsearch.documents(LETTERS)) == {"t+0+1", "t+0+4", "t+0+5"}
+    assert set(elasticsearch.documents(LETTERS)) == {"clicks/t+0+1", "clicks/t+0+4", "clicks/t+0+5"}
 
 
 def test_running_again_changes_nothing(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
@@ -68,7 +68,7 @@ def test_a_dead_letter_has_everything_to_repeat_the_record(
     rows = make_rows([b"\xe9junk"], offsets=[7], keys=[b"k"], incarnations=[2], **more)
     index(rows, stream="s", output="o", batch_time="1700")
     assert elasticsearch.documents(LETTERS) == {
-        "t+0+7+2": {
+        "s/o/clicks/t+0+7+2": {
             "stream": "s",
             "output": "o",
             "batch_time": 1700,
@@ -94,7 +94,7 @@ def test_a_dead_letter_has_everything_to_repeat_the_record(
 
 def test_a_readable_value_is_there_to_be_read(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     index(make_rows([b"junk"]))
-    assert elasticsearch.documents(LETTERS)["t+0+0"]["value_text"] == "junk"
+    assert elasticsearch.documents(LETTERS)["clicks/t+0+0"]["value_text"] == "junk"
 
 
 def rejecting(action: Action) -> tuple[int, str, str] | None:
@@ -107,7 +107,7 @@ def test_a_transformed_rows_record_is_looked_up(index: Index, elasticsearch: Fak
     rows = make_rows([{"n": 1}, {"n": "bad"}]).rename_columns({"value": "document"})
     counts = index(rows, originals=Originals())
     assert (counts.created, counts.dead_lettered) == (1, 1)
-    letter = elasticsearch.documents(LETTERS)["t+0+1"]
+    letter = elasticsearch.documents(LETTERS)["clicks/t+0+1"]
     assert letter["value_text"] == "raw t 0 1 1"
     assert letter["document_text"] == '{"n": "bad"}'
     assert letter["headers"] == [{"key": "h", "value": base64.b64encode(b"v").decode()}]
@@ -117,7 +117,7 @@ def test_or_taken_from_the_row(index: Index, elasticsearch: FakeElasticsearch, m
     elasticsearch.item_fault = rejecting
     rows = make_rows([{"n": "bad"}], original_value=pa.array([b"raw"])).rename_columns({"value": "document"})
     index(rows)
-    assert elasticsearch.documents(LETTERS)["t+0+0"]["value_text"] == "raw"
+    assert elasticsearch.documents(LETTERS)["clicks/t+0+0"]["value_text"] == "raw"
 
 
 def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasticsearch) -> None:
@@ -127,7 +127,7 @@ def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasti
     index(rows, originals=Originals(), **options)
     index(rows, originals=Originals(), **options)
     ((id_, letter),) = elasticsearch.documents(LETTERS).items()
-    assert id_.startswith("row+")
+    assert id_.startswith("clicks/row+")
     assert letter["document_text"] == '{"n": "bad"}'
     assert "topic" not in letter
     assert (letter["document_id"], letter["value_is_document"]) == ("x", False)
@@ -140,8 +140,8 @@ def test_a_dead_letter_tells_the_id_and_version_that_its_document_was_to_have(
     rows = make_rows([b"junk", b"junk", b"{}"], keys=[b"k", b"", b"r"], rejected_because=rejected, offsets=[4, 5, 6])
     index(rows, document_id="key")
     letters = elasticsearch.documents(LETTERS)
-    assert (letters["t+0+4"]["document_id"], letters["t+0+4"]["version"]) == ("k", 4)
-    assert not {"document_id", "version"} & (letters["t+0+5"].keys() | letters["t+0+6"].keys())
+    assert (letters["clicks/t+0+4"]["document_id"], letters["clicks/t+0+4"]["version"]) == ("k", 4)
+    assert not {"document_id", "version"} & (letters["clicks/t+0+5"].keys() | letters["clicks/t+0+6"].keys())
 
 
 def test_rows_without_a_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:
@@ -176,8 +176,8 @@ def test_a_row_rejected_before_is_a_dead_letter_at_once(
     counts = index(rows, tombstones="ignore")
     assert (counts.created, counts.dead_lettered, counts.ignored_tombstones) == (1, 2, 1)
     letters = elasticsearch.documents(LETTERS)
-    assert letters["t+0+1"]["reason"] == {"type": "rejected", "text": "the value is no JSON"}
-    assert letters["t+0+2"]["reason"] == {"type": "rejected", "text": "no user"}
+    assert letters["clicks/t+0+1"]["reason"] == {"type": "rejected", "text": "the value is no JSON"}
+    assert letters["clicks/t+0+2"]["reason"] == {"type": "rejected", "text": "no user"}
 
 
 def test_what_succeeds_on_a_retry_has_no_dead_letter(
@@ -225,9 +225,9 @@ def test_a_dead_letter_too_large_is_told_without_its_value(
     counts = index(make_rows([{"n": "x" * 2000}, {"n": 1}, b"junk"]))
     assert counts.dead_letter_reasons == {"document_too_large": 1, "malformed_document": 1}
     letters = elasticsearch.documents(LETTERS)
-    assert "value" not in letters["t+0+0"]
-    assert letters["t+0+0"]["value_bytes"] > 2000
-    assert letters["t+0+2"]["value_text"] == "junk"
+    assert "value" not in letters["clicks/t+0+0"]
+    assert letters["clicks/t+0+0"]["value_bytes"] > 2000
+    assert letters["clicks/t+0+2"]["value_text"] == "junk"
 
 
 def test_many_dead_letters_are_written_in_turns(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:

@@ -1,0 +1,76 @@
+"""Ids of dead letters: as many letters are kept as are counted, and running again adds none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.indexing.dead_letters import dead_letter
+from headrace.indexing.indexer import Indexer
+from headrace.indexing.verdicts import Reason
+from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch
+
+SHARED = "letters"
+Letters = Callable[..., list[str]]
+
+
+@pytest.fixture
+def letters(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Letters:
+    """Index rows, which are all rejected, twice; the ids of the letters in the shared index after it."""
+
+    def refuse(action: Action) -> tuple[int, str, str] | None:
+        return None if "reason" in action.document else (400, "document_parsing_exception", "why")
+
+    def write(rows: pa.RecordBatch, **options: str) -> list[str]:
+        elasticsearch.item_fault = refuse
+        chosen = make_options(dead_letter_index=SHARED, **options)
+        for _ in range(2):
+            counts = Indexer(elasticsearch, chosen, clock=clock).index([rows])
+            assert counts.dead_lettered == rows.num_rows
+        return sorted(elasticsearch.documents(SHARED))
+
+    return write
+
+
+@pytest.mark.parametrize("differs", ["stream", "output", "index"])
+def test_two_that_share_a_dead_letter_index_keep_their_own_letters_of_one_record(
+    letters: Letters, make_rows: Any, differs: str
+) -> None:
+    named = {"stream": "s", "output": "o", "index": "i"}
+    letters(make_rows([{"n": 1}, {"n": 2}]), **named)
+    found = letters(make_rows([{"n": 1}, {"n": 2}]), **{**named, differs: "x"})
+    other = "/".join({**named, differs: "x"}.values())
+    assert found == sorted(["s/o/i/t+0+0", "s/o/i/t+0+1", f"{other}/t+0+0", f"{other}/t+0+1"])
+
+
+@pytest.mark.parametrize("document_id", ["record", "key"])
+def test_two_rows_of_one_record_have_two_letters(letters: Letters, make_rows: Any, document_id: str) -> None:
+    rows = make_rows([{"n": 1}, {"n": 2}, {"n": 3}], offsets=[7, 7, 8], keys=[b"k", b"k", b"k"])
+    assert len(letters(rows.rename_columns({"value": "document"}), document_id=document_id)) == 3
+
+
+def test_rows_of_one_record_with_keys_of_their_own_have_letters_that_name_them(
+    letters: Letters, make_rows: Any
+) -> None:
+    rows = make_rows([{"n": 1}, {"n": 2}], offsets=[7, 7], keys=[b"a", b"b"]).rename_columns({"value": "document"})
+    first, second = letters(rows, document_id="key")
+    assert first.startswith("clicks/t+0+7+key+")
+    assert second.startswith("clicks/t+0+7+key+")
+    changed = make_rows([{"n": 9}], offsets=[7], keys=[b"a"]).rename_columns({"value": "document"})
+    assert letters(changed, document_id="key") == [first, second], "a changed document is still that row's"
+
+
+def test_equal_rows_of_one_record_are_numbered(letters: Letters, make_rows: Any) -> None:
+    rows = make_rows([{"n": 1}] * 3, offsets=[7, 7, 7]).rename_columns({"value": "document"})
+    assert letters(rows) == ["clicks/t+0+7", "clicks/t+0+7/2", "clicks/t+0+7/3"]
+
+
+def test_an_id_that_would_be_too_long_for_elasticsearch_is_a_digest_of_it(make_options: Any, make_rows: Any) -> None:
+    options = make_options(stream="s" * 63, output="o" * 63, index="i" * 241)
+    rows = make_rows([{"n": 1}, {"n": 2}]).set_column(0, "topic", pa.array(["t" * 249] * 2))
+    ids = [dead_letter(rows, row, Reason("r", ""), options).id for row in (0, 1)]
+    assert len(set(ids)) == 2
+    assert all(len(id_.encode()) <= 512 and id_.startswith(f"{'s' * 63}/{'o' * 63}/") for id_ in ids)
