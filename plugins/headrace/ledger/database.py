@@ -42,6 +42,9 @@ from headrace.ledger.errors import (
 from headrace.ledger.rows import StreamRow
 from headrace.ledger.tables import streams
 
+# Read-only transaction; the transaction was idle, or took, too long.
+_PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
+
 
 @dataclass(frozen=True, slots=True)
 class LockedStream:
@@ -164,13 +167,24 @@ def _translated() -> Iterator[None]:
         yield
     except IntegrityError as error:
         raise LedgerConflictError(f"The ledger refused a row: {_first_line(error)}.") from error
-    except (OperationalError, InterfaceError, PoolTimeoutError, sqlite3.OperationalError) as error:
-        raise LedgerUnavailableError(
-            f"The ledger's database failed: {_first_line(error)}.",
-            remedy="Check that it runs and that no other program holds it locked; the step can be repeated.",
-        ) from error
-    except (DBAPIError, sqlite3.Error) as error:
+    except (PoolTimeoutError, DBAPIError, sqlite3.Error) as error:
+        if _is_unavailable(error):
+            raise LedgerUnavailableError(
+                f"The ledger's database failed: {_first_line(error)}.",
+                remedy="Check that it runs and that no other program holds it locked; the step can be repeated.",
+            ) from error
         raise LedgerError(f"The ledger's database refused a statement: {_first_line(error)}.") from error
+
+
+def _is_unavailable(error: Exception) -> bool:
+    """Whether the same call may succeed later: the database does not answer, is shutting down, full, locked, or read
+    only since a switchover."""
+    if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | sqlite3.OperationalError):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    # psycopg has some of these as InternalError.
+    return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _PASSING_SQLSTATES
 
 
 def _first_line(error: Exception) -> str:

@@ -148,27 +148,7 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _postgres_engine(url: URL) -> Engine:
-    engine = create_engine(
-        url,
-        pool_size=POOL_SIZE,
-        max_overflow=POOL_OVERFLOW,
-        pool_timeout=LOCK_TIMEOUT_MS / 1000,
-        pool_pre_ping=True,
-        hide_parameters=True,
-        json_serializer=dump_json,
-        connect_args={"connect_timeout": 10, "application_name": "headrace"},
-    )
+    # psycopg is loaded where there is a Postgres only.
+    from headrace.ledger.postgres_engine import postgres_engine
 
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: Any) -> None:
-        # "Durable in the ledger" is a promise: a server or role that acknowledges before it syncs is overruled.
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT set_config('synchronous_commit', 'on', false) "
-                "WHERE current_setting('synchronous_commit') = 'off'"
-            )
-            cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
-            cursor.execute(f"SET idle_in_transaction_session_timeout = {2 * LOCK_TIMEOUT_MS}")
-        connection.commit()
-
-    return engine
+    return postgres_engine(url)

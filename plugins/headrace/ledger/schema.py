@@ -13,6 +13,8 @@ from headrace.ledger.errors import SchemaError
 HEAD = "0004"
 # Two processes that migrate a Postgres database at once queue at this advisory lock ("headrace" in ASCII, shortened).
 _MIGRATION_LOCK = 0x6865616472
+MIGRATION_SECONDS = 600
+"""How long a statement of a migration may take on Postgres: one that rewrites a table of a large ledger."""
 MIGRATIONS = Path(__file__).with_name("migrations")
 
 
@@ -34,9 +36,16 @@ def ensure_schema(database: Database, *, migrate: bool) -> None:
         )
     with database.write() as connection:
         if not database.is_sqlite:
+            _allow_migration(connection)
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
         if read_version(connection) != HEAD:
             upgrade(connection)
+
+
+def _allow_migration(connection: Connection) -> None:
+    from headrace.ledger.postgres_engine import allow_seconds
+
+    allow_seconds(connection, MIGRATION_SECONDS)
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,8 +14,8 @@ from headrace.connections import CONNECTION_PREFIX, Connection, resolve
 from headrace.ledger.errors import LedgerUrlError
 
 _SECRET_OPTIONS = {"password", "sslpassword", "passwd", "pwd"}
-# What of a connection's extra goes to libpq; anything else there is Airflow's own.
-_LIBPQ_OPTIONS = ("sslmode", "sslcert", "sslkey", "sslrootcert", "target_session_attrs", "connect_timeout", "service")
+# What a connection has fields for; the rest of libpq's options are taken from its extra.
+_FIELDS = {"host", "port", "user", "dbname"}
 _POSTGRES_TYPES = {"postgres", "postgresql"}
 # The type that headrace gives Airflow, for installations without Postgres's provider: no host means a SQLite file.
 _OWN_TYPE = "headrace_ledger"
@@ -74,7 +75,7 @@ def _of_connection(connection: Connection) -> URL:
     if connection.conn_type == "sqlite" or own_file:
         return _sqlite(connection.host or connection.schema)
     if connection.conn_type in (*_POSTGRES_TYPES, _OWN_TYPE):
-        options = {key: str(connection.extra[key]) for key in _LIBPQ_OPTIONS if key in connection.extra}
+        options = {key: str(value) for key, value in connection.extra.items() if key in _libpq_options()}
         return URL.create(
             "postgresql+psycopg",
             username=connection.login or None,
@@ -89,3 +90,12 @@ def _of_connection(connection: Connection) -> URL:
         f"a ledger needs {_OWN_TYPE}, postgres or sqlite.",
         remedy="Name another connection in the stream's ledger.",
     )
+
+
+@cache
+def _libpq_options() -> frozenset[str]:
+    """The options that libpq knows; anything else in a connection's extra is Airflow's own."""
+    from psycopg.pq import Conninfo
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    return frozenset(known - _FIELDS - _SECRET_OPTIONS)

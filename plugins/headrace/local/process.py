@@ -144,14 +144,18 @@ class GuardedProcess:
     def suspend(self) -> None:
         """SIGSTOP the server: it keeps its sockets and answers nobody. `resume` ends that."""
         self._suspended = True
-        for process in self._descendants():
-            process.suspend()
+        self._to_descendants(psutil.Process.suspend)
 
     def resume(self) -> None:
         """Undo `suspend`."""
         self._suspended = False
+        self._to_descendants(psutil.Process.resume)
+
+    def _to_descendants(self, call: Callable[[psutil.Process], None]) -> None:
         for process in self._descendants():
-            process.resume()
+            # One that has ended since needs no signal, and the others still do.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                call(process)
 
     def _signal(self, number: int) -> None:
         # The guard reaps the server, and says so before the id can be given to another process.

@@ -31,4 +31,4 @@ def test_a_commit_is_durable_even_where_the_server_says_otherwise(ledger: Any) -
         shown = [
             connection.exec_driver_sql(f"SHOW {setting}").scalar() for setting in ("synchronous_commit", "lock_timeout")
         ]
-    assert shown == ["on", "30s"]
+    assert shown == ["on", "20s"]

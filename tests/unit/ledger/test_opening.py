@@ -57,10 +57,15 @@ def test_postgres_means_psycopg() -> None:
 
 def test_a_connection_brings_its_password_and_nobody_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "me", "password": SECRET}
-    extra = {"sslmode": "disable", "cursor": "dictcursor"}
+    libpq = {"sslmode": "disable", "options": "-c statement_timeout=5000", "keepalives_idle": 7}
+    extra = libpq | {"cursor": "dictcursor", "host": "elsewhere", "password": "another"}
     monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps(connection | {"schema": "ledger", "extra": extra}))
     url = engine_url("connection:ledger")
-    assert (url.password, url.database, dict(url.query)) == (SECRET, "ledger", {"sslmode": "disable"})
+    assert (url.password, url.database, dict(url.query)) == (
+        SECRET,
+        "ledger",
+        {name: str(value) for name, value in libpq.items()},
+    )
     assert SECRET not in repr(url)
     with pytest.raises(LedgerUnavailableError) as refused:
         Ledger.open("connection:ledger")

@@ -1,0 +1,145 @@
+"""The engine of a ledger on Postgres, every call of which ends in a bounded time, whatever becomes of the server.
+
+A server that runs ends statements itself (``statement_timeout``, ``lock_timeout``). A host that is gone is noticed by
+TCP (keepalives, ``tcp_user_timeout``). Neither helps against a server that hangs: its kernel goes on acknowledging
+what is sent to it. So the client bounds its own waits too, and closes a connection whose answer is overdue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, ExceptionContext
+
+from headrace.ledger.codec import dump_json
+
+# Threads of one process that can be in a transaction at once; further ones wait for a connection.
+POOL_SIZE = 5
+POOL_OVERFLOW = 20
+POOL_SECONDS = 30.0
+
+# Ledger statements take milliseconds; the longest ones wait for another transaction's lock.
+LOCK_TIMEOUT_MS = 20_000
+STATEMENT_TIMEOUT_MS = 30_000
+IDLE_IN_TRANSACTION_MS = 60_000
+# The server's own answer, an error that says what was slow, is to come first.
+_ANSWER_SECONDS = 5.0
+# For the set-up of a connection, and for the question whether a pooled one still answers.
+_PING_SECONDS = 5.0
+
+_BOUNDS = {
+    "statement_timeout": STATEMENT_TIMEOUT_MS,
+    "lock_timeout": LOCK_TIMEOUT_MS,
+    "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_MS,
+}
+# Where a setting was made for this connection, its role or its database, that is somebody's will, and holds.
+_GIVEN = (
+    "SELECT name, setting FROM pg_settings WHERE name = ANY(%s) "
+    "AND source IN ('client', 'user', 'database', 'database user')"
+)
+# What libpq is given unless the URL says otherwise. A dead host is noticed within half a minute.
+_LIBPQ: dict[str, Any] = {
+    "application_name": "headrace",
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+# After a switchover the connection leads to what is a standby now.
+_READ_ONLY = "25006"
+_BOUND = "headrace_bound"
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection whose every wait for the server ends after ``bound_seconds``, by an error that closes it."""
+
+    bound_seconds = _PING_SECONDS
+
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        """Run one exchange with the server; raises OperationalError where it takes too long."""
+        return super().wait(self._bounded(gen), *args, **kwargs)
+
+    def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        # psycopg resumes the generator whenever the socket is ready, and every 0.1 s when it is not.
+        seconds = self.bound_seconds
+        deadline = time.monotonic() + seconds
+        try:
+            wanted = next(gen)
+            while True:
+                wanted = gen.send((yield wanted))
+                if time.monotonic() > deadline:
+                    # The answer may still come, and would be taken for that of the next statement.
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"the server did not answer for {seconds:.0f} s")
+        except StopIteration as end:
+            return end.value
+
+
+def postgres_engine(url: URL) -> Engine:
+    """An engine with the settings that the ledger relies on; what ``url`` says of libpq's options wins."""
+    engine = create_engine(
+        url,
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_OVERFLOW,
+        pool_timeout=POOL_SECONDS,
+        # One round trip a transaction, by which a server's restart makes no call fail.
+        pool_pre_ping=True,
+        hide_parameters=True,
+        json_serializer=dump_json,
+        connect_args={name: value for name, value in _LIBPQ.items() if name not in url.query},
+    )
+
+    @event.listens_for(engine, "do_connect")
+    def on_do_connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> BoundedConnection:
+        return BoundedConnection.connect(*arguments, **parameters)
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: BoundedConnection, record: Any) -> None:
+        record.info[_BOUND] = _set_up(connection)
+
+    @event.listens_for(engine, "checkout")
+    def on_checkout(connection: BoundedConnection, record: Any, _proxy: Any) -> None:
+        connection.bound_seconds = record.info[_BOUND]
+
+    @event.listens_for(engine, "checkin")
+    def on_checkin(connection: BoundedConnection | None, _record: Any) -> None:
+        if connection is not None:
+            connection.bound_seconds = _PING_SECONDS
+
+    @event.listens_for(engine, "handle_error")
+    def on_error(context: ExceptionContext) -> None:
+        if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+            # The next call connects anew, and finds the primary where the name leads to it by then.
+            context.is_disconnect = True
+
+    return engine
+
+
+def _set_up(connection: BoundedConnection) -> float:
+    """Set the session's bounds; the seconds that the client is to wait for a statement."""
+    with connection.cursor() as cursor:
+        # "Durable in the ledger" is a promise: a server or role that acknowledges before it syncs is overruled.
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+        given = dict(cursor.execute(_GIVEN, [list(_BOUNDS)]).fetchall())
+        for name, value in _BOUNDS.items():
+            if name not in given:
+                cursor.execute(f"SET {name} = {value}")
+    connection.commit()
+    # 0 is the server's word for no bound; the client keeps one.
+    statement_ms = int(given.get("statement_timeout", 0)) or STATEMENT_TIMEOUT_MS
+    return statement_ms / 1000 + _ANSWER_SECONDS
+
+
+def allow_seconds(connection: Connection, seconds: int) -> None:
+    """Let each statement of this transaction take that long: a migration may rewrite a table."""
+    connection.exec_driver_sql(f"SET LOCAL statement_timeout = {seconds * 1000}")
+    driver: Any = connection.connection.driver_connection
+    driver.bound_seconds = seconds + _ANSWER_SECONDS
