@@ -32,5 +32,5 @@ def opened(url: str) -> Iterator[Ledger]:
     """
     from headrace.ledger import Ledger
 
-    with Ledger.open(url, migrate=False) as ledger:
+    with Ledger.open(url, create=False) as ledger:
         yield ledger

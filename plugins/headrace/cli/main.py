@@ -24,6 +24,7 @@ COMMANDS = {
     "batches": "headrace.cli.batches:batches",
     "recover": "headrace.cli.recover:recover",
     "events": "headrace.cli.events:events",
+    "ledger": "headrace.cli.ledger:ledger",
     "fsck": "headrace.cli.fsck:fsck",
     "alias": "headrace.cli.alias:alias",
     "dlq": "headrace.cli.dlq:dlq",

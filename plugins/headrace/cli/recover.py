@@ -76,7 +76,7 @@ def _opened(url: str, *, dry_run: bool) -> Iterator[Ledger]:
             yield ledger
         return
     try:
-        ledger = Ledger.open(url, migrate=False)
+        ledger = Ledger.open(url, create=False)
     except (LedgerUnavailableError, SchemaError) as error:
         if "no ledger at" not in str(error) and "is empty" not in str(error):
             raise

@@ -48,7 +48,11 @@ class LedgerHook(BaseHook):
         }
 
     def get_conn(self) -> Ledger:
-        """The open ledger, migrated if need be; the caller closes it."""
+        """The open ledger, made new in an empty database; the caller closes it.
+
+        Raises:
+            SchemaError: it has another version's schema; ``headrace ledger migrate`` migrates an older one.
+        """
         conn_id = self._connection_id()
         return _open(self._ledger, _environ(self.get_connection(conn_id)) if conn_id else None)
 
@@ -73,9 +77,11 @@ class LedgerHook(BaseHook):
             ledger.close()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Airflow's "Test" button: whether the ledger opens and answers."""
+        """Airflow's "Test" button: whether the ledger opens and answers. It makes neither a file nor a table."""
         try:
-            with self.opened() as ledger:
+            conn_id = self._connection_id()
+            environ = _environ(self.get_connection(conn_id)) if conn_id else None
+            with _open(self._ledger, environ, create=False) as ledger:
                 return True, f"The ledger holds {len(ledger.streams.list())} stream(s)."
         except Exception as error:  # the button shows whatever went wrong
             return False, str(error)
@@ -103,11 +109,11 @@ def register(ledger: Ledger, stream: Stream) -> None:
     )
 
 
-def _open(url: str, environ: Mapping[str, str] | None) -> Ledger:
+def _open(url: str, environ: Mapping[str, str] | None, *, create: bool = True) -> Ledger:
     # SQLAlchemy's engine and the migrations have no place in a DAG file's parsing.
     from headrace.ledger import Ledger
 
-    return Ledger.open(url, environ=environ)
+    return Ledger.open(url, environ=environ, create=create)
 
 
 def _environ(connection: Connection) -> dict[str, str]:

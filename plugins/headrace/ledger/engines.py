@@ -23,6 +23,8 @@ LOCK_TIMEOUT_MS = 30_000
 # Threads of one process that can be in a transaction at once; further ones wait for a connection as long as for a lock.
 POOL_SIZE = 5
 POOL_OVERFLOW = 20
+# A table that every version's ledger has, and Airflow's metadata database has not.
+_OURS = "batch_attempts"
 # The execution option of a transaction that only reads.
 READS = "headrace_reads"
 
@@ -60,7 +62,8 @@ def open_engine(url: URL, *, create: bool) -> Engine:
 
 
 def _require_file(path: Path, *, create: bool) -> None:
-    if path.exists():
+    # An empty file is what a process leaves that dies while it makes the ledger; to open it would write into it.
+    if path.exists() and (create or path.stat().st_size):
         return
     if not create:
         raise LedgerUnavailableError(f"There is no ledger at {path}.", remedy="Start the stream, which creates it.")
@@ -130,6 +133,7 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
     """Switch the file to WAL once; SQLite's busy timeout does not cover two that switch at the same time."""
+    _refuse_others(connection, path)
     deadline = time.monotonic() + LOCK_TIMEOUT_MS / 1000
     while True:
         try:
@@ -145,6 +149,16 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
                 remedy="Put the ledger on a local disk, or use Postgres.",
             )
         return
+
+
+def _refuse_others(connection: sqlite3.Connection, path: Path) -> None:
+    """Another program's database is left as it is: WAL mode would stay."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and _OURS not in tables:
+        raise LedgerUrlError(
+            f"{path} is another program's database: it has tables, and none of a ledger's.",
+            remedy="Give the ledger a file of its own.",
+        )
 
 
 def _postgres_engine(url: URL) -> Engine:

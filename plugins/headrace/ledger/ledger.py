@@ -20,7 +20,7 @@ from headrace.ledger.positions import Positions
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
 from headrace.ledger.runs import Runs
-from headrace.ledger.schema import ensure_schema
+from headrace.ledger.schema import Migration, ensure_schema, migrate_schema
 from headrace.ledger.segments import Segments
 from headrace.ledger.snapshots import Snapshots
 from headrace.ledger.streams import Streams
@@ -59,11 +59,11 @@ class Ledger:
         cls,
         url: str,
         *,
-        migrate: bool = True,
+        create: bool = True,
         clock: Clock | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Ledger:
-        """Open the ledger, and create or migrate its schema if ``migrate``. Opening it again costs one query.
+        """Open the ledger, and make a new one in an empty database if ``create``. Opening it again costs one query.
 
         Args:
             url: `sqlite:////absolute/path.db`, `postgresql+psycopg://user@host/db`, or `connection:<conn_id>`.
@@ -72,13 +72,28 @@ class Ledger:
 
         Raises:
             LedgerUrlError: the URL is none of these, or holds a password.
-            LedgerUnavailableError: the database does not answer, or there is none and ``migrate`` is false.
-            SchemaError: the schema is older and ``migrate`` is false, or newer than this version.
+            LedgerUnavailableError: the database does not answer, or there is none and ``create`` is false.
+            SchemaError: the schema is older (see `migrate`) or newer than this version's, or the database is empty and
+                ``create`` is false.
         """
-        engine = open_engine(engine_url(url, environ), create=migrate)
+        engine = open_engine(engine_url(url, environ), create=create)
         database = Database(engine, clock=clock)
-        ensure_schema(database, migrate=migrate)
+        ensure_schema(database, url, create=create)
         return cls(url, database)
+
+    @staticmethod
+    def migrate(url: str, *, environ: Mapping[str, str] | None = None) -> Migration:
+        """Bring a ledger to this version's schema, or make a new one; nothing of an older headrace may be running.
+
+        Raises:
+            LedgerUrlError, LedgerUnavailableError: as `open`.
+            SchemaError: the schema is newer than this version's.
+        """
+        database = Database(open_engine(engine_url(url, environ), create=True))
+        try:
+            return migrate_schema(database)
+        finally:
+            database.dispose()
 
     def now_ms(self) -> int:
         """The ledger's clock, in milliseconds since the Unix epoch. Batch times and leases go by it."""
@@ -104,4 +119,4 @@ class Ledger:
 
 
 def _reopen(url: str) -> Ledger:
-    return Ledger.open(url, migrate=False)
+    return Ledger.open(url, create=False)

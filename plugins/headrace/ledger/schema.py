@@ -1,7 +1,12 @@
-"""Brings a database's schema to the head, once, however many processes open it at the same time."""
+"""Makes a ledger's schema in an empty database, and brings an older one to the head when it is asked to.
+
+The process that comes first makes the schema, once, however many open the ledger at the same time. An existing ledger
+is changed by `Ledger.migrate` alone: processes of an older headrace may be at work on it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -18,28 +23,69 @@ MIGRATION_SECONDS = 600
 MIGRATIONS = Path(__file__).with_name("migrations")
 
 
-def ensure_schema(database: Database, *, migrate: bool) -> None:
-    """Check the schema, and with ``migrate`` bring it to the head in one transaction.
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What `migrate_schema` did: the schema's version before (None: there was no ledger) and after."""
+
+    before: str | None
+    after: str
+
+
+def ensure_schema(database: Database, url: str, *, create: bool) -> None:
+    """Check the schema; with ``create`` make it in an empty database. ``url`` is for the errors.
 
     Raises:
-        SchemaError: the schema is older and ``migrate`` is false, or it is newer than this version knows.
+        SchemaError: the schema is older or newer than this version's, or there is none and ``create`` is false.
     """
     with database.read() as connection:
         version = read_version(connection)
     if version == HEAD:
         return
-    if not migrate:
+    if version is not None:
+        raise _another_version(version, url)
+    if not create:
         raise SchemaError(
-            f"The ledger's schema is {version or 'empty'}, this version of headrace needs {HEAD}.",
-            remedy="Stop what an older headrace runs on it, then run a task of one of the stream's DAGs, any of which "
-            "migrates it, or open it once with Ledger.open(url).",
+            f"The database at {url} is empty: there is no ledger in it.",
+            remedy=f"Start the stream, whose first task makes it, or run `{_command(url)}`.",
         )
+    migrate_schema(database, only_empty=url)
+
+
+def migrate_schema(database: Database, *, only_empty: str | None = None) -> Migration:
+    """Bring the schema to the head, in one transaction.
+
+    Args:
+        only_empty: the ledger's URL, where nothing but an empty database may be changed.
+
+    Raises:
+        SchemaError: it is newer than this version knows, or is not to be changed.
+    """
     with database.write() as connection:
         if not database.is_sqlite:
             _allow_migration(connection)
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-        if read_version(connection) != HEAD:
+        # Another process may have been here while this one waited.
+        before = read_version(connection)
+        if before is not None and before != HEAD and only_empty is not None:
+            raise _another_version(before, only_empty)
+        if before != HEAD:
             upgrade(connection)
+    return Migration(before, HEAD)
+
+
+def _another_version(version: str, url: str) -> SchemaError:
+    what = f"The ledger's schema is {version}, and this version of headrace needs {HEAD}."
+    if any(path.stem.split("_")[0] == version for path in (MIGRATIONS / "versions").glob("*.py")):
+        return SchemaError(
+            what,
+            remedy="Stop what the older headrace runs on it (with its own `headrace stop NAME`), then run "
+            f"`{_command(url)}`.",
+        )
+    return SchemaError(what, remedy="It was made by a newer headrace: use that version.")
+
+
+def _command(url: str) -> str:
+    return f"headrace ledger migrate --ledger {url}"
 
 
 def _allow_migration(connection: Connection) -> None:

@@ -218,6 +218,10 @@ class Stack:
             return
         self._start(self.postgres)
         self.postgres.create_database(LEDGER_DATABASE)
+        from headrace.ledger import Ledger
+
+        # A folder that an older version left has an older ledger, and nothing runs on it yet.
+        Ledger.migrate(self.postgres.url(LEDGER_DATABASE))
         if self.airflow is None:
             return
         self.postgres.create_database(AIRFLOW_DATABASE)

@@ -34,7 +34,7 @@ def run_receiver(task: ReceiverTask, stop: threading.Event | None = None) -> Rec
     ledger's orders stop the receiver. Where it is the process's main work, Python's garbage collector rests.
     """
     stream = Stream.model_validate_json(task.stream_json)
-    ledger = Ledger.open(stream.ledger, migrate=False)
+    ledger = Ledger.open(stream.ledger, create=False)
     try:
         supervisor = ReceiverSupervisor(
             stream,

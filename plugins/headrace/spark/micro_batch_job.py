@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_on_sigterm()
     tell = _teller(options.stream, options.batch_time)
     watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
-    ledger = Ledger.open(options.ledger, migrate=False)
+    ledger = Ledger.open(options.ledger, create=False)
     sessions = _Sessions()
     try:
         result = _run(options, ledger, sessions, tell)

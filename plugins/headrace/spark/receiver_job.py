@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     raise_on_sigterm()
     try:
-        with Ledger.open(options.ledger, migrate=False) as ledger:
+        with Ledger.open(options.ledger, create=False) as ledger:
             stream = Stream.from_json(ledger.streams.get(options.stream).definition)
             return ReceiverJob(stream, ledger, holder=options.holder, lease_ms=options.lease_ms).run()
     except Terminated:

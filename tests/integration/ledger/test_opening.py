@@ -7,7 +7,8 @@ from typing import Any
 from tests.unit.ledger.test_opening import (
     test_a_forked_child_has_connections_of_its_own,
     test_a_ledger_pickles_as_its_url,
-    test_an_older_schema_is_not_migrated_unasked_and_a_newer_one_refused,
+    test_a_newer_schema_is_refused,
+    test_an_older_ledger_is_migrated_by_the_command_alone,
     test_an_open_ledger_needs_no_alembic,
     test_the_clock_is_the_databases,
     test_the_migrations_make_the_tables,
@@ -17,7 +18,8 @@ from tests.unit.ledger.test_opening import (
 __all__ = [
     "test_a_forked_child_has_connections_of_its_own",
     "test_a_ledger_pickles_as_its_url",
-    "test_an_older_schema_is_not_migrated_unasked_and_a_newer_one_refused",
+    "test_a_newer_schema_is_refused",
+    "test_an_older_ledger_is_migrated_by_the_command_alone",
     "test_an_open_ledger_needs_no_alembic",
     "test_the_clock_is_the_databases",
     "test_the_migrations_make_the_tables",

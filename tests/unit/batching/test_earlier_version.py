@@ -28,6 +28,7 @@ from headrace.batching.sealed_document import seal, unseal
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import SchemaError
+from headrace.ledger.schema import HEAD
 from headrace.stream import Stream
 from headrace.wal.storage import LogStorage, open_storage
 
@@ -54,10 +55,11 @@ def clock() -> ManualClock:
     return ManualClock(CLOCK_MS + 3_700_000)
 
 
-def test_an_earlier_ledger_is_migrated_when_it_is_opened_and_refused_when_it_may_not(earlier: Path) -> None:
+def test_an_earlier_ledger_is_refused_until_it_is_migrated(earlier: Path) -> None:
     url = f"sqlite:///{earlier}/ledger.db"
-    with pytest.raises(SchemaError, match=r"is 0002, this version of headrace needs 0004.*a task of one"):
-        Ledger.open(url, migrate=False)
+    with pytest.raises(SchemaError, match=rf"is 0002, and this version of headrace needs {HEAD}.*ledger migrate"):
+        Ledger.open(url)
+    Ledger.migrate(url)
     with Ledger.open(url) as ledger:
         assert len(ledger.batches.list(NAME)) == 8
         assert ledger.receivers.list(NAME)[0].max_rate is None
@@ -66,6 +68,7 @@ def test_an_earlier_ledger_is_migrated_when_it_is_opened_and_refused_when_it_may
 def test_an_earlier_streams_work_goes_on_and_its_next_checkpoint_holds_all(
     earlier: Path, folder: LogStorage, clock: ManualClock
 ) -> None:
+    Ledger.migrate(f"sqlite:///{earlier}/ledger.db")
     with Ledger.open(f"sqlite:///{earlier}/ledger.db", clock=clock) as ledger:
         stream = Stream.from_json(ledger.streams.get(NAME).definition)
         moved = stream.model_copy(
@@ -85,6 +88,7 @@ def test_a_ledger_is_rebuilt_from_a_checkpoint_of_the_version_before(
     earlier: Path, folder: LogStorage, clock: ManualClock
 ) -> None:
     assert read_newest(folder).version == 1
+    Ledger.migrate(f"sqlite:///{earlier}/ledger.db")
     with (
         Ledger.open(f"sqlite:///{earlier}/ledger.db", clock=clock) as lost,
         Ledger.open(f"sqlite:///{earlier}/new.db", clock=clock) as ledger,

@@ -57,7 +57,7 @@ def test_a_lost_ledger_is_rebuilt_after_a_dry_run_that_makes_none(stream: Stream
     assert (answer["dry_run"], answer["counts"]["batches_completed"]) == (False, 1)
     assert set(answer["steps"]) == {"ledger_rebuilt", "checkpoint_written"}
     assert "shop: reading the log" in done.stderr
-    with Ledger.open(stream.ledger, migrate=False) as ledger:
+    with Ledger.open(stream.ledger, create=False) as ledger:
         assert ledger.batches.get("shop", LONG_AGO_MS).completed_at_ms == LONG_AGO_MS
     # With the ledger there, it knows where the folder is.
     assert run(stream).stdout == "Nothing of stream shop is lost.\n"

@@ -7,7 +7,11 @@ import pytest
 
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.ledger import Ledger
-from headrace.ledger.errors import LedgerUrlError
+from headrace.ledger.database import Database, read_version
+from headrace.ledger.engines import open_engine
+from headrace.ledger.errors import LedgerUrlError, SchemaError
+from headrace.ledger.schema import upgrade
+from headrace.ledger.urls import engine_url
 from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, State, Stream
 
 
@@ -20,9 +24,28 @@ def test_a_url_is_opened_as_it_is(tmp_path):
 def test_a_connection_without_host_is_a_file(tmp_path, monkeypatch, kind):
     connection = {"conn_type": kind, "schema": f"{tmp_path}/ledger.db"}
     monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
+    hook = LedgerHook(ledger_conn_id="my_ledger")
+    ok, message = hook.test_connection()
+    assert not ok
+    assert "no ledger at" in message
+    assert list(tmp_path.iterdir()) == [], "the Test button makes nothing"
     with LedgerHook("connection:my_ledger").opened() as ledger:
         assert ledger.streams.list() == []
-    assert LedgerHook(ledger_conn_id="my_ledger").test_connection() == (True, "The ledger holds 0 stream(s).")
+    assert hook.test_connection() == (True, "The ledger holds 0 stream(s).")
+
+
+def test_neither_the_hook_nor_the_test_button_migrates(tmp_path):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    database = Database(open_engine(engine_url(url), create=True))
+    with database.write() as connection:
+        upgrade(connection, "0001")
+    with pytest.raises(SchemaError, match="headrace ledger migrate"):
+        LedgerHook(url).get_conn()
+    with pytest.raises(SchemaError, match="headrace ledger migrate"):
+        asyncio.run(LedgerHook(url).aget_conn())
+    assert not LedgerHook(url).test_connection()[0]
+    with database.read() as connection:
+        assert read_version(connection) == "0001"
 
 
 def test_an_event_loop_opens_it_too(tmp_path):

@@ -149,7 +149,7 @@ def migrate(ledger: None, me: str, url: str) -> str:
 
 def main() -> None:
     url, scenario, arguments = sys.argv[1:]
-    ledger = Ledger.open(url, migrate=False) if scenario != "migrate" else None
+    ledger = Ledger.open(url, create=False) if scenario != "migrate" else None
     if ledger is not None:
         ledger.now_ms()
     print("ready", flush=True)

@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import pickle
+import re
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,10 @@ from alembic.script import ScriptDirectory
 
 from headrace.blocks import TopicPartition
 from headrace.ledger import Ledger, errors
+from headrace.ledger.database import Database, read_version
+from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
-from headrace.ledger.schema import HEAD, MIGRATIONS
+from headrace.ledger.schema import HEAD, MIGRATIONS, Migration, migrate_schema, upgrade
 from headrace.ledger.tables import metadata
 from headrace.ledger.urls import engine_url
 
@@ -96,12 +101,56 @@ def test_a_connection_of_our_own_type_is_either(monkeypatch: pytest.MonkeyPatch)
 def test_opening_makes_the_folder_and_the_schema_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/new folder/ledger.db"
     with pytest.raises(LedgerUnavailableError, match="no ledger at"):
-        Ledger.open(url, migrate=False)
+        Ledger.open(url, create=False)
     assert not (tmp_path / "new folder").exists()
     with Ledger.open(url) as ledger:
         ledger.streams.register("s", "{}", **STREAM)
-    with Ledger.open(url, migrate=False) as ledger:
+    with Ledger.open(url, create=False) as ledger:
         assert ledger.streams.get("s").name == "s"
+
+
+def test_an_older_ledger_is_migrated_by_the_command_alone(fresh_url: str) -> None:
+    database = Database(open_engine(engine_url(fresh_url, None), create=True))
+    with database.write() as connection:
+        upgrade(connection, "0001")
+    for create in (False, True):
+        with pytest.raises(SchemaError, match=rf"is 0001.*headrace ledger migrate --ledger {re.escape(fresh_url)}"):
+            Ledger.open(fresh_url, create=create)
+    with database.read() as connection:
+        assert read_version(connection) == "0001"
+    assert Ledger.migrate(fresh_url) == Migration("0001", HEAD)
+    assert Ledger.migrate(fresh_url) == Migration(HEAD, HEAD)
+    Ledger.open(fresh_url, create=False).close()
+
+
+def test_a_ledger_that_another_process_made_meanwhile_is_not_migrated_either(fresh_url: str) -> None:
+    """It was empty when it was looked at, and has an older headrace's schema once the lock is held."""
+    database = Database(open_engine(engine_url(fresh_url, None), create=True))
+    with database.write() as connection:
+        upgrade(connection, "0001")
+    with pytest.raises(SchemaError, match="headrace ledger migrate"):
+        migrate_schema(database, only_empty=fresh_url)
+    with database.read() as connection:
+        assert read_version(connection) == "0001"
+
+
+def test_an_empty_file_is_no_ledger_and_stays_empty(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").touch()
+    with pytest.raises(LedgerUnavailableError, match="no ledger at"):
+        Ledger.open(f"sqlite:///{tmp_path}/ledger.db", create=False)
+    assert (tmp_path / "ledger.db").read_bytes() == b""
+
+
+def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "airflow.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+    before = path.read_bytes()
+    for create in (False, True):
+        with pytest.raises(LedgerUrlError, match=r"another program's database.*file of its own"):
+            Ledger.open(f"sqlite:///{path}", create=create)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["airflow.db"]
 
 
 def test_an_open_ledger_needs_no_alembic(ledger_url: str) -> None:
@@ -116,16 +165,17 @@ def test_an_open_ledger_needs_no_alembic(ledger_url: str) -> None:
     assert run.stdout.strip() == "[]"
 
 
-def test_an_older_schema_is_not_migrated_unasked_and_a_newer_one_refused(ledger: Any) -> None:
+def test_a_newer_schema_is_refused(ledger: Any) -> None:
     database = ledger.streams._database
     with database.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(SchemaError, match=r"is 9999.*a task of one of the stream's DAGs"):
-        Ledger.open(ledger.url, migrate=False)
+    for create in (False, True):
+        with pytest.raises(SchemaError, match=r"is 9999.*newer headrace"):
+            Ledger.open(ledger.url, create=create)
+    with pytest.raises(SchemaError, match="newer headrace"):
+        Ledger.migrate(ledger.url)
     with pytest.raises(StreamNotFoundError, match="KafkaReceiverOperator"):
         ledger.streams.get("nobody's")
-    with pytest.raises(SchemaError, match="newer headrace"):
-        Ledger.open(ledger.url)
 
 
 def test_the_head_is_the_newest_migration() -> None:

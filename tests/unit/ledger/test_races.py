@@ -193,7 +193,7 @@ def test_of_two_that_coalesce_each_time_is_taken_once(live: Ledger) -> None:
 
 def test_two_that_open_an_empty_database_migrate_it_once(fresh_url: str) -> None:
     assert race(fresh_url, *[("migrate", fresh_url)] * 3) == ["runner-0", "runner-1", "runner-2"]
-    with Ledger.open(fresh_url, migrate=False) as ledger:
+    with Ledger.open(fresh_url, create=False) as ledger:
         assert len(ledger.streams.list()) == 3
 
 

@@ -92,7 +92,7 @@ FIRST_SCHEMA = [
 
 @pytest.fixture
 def upgraded(fresh_url: str) -> Iterator[Ledger]:
-    """The ledger, opened by this version after the one before left it."""
+    """The ledger, migrated by this version after the one before left it."""
     database = Database(open_engine(engine_url(fresh_url, None), create=True))
     with database.write() as connection:
         upgrade(connection, "0001")
@@ -103,6 +103,7 @@ def upgraded(fresh_url: str) -> Iterator[Ledger]:
                 connection.exec_driver_sql(
                     f"SELECT setval(pg_get_serial_sequence('{table}', '{key}'), (SELECT max({key}) FROM {table}))"
                 )
+    Ledger.migrate(fresh_url)
     with Ledger.open(fresh_url, clock=ManualClock(NOW_MS)) as ledger:
         yield ledger
 

@@ -96,7 +96,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-model-", dir=memory if memory.is_dir() else None))
         shutil.copy(self.template, self.folder / "ledger.db")
         self.clock = ManualClock(1_000_000)
-        self.ledger = Ledger.open(f"sqlite:///{self.folder}/ledger.db", migrate=False, clock=self.clock)
+        self.ledger = Ledger.open(f"sqlite:///{self.folder}/ledger.db", create=False, clock=self.clock)
         self.ledger.streams.register(
             "air",
             '{"outputs": [{"id": "o"}]}',

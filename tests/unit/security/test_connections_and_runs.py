@@ -166,7 +166,7 @@ def test_no_secret_is_in_a_command_a_log_or_an_error(
         command = hook.command("/app.py")
         environment = hook.environment()
         with pytest.raises(HeadraceError) as failed:
-            Ledger.open(stream.ledger, migrate=False)
+            Ledger.open(stream.ledger, create=False)
     assert SECRET in environment["AIRFLOW_CONN_BROKERS"]
     assert environment["HEADRACE_SECRET_KEY"] not in (SECRET, "")
     for told in (*command, caplog.text, str(failed.value), repr(failed.value), stream.to_json(), repr(hook)):

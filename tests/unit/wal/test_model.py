@@ -79,7 +79,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
 
     def new_ledger(self, name: str) -> Ledger:
         shutil.copy(self.template, self.folder / f"{name}.db")
-        ledger = Ledger.open(f"sqlite:///{self.folder}/{name}.db", migrate=False, clock=self.clock)
+        ledger = Ledger.open(f"sqlite:///{self.folder}/{name}.db", create=False, clock=self.clock)
         ledger.streams.register(
             STREAM, '{"outputs": [{"id": "o"}]}', batch_interval_ms=INTERVAL_MS, block_interval_ms=200
         )

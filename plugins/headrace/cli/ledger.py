@@ -1,0 +1,36 @@
+"""`headrace ledger`: what concerns the whole ledger, and no stream in particular."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import typer
+
+from headrace.cli.ledger_option import AsJson, LedgerUrl
+from headrace.cli.output import print_json
+
+ledger = typer.Typer(no_args_is_help=True, add_completion=False, help="The ledger's schema.")
+
+
+@ledger.callback()
+def _group() -> None:
+    """Keeps `migrate` a sub-command while it is the only one."""
+
+
+@ledger.command()
+def migrate(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
+    """Bring a ledger to this version's schema, or make a new one. Stop what an older headrace runs on it first.
+
+    A ledger that has the schema is left as it is. All is one transaction: either everything is migrated, or nothing.
+    """
+    from headrace.ledger import Ledger
+
+    done = Ledger.migrate(ledger)
+    if as_json:
+        print_json({"ledger": ledger, **dataclasses.asdict(done)})
+    elif done.before == done.after:
+        typer.echo(f"The ledger's schema is {done.after} already.")
+    elif done.before is None:
+        typer.echo(f"Made a ledger of schema {done.after}.")
+    else:
+        typer.echo(f"Migrated the ledger from schema {done.before} to {done.after}.")
