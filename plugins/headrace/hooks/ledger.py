@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.hook import BaseHook
 
 from headrace.connections import CONNECTION_PREFIX, variable_name
+from headrace.hooks.threads import in_thread
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -60,7 +60,7 @@ class LedgerHook(BaseHook):
         """`get_conn` for an event loop, where a blocking look-up of the connection would be a deadlock."""
         conn_id = self._connection_id()
         environ = _environ(await self.aget_connection(conn_id)) if conn_id else None
-        return await asyncio.to_thread(_open, self._ledger, environ)
+        return await in_thread(self._ledger, _open, self._ledger, environ)
 
     def _connection_id(self) -> str | None:
         if not self._ledger.startswith(CONNECTION_PREFIX):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from headrace.ledger.rows import JobRow, ReceiverRow
 
 _TOLD_PARTITIONS = 5
+# After so long without a look, the ledger or whoever looks was away, and the job may have been kept from it as well.
+_AWAY_SECONDS = 10.0
 
 
 class JobOutcome(StrEnum):
@@ -28,23 +32,39 @@ class JobOutcome(StrEnum):
 
 
 class JobWatch:
-    """Follows the receiver job of one epoch, and tells what changed since the last look."""
+    """Follows the receiver job of one epoch, and tells what changed since the last look.
 
-    def __init__(self, stream: str, epoch: int, *, tell: Callable[[str], None]) -> None:
+    Where a lease is found expired at the first look, or after an outage of the ledger, its job has as long as the lease
+    lasts to renew it: it asks the ledger again as soon as this watch does.
+    """
+
+    def __init__(
+        self, stream: str, epoch: int, *, tell: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self.stream = stream
         self.epoch = epoch
         self._tell = tell
         self._told: dict[str, str] = {}
+        self._monotonic = monotonic
+        self._looked_at = -math.inf
+        self._renewal_due: float | None = None
 
     def look(self, ledger: Ledger) -> JobOutcome | None:
-        """How the job is over; None while it lives."""
+        """How the job is over; None while it lives, or may yet turn out to."""
         job = ledger.jobs.current(self.stream)
         if job is None or job.epoch < self.epoch:
             return JobOutcome.LOST
         if job.epoch > self.epoch:
             return JobOutcome.SUPERSEDED
         self._follow(ledger, job)
-        return outcome(job, ledger.now_ms())
+        found = outcome(job, ledger.now_ms())
+        now = self._monotonic()
+        was_away, self._looked_at = now - self._looked_at > _AWAY_SECONDS, now
+        if found is not JobOutcome.LOST:
+            self._renewal_due = None
+        elif self._renewal_due is None:
+            self._renewal_due = now + (job.lease_ms / 1000 if was_away else 0.0)
+        return None if self._renewal_due is not None and now < self._renewal_due else found
 
     def _follow(self, ledger: Ledger, job: JobRow) -> None:
         text = f"The receiver job (epoch {job.epoch}) is {job.state.value}"

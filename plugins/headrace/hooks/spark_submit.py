@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from headrace.stream import Stream
 
+# A Spark Connect server that is stopped while sessions have queries may start the (non-daemon) thread of its session
+# manager once more, and a JVM does not end by itself while that lives.
+_CONF = {"spark.submit.callSystemExitOnMainExit": "true"}
+
 
 class ApplicationMissingError(HeadraceError):
     """The installation lacks the file that spark-submit is to run."""
@@ -59,7 +63,7 @@ class StreamSparkSubmitHook(SparkSubmitHook):
         self._receivers = receivers
         settings = stream.spark
         super().__init__(
-            conf={**settings.conf, **(conf or {})},
+            conf={**_CONF, **settings.conf, **(conf or {})},
             conn_id=settings.connection or "",
             py_files=",".join(settings.py_files) or None,
             application_args=list(application_args),

@@ -31,8 +31,8 @@ from headrace.ledger.urls import engine_url
 class Ledger:
     """The ledger's parts over one pool of connections. Safe across threads and after a fork; pickles as its URL.
 
-    Every call is one transaction, which has either happened, durably, or not. Calls block: from asyncio use
-    ``asyncio.to_thread``.
+    Every call is one transaction, which has either happened, durably, or not. Calls block: in asyncio they
+    need a thread.
     """
 
     def __init__(self, url: str, database: Database) -> None:

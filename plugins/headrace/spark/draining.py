@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 from headrace.ledger import BatchState
+from headrace.ledger.errors import LedgerUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import JobLease
     from headrace.stream import Stream
+
+logger = logging.getLogger(__name__)
 
 # Spark Streaming's bound for a graceful stop: ten batch intervals.
 _MOST_INTERVALS = 10
@@ -27,7 +31,8 @@ class BatchDrain:
     """Keeps the application (and its lease) until the batches of all received blocks are done.
 
     It waits for at most ten batch intervals, and no longer than one interval and 15 s without any change: batches that
-    failed wait for a person, and where nobody runs batches there is nothing to wait for.
+    failed wait for a person, and where nobody runs batches there is nothing to wait for. While the ledger does not
+    answer nothing is known to have changed or not.
     """
 
     def __init__(
@@ -40,21 +45,28 @@ class BatchDrain:
         self._interval = stream.batch_interval_ms / 1000
 
     def wait(self) -> Pending:
-        """Wait; the batch times that are still not done at the end. Raises LeaseLostError."""
+        """Wait; the batch times that are still not done at the end, as far as known. Raises LeaseLostError."""
         started = changed = time.monotonic()
-        pending = self.pending()
-        while pending:
+        pending: Pending | None = None
+        while True:
+            latest = self._look()
             now = time.monotonic()
-            if now - started > _MOST_INTERVALS * self._interval:
-                break
+            if latest is None or latest != pending:
+                pending, changed = pending if latest is None else latest, now
+            if pending == () or now - started > _MOST_INTERVALS * self._interval:
+                return pending or ()
             if now - changed > self._interval + _SCHEDULING_SECONDS:
-                break
+                return pending or ()
             self._sleep(_PERIOD_SECONDS)
+
+    def _look(self) -> Pending | None:
+        """What is pending, with the lease renewed; None while the ledger does not answer."""
+        try:
             self._ledger.jobs.renew(self._lease)
-            latest = self.pending()
-            if latest != pending:
-                pending, changed = latest, time.monotonic()
-        return pending
+            return self.pending()
+        except LedgerUnavailableError as error:
+            logger.warning("it is not known which batches are pending, the ledger does not answer: %s", error)
+            return None
 
     def pending(self) -> Pending:
         """Batch times that run now, and, where somebody runs batches at all, those that wait for it."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
-from headrace.ledger.errors import LeaseHeldError, LeaseLostError
+from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
 from headrace.ledger.rows import JobLease
 from headrace.receiving.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
@@ -42,6 +42,10 @@ _RENEW_SECONDS = 5.0
 _CANCEL_SECONDS = 10.0
 # Spark's own end can hang on a lost executor; the process ends all the same.
 _STOP_SECONDS = 30.0
+# How long a job that has stopped in order tries to say so to a ledger that does not answer. One that cannot counts as
+# dead, and its task in Airflow as failed.
+_RELEASE_SECONDS = 300.0
+_RELEASE_PERIOD_SECONDS = 2.0
 _ERROR_CHARACTERS = 2_000
 
 
@@ -122,7 +126,8 @@ class ReceiverJob:
             self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)
             return EXIT_NOT_OURS
         if self._stream.spark.run_batches == "connect":
-            self._ledger.jobs.update(lease, state=JobState.STOPPING)
+            with contextlib.suppress(LedgerUnavailableError):
+                self._ledger.jobs.update(lease, state=JobState.STOPPING)
             pending = BatchDrain(self._stream, self._ledger, lease).wait()
             if pending:
                 logger.warning("stopped before the batches of %s were done", ", ".join(map(str, pending[:10])))
@@ -133,10 +138,11 @@ class ReceiverJob:
     def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
         """End the receivers, then the lease, then Spark. No step keeps the next one from happening, and the process
         ends with ``exit_code`` also when one hangs."""
-        ending = threading.Timer(_STOP_SECONDS, os._exit, (exit_code,))
+        patience = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
+        ending = threading.Timer(_STOP_SECONDS + patience, os._exit, (exit_code,))
         ending.daemon = True
         ending.start()
-        for step in (self._cancel_receivers, lambda: self._release(state, error), self._stop_spark):
+        for step in (self._cancel_receivers, lambda: self._release(state, error, patience), self._stop_spark):
             try:
                 step()
             except Exception:
@@ -149,10 +155,21 @@ class ReceiverJob:
         if self._launcher is not None and not self._launcher.cancel_all(_CANCEL_SECONDS):
             logger.warning("some receivers did not end in %.0f s; they are fenced by the next epoch", _CANCEL_SECONDS)
 
-    def _release(self, state: JobState, error: str | None) -> None:
-        if self._lease is not None:
-            with contextlib.suppress(LeaseLostError):
-                self._ledger.jobs.release(self._lease, state, error)
+    def _release(self, state: JobState, error: str | None, patience: float = 0.0) -> None:
+        """End the lease; for ``patience`` seconds also where the ledger does not answer."""
+        if self._lease is None:
+            return
+        until = time.monotonic() + patience
+        while True:
+            try:
+                with contextlib.suppress(LeaseLostError):
+                    self._ledger.jobs.release(self._lease, state, error)
+                return
+            except LedgerUnavailableError as unavailable:
+                if time.monotonic() >= until:
+                    raise
+                logger.warning("the job's end is not in the ledger yet, which does not answer: %s", unavailable)
+                time.sleep(_RELEASE_PERIOD_SECONDS)
 
     def _stop_spark(self) -> None:
         if self._application is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from headrace.hooks.ledger import LedgerHook
+from headrace.hooks.threads import in_thread
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
@@ -52,7 +53,7 @@ class LedgerTrigger(BaseTrigger):
         try:
             yield TriggerEvent(await self._looked(ledger))  # type: ignore[no-untyped-call]
         finally:
-            await asyncio.to_thread(ledger.close)
+            await in_thread(self.ledger, ledger.close)
 
     async def _opened(self) -> Ledger:
         from headrace.ledger.errors import LedgerUnavailableError
@@ -73,7 +74,7 @@ class LedgerTrigger(BaseTrigger):
         pause = self.poll_interval
         while True:
             try:
-                payload = await asyncio.to_thread(self.look, ledger)
+                payload = await in_thread(self.ledger, self.look, ledger)
             except LedgerUnavailableError as error:
                 self.log.warning("The ledger does not answer, trying again in %.0f s: %s", pause, error)
                 await asyncio.sleep(pause)

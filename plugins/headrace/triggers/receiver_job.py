@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from headrace.hooks.ledger import LedgerHook
 from headrace.hooks.receiver_job import JobWatch
+from headrace.hooks.threads import in_thread
 from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ class ReceiverJobTrigger(LedgerTrigger):
         """A person marked or cleared the deferred task: ask the job to stop, which drains it."""
         ledger = await LedgerHook(self.ledger).aget_conn()
         try:
-            await asyncio.to_thread(ledger.jobs.request_stop, self.stream, "its Airflow task was ended by a person")
+            reason = "its Airflow task was ended by a person"
+            await in_thread(self.ledger, ledger.jobs.request_stop, self.stream, reason)
         finally:
-            await asyncio.to_thread(ledger.close)
+            await in_thread(self.ledger, ledger.close)
 
 
 class StreamWantedTrigger(LedgerTrigger):

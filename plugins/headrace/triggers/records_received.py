@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from headrace.hooks.threads import in_thread
 from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
                 await self._remember()
                 yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
         finally:
-            await asyncio.to_thread(ledger.close)
+            await in_thread(self.ledger, ledger.close)
 
     async def _recall(self) -> None:
         if self.asset_state_store is None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from headrace.blocks import ReceiverId
-from headrace.hooks.receiver_job import JobWatch
+from headrace.clock import ManualClock
+from headrace.hooks.receiver_job import JobOutcome, JobWatch
 from headrace.ledger import Ledger
 
 
@@ -29,3 +32,57 @@ def test_a_pause_of_a_receiver_is_told(tmp_path) -> None:
             watch.look(ledger)
     running = "Receiver shop/records/0 is running on h"
     assert told[1:] == [running, f"{running}, paused: the disk is full", running]
+
+
+class TestAnExpiredLease:
+    """By a ledger's clock and a watch's, both moved by hand."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock(1_700_000_000_000)
+
+    @pytest.fixture
+    def ledger(self, tmp_path, clock):
+        with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
+            ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
+            yield ledger
+
+    @pytest.fixture
+    def lease(self, ledger):
+        return ledger.jobs.acquire("shop", holder="somebody", lease_ms=30_000)
+
+    @pytest.fixture
+    def watch(self, clock, lease):
+        return JobWatch("shop", lease.epoch, tell=lambda _: None, monotonic=clock.monotonic)
+
+    def looks(self, ledger, clock, watch, seconds: int) -> list[JobOutcome | None]:
+        """One look a second."""
+        found = []
+        for _ in range(seconds):
+            clock.advance(1_000)
+            found.append(watch.look(ledger))
+        return found
+
+    def test_a_job_that_is_watched_is_lost_as_soon_as_its_lease_is_out(self, ledger, clock, watch):
+        assert self.looks(ledger, clock, watch, 29) == [None] * 29
+        assert self.looks(ledger, clock, watch, 1) == [JobOutcome.LOST]
+
+    def test_after_an_outage_of_the_ledger_a_job_has_time_to_renew_it(self, ledger, clock, lease, watch):
+        self.looks(ledger, clock, watch, 5)
+        clock.advance(300_000)
+        assert self.looks(ledger, clock, watch, 5) == [None] * 5
+        ledger.jobs.renew(lease)
+        assert self.looks(ledger, clock, watch, 29) == [None] * 29
+        # Nothing more is overlooked after that.
+        assert self.looks(ledger, clock, watch, 1) == [JobOutcome.LOST]
+
+    def test_after_an_outage_a_job_that_is_gone_is_lost_one_lease_later(self, ledger, clock, watch):
+        clock.advance(300_000)
+        assert self.looks(ledger, clock, watch, 31) == [None] * 30 + [JobOutcome.LOST]
+
+    def test_rare_looks_find_it_too(self, ledger, clock, watch):
+        watch.look(ledger)
+        clock.advance(60_000)
+        assert watch.look(ledger) is None
+        clock.advance(60_000)
+        assert watch.look(ledger) is JobOutcome.LOST

@@ -10,7 +10,7 @@ import pytest
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger
-from headrace.ledger.errors import LeaseLostError
+from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.spark import draining
 from headrace.spark.draining import BatchDrain
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
@@ -180,3 +180,26 @@ def test_a_job_that_lost_its_lease_meanwhile_waits_no_longer(world: World) -> No
 
     with pytest.raises(LeaseLostError):
         world.drain(taken_over)
+
+
+def test_a_ledger_that_does_not_answer_for_a_while_ends_no_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = world.receive()
+    world.allocate(first)
+    world.run(first)
+    late = world.receive()
+    renew = world.ledger.jobs.renew
+
+    def away(*_: object) -> None:
+        raise LedgerUnavailableError("it does not answer")
+
+    def goes() -> None:
+        monkeypatch.setattr(world.ledger.jobs, "renew", away)
+
+    def comes_back() -> None:
+        monkeypatch.setattr(world.ledger.jobs, "renew", renew)
+        world.allocate(late)
+        world.run(late)
+
+    # Longer than the time that the drain waits without any change.
+    assert world.drain(goes, *[lambda: None] * 40, comes_back) == ()
+    assert world.slept == 42
