@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
-def received_schedule(stream: Stream, *, poll_interval: float = 1.0) -> AssetOrTimeSchedule:
+def received_schedule(stream: Stream, *, poll_interval: float | None = None) -> AssetOrTimeSchedule:
     """What the stream's batch DAG takes as ``schedule``, with ``max_active_runs=1``.
 
     A trigger in Airflow's triggerer watches the ledger and says on an asset that a batch is due; Airflow then makes a
     run without logical date. The timetable beside it begins nothing by itself: it is there so that the DAG can be
     backfilled, and be triggered for a batch time.
 
-    :param poll_interval: seconds between two looks into the ledger.
+    :param poll_interval: seconds between two looks into the ledger; by default ``[headrace] poll_interval``.
 
     Raises:
         StreamDefinitionError: the stream declares no trigger.

@@ -107,7 +107,13 @@ class StreamSparkSubmitHook(SparkSubmitHook):
                 "HEADRACE_SECRET_KEY (what headrace.hooks.environment.secret_key() returns here) there, for instance "
                 "from a Kubernetes secret."
             )
-        return child_environment(self._stream)
+        return child_environment(self._stream) | {name: str(value) for name, value in (self._env_vars or {}).items()}
+
+    def _build_spark_submit_command(self, application: str) -> list[str]:
+        command = super()._build_spark_submit_command(application)
+        # With these variables the provider gives the process all of Airflow's environment too; see `environment`.
+        self._env = None
+        return command
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         return super().submit(application, **{"env": self.environment(), **kwargs})

@@ -258,6 +258,8 @@ _CONFIG = {
     "core.executor": "LocalExecutor",
     "core.auth_manager": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
     "core.load_examples": "False",
+    # A stream's receiver task waits for as long as the stream runs: not in a worker's slot.
+    "operators.default_deferrable": "True",
     # The default forks 32 workers of 160 MB each.
     "core.parallelism": "6",
     # An idle second between two looks is most of what a chain of short tasks takes.

@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.hooks.detached import DetachedProcess, spawn, tail
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.hooks.receiver_job import JobOutcome, JobWatch
+from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.attachment import ATTACHED, attachment, ended_unheard, holder
 from headrace.operators.links import SparkUiLink
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
@@ -54,7 +55,8 @@ class KafkaReceiverOperator(BaseOperator):
     :param stream: the stream.
     :param start_timeout: seconds for the job to get its lease and run; Spark's start is some 15 of them.
     :param poll_interval: seconds between two looks into the ledger; by default ``[headrace] poll_interval``.
-    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot.
+    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. By default as
+        ``[operators] default_deferrable``.
     """
 
     template_fields: Sequence[str] = ()
@@ -67,14 +69,14 @@ class KafkaReceiverOperator(BaseOperator):
         stream: Stream,
         start_timeout: float = 180.0,
         poll_interval: float | None = None,
-        deferrable: bool = True,
+        deferrable: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.stream = stream
         self.start_timeout = start_timeout
         self.poll_interval = poll_interval
-        self.deferrable = deferrable
+        self.deferrable = in_triggerer(deferrable)
         self.spark_ui_url: str | None = None
         self._process: DetachedProcess | None = None
         self._holder = ""
@@ -153,7 +155,7 @@ class KafkaReceiverOperator(BaseOperator):
                 raise self._did_not_start(f"ended with exit code {process.exit_code()}", process)
             if time.monotonic() > deadline:
                 raise self._did_not_start(f"was not running after {self.start_timeout:g} s", process)
-            time.sleep(_START_POLL_SECONDS)
+            time.sleep(poll_seconds(self.poll_interval, otherwise=_START_POLL_SECONDS))
 
     def _spawn(self, context: Context) -> DetachedProcess:
         from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
@@ -195,13 +197,13 @@ class KafkaReceiverOperator(BaseOperator):
                     ledger=self.stream.ledger,
                     stream=self.stream.name,
                     epoch=epoch,
-                    poll_interval=self._poll_seconds(),
+                    poll_interval=self.poll_interval,
                 ),
                 method_name="job_ended",
             )
         watch = self._watch(epoch)
         while (outcome := watch.look(ledger)) is None:
-            time.sleep(self._poll_seconds())
+            time.sleep(poll_seconds(self.poll_interval))
         self._conclude(ledger, context, outcome, epoch)
 
     def job_ended(self, context: Context, event: dict[str, Any]) -> None:
@@ -224,12 +226,12 @@ class KafkaReceiverOperator(BaseOperator):
     def _wait_until_wanted(self, ledger: Ledger, context: Context) -> None:
         self.log.info("Stream %s is to be stopped; waiting until it is to run again.", self.stream.name)
         trigger = StreamWantedTrigger(
-            ledger=self.stream.ledger, stream=self.stream.name, poll_interval=self._poll_seconds()
+            ledger=self.stream.ledger, stream=self.stream.name, poll_interval=self.poll_interval
         )
         if self.deferrable:
             self.defer(trigger=trigger, method_name="wanted")
         while trigger.look(ledger) is None:
-            time.sleep(self._poll_seconds())
+            time.sleep(trigger.poll_interval)
         return self.execute(context)
 
     def wanted(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
@@ -263,11 +265,6 @@ class KafkaReceiverOperator(BaseOperator):
         if self.spark_ui_url:
             # Airflow stores links when a task ends, and this one is meant never to.
             context["ti"].xcom_push(key=SparkUiLink().xcom_key, value=self.spark_ui_url)
-
-    def _poll_seconds(self) -> float:
-        if self.poll_interval is not None:
-            return self.poll_interval
-        return conf.getfloat("headrace", "poll_interval", fallback=1.0)
 
 
 def log_folder(stream: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -50,25 +51,30 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         self.grace = grace
         self.claim_missed = claim_missed
 
-    def execute(self, context: Context) -> Any:
+    def run_step(self, context: Context) -> Any:
         """Wait for the blocks; with them, do the batch."""
         run_request(context, self.stream)  # Refused before anything is waited for.
         with self.opened() as (ledger, storage):
             at_ms = self.batch_time_ms(context, ledger)
             trigger = BlocksReadyTrigger.of(self.stream, at_ms, grace=self.grace)
             found = look_for_a_moment(trigger, ledger)
-            if found is None:
+            if found is None and self.deferrable:
                 self.defer(trigger=trigger, method_name="blocks_are_ready")
+            while found is None:
+                time.sleep(trigger.poll_interval)
+                found = trigger.look(ledger)
             return self._do(ledger, storage, at_ms, context, found)
 
     def blocks_are_ready(self, context: Context, event: dict[str, Any]) -> Any:
         """Called when the trigger has seen the blocks."""
-        with self.opened() as (ledger, storage):
-            return self._do(ledger, storage, self.batch_time_ms(context, ledger), context, event)
+        return self._until_done(context, lambda context: self._with_blocks(context, event))
 
-    def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
-        """Called after a deferral: the batch is allocated, so go on with its steps."""
-        self.take_up(**waited)
+    def _with_blocks(self, context: Context, found: dict[str, Any]) -> Any:
+        with self.opened() as (ledger, storage):
+            return self._do(ledger, storage, self.batch_time_ms(context, ledger), context, found)
+
+    def run_again(self, context: Context) -> Any:
+        """The batch is allocated, so go on with its steps."""
         with self.opened() as (ledger, storage):
             return self._run(ledger, storage, self.batch_time_ms(context, ledger), context)
 

@@ -48,7 +48,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
     def written(self) -> Stream:
         return self.replay
 
-    def execute(self, context: Context) -> Any:
+    def run_step(self, context: Context) -> Any:
         """Replay the batch of this run's logical date."""
         request = run_request(context, self.replay)
         if not request.wants(self.step):
@@ -67,11 +67,6 @@ class ReplayBatchOperator(SparkAttemptOperator):
             with retries.honoured(lambda: (self.step,)):
                 retries.still_tried((self.step,))
                 self._replay(ledger, at_ms, context, request)
-
-    def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
-        """Called after a deferral: there may be a Spark."""
-        self.take_up(**waited)
-        return self.execute(context)
 
     def _replay(self, ledger: Ledger, at_ms: int, context: Context, request: RunRequest) -> None:
         batch = self._batch(ledger, at_ms)

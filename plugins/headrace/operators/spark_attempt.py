@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -18,9 +19,11 @@ from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, Failure
 from headrace.hooks.environment import child_environment, secret_key
 from headrace.hooks.receiver_job import awaited_application
+from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
 from headrace.operators.spark_need import needs_of
+from headrace.operators.submit_arguments import submit_options
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -38,9 +41,19 @@ LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
 # How long a batch that is told to end may take to cancel its Spark jobs, in seconds.
 _TERMINATION_GRACE = 15.0
 _TAIL_LINES = 40
+# A look from a deferral is a new start of the task, which takes two seconds.
+_SLOT_POLL_SECONDS = 5.0
 # What is waited for where Spark is not there yet.
 _APPLICATION = "application"
 _EXIT_FENCED = 75
+
+
+class _LookAgain(BaseException):
+    """Waited in place: the step is to be begun anew. As Airflow's TaskDeferred it passes what handles errors."""
+
+    def __init__(self, waited: dict[str, Any]) -> None:
+        super().__init__()
+        self.waited = waited
 
 
 class BatchFailedError(HeadraceError):
@@ -59,10 +72,17 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
     :param start_timeout: how long to wait for a receiver job that is starting, or due since the last one died.
     :param slot_timeout: how long to wait for the same other attempts, which hold the stream's slots, come first, or
         are at the same batch.
-    :param slot_poll: how often to look whether it is over.
+    :param slot_poll: how often to look whether it is over; by default ``[headrace] poll_interval``, else 5 s.
+    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. By default as
+        ``[operators] default_deferrable``.
+
+    SparkSubmitOperator's own parameters are for spark-submit, so they need ``way="submit"``; some are the stream's or
+    this operator's in either way. One that would have no effect is refused by its name (``submit_arguments``).
+
+    Raises:
+        SubmitArgumentError: an argument that would have no effect.
     """
 
-    template_fields: Sequence[str] = ()
     ui_color = "#fbe3c8"
     operator_extra_links: tuple[BaseOperatorLink, ...] = (SparkUiLink(),)
 
@@ -73,18 +93,21 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         way: Way | None = None,
         start_timeout: timedelta = timedelta(minutes=3),
         slot_timeout: timedelta = timedelta(minutes=30),
-        slot_poll: timedelta = timedelta(seconds=5),
+        slot_poll: timedelta | None = None,
+        deferrable: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("name", f"headrace batch {stream.name}")
+        self.way: Way = way or stream.spark.run_batches
+        self._submit_options = submit_options(kwargs, way=self.way)
+        kwargs["name"] = kwargs.get("name") or f"headrace batch {stream.name}"
         # An application that an earlier try left is fenced by the attempt's number: there is nothing to attach to.
-        kwargs.setdefault("durable", False)
+        kwargs["durable"] = False
         super().__init__(**kwargs)
         self.stream = stream
-        self.way: Way = way or stream.spark.run_batches
         self.start_timeout = start_timeout
         self.slot_timeout = slot_timeout
-        self.slot_poll = slot_poll
+        self.slot_poll = slot_poll or timedelta(seconds=poll_seconds(otherwise=_SLOT_POLL_SECONDS))
+        self.deferrable = in_triggerer(deferrable)
         self.spark_ui_url: str | None = None
         self._process: subprocess.Popen[str] | None = None
         self._arguments: list[str] = []
@@ -93,7 +116,33 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self._waiting_for = ""
         self._waiting_since = 0.0
 
-    # --- waiting, deferred
+    def execute(self, context: Context) -> Any:
+        return self._until_done(context, self.run_step)
+
+    def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
+        """Called after a deferral: look again whether what was waited for is over."""
+        self.take_up(**waited)
+        return self._until_done(context, self.run_again)
+
+    @abc.abstractmethod
+    def run_step(self, context: Context) -> Any:
+        """Do the task's work, from its beginning; `wait` where something has to come before."""
+
+    def run_again(self, context: Context) -> Any:
+        """The same after a wait."""
+        return self.run_step(context)
+
+    # --- waiting
+
+    def _until_done(self, context: Context, run: Callable[[Context], Any]) -> Any:
+        """Run, and run again after each wait in place."""
+        while True:
+            try:
+                return run(context)
+            except _LookAgain as again:
+                time.sleep(self.slot_poll.total_seconds())
+                self.take_up(**again.waited)
+                run = self.run_again
 
     def take_up(self, *, waited: float = 0.0, waiting_for: str = "", waiting_since: float = 0.0) -> None:
         """Go on with the wait as it was before the deferral."""
@@ -101,22 +150,21 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     def wait(self, reason: str, *, waiting_for: str, otherwise: Exception | None = None) -> NoReturn:
         """Look again after a while. Raises ``otherwise`` where the same was waited for longer than ``slot_timeout``."""
-        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
-
         if waiting_for != self._waiting_for:
             self._waiting_for, self._waiting_since = waiting_for, self._waited
             self.log.info("%s", reason)
         if self._waited - self._waiting_since >= self.slot_timeout.total_seconds():
             raise otherwise or BatchFailedError(f"Waited for {self.slot_timeout}: {reason}")
-        self.defer(
-            trigger=TimeDeltaTrigger(self.slot_poll),
-            method_name="slot_may_be_free",
-            kwargs={
-                "waited": self._waited + self.slot_poll.total_seconds(),
-                "waiting_for": self._waiting_for,
-                "waiting_since": self._waiting_since,
-            },
-        )
+        waited = {
+            "waited": self._waited + self.slot_poll.total_seconds(),
+            "waiting_for": self._waiting_for,
+            "waiting_since": self._waiting_since,
+        }
+        if not self.deferrable:
+            raise _LookAgain(waited)
+        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+
+        self.defer(trigger=TimeDeltaTrigger(self.slot_poll), method_name="slot_may_be_free", kwargs=waited)
 
     def await_application(self, ledger: Ledger, batch: BatchRow, steps: Iterable[str]) -> None:
         """Wait for a receiver job that is starting or due, if the steps need Spark: an application beside it would take
@@ -266,28 +314,14 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
 
         self.application = application("micro_batch.py")
-        return StreamSparkSubmitHook(
-            self.written, application_args=self._arguments, name=self.name, conf=self.conf or {}, **self._hook_options()
-        )
-
-    def _hook_options(self) -> dict[str, Any]:
-        """What the provider's operator was given and this one passes on to spark-submit."""
-        return {
-            "jars": self.jars,
-            "packages": self.packages,
-            "files": self.files,
-            "properties_file": self.properties_file,
-            "num_executors": self._num_executors,
-            "executor_cores": self._executor_cores,
-            "executor_memory": self._executor_memory,
-            "driver_memory": self._driver_memory,
-            "total_executor_cores": self._total_executor_cores,
-            "proxy_user": self.proxy_user,
-            "spark_binary": self._spark_binary,
-            "yarn_queue": self._yarn_queue,
-            "deploy_mode": self._deploy_mode,
-            "status_poll_interval": self._status_poll_interval,
+        # Templates are rendered in the operator's attributes.
+        rendered = {
+            name: getattr(self, name) if name in self.template_fields else value
+            for name, value in self._submit_options.items()
         }
+        # OpenLineage's settings are added to what was given, so `conf` is there in any case.
+        options = rendered | {"name": self.name, "conf": self.conf or {}}
+        return StreamSparkSubmitHook(self.written, application_args=self._arguments, **options)
 
     def on_kill(self) -> None:
         """End this attempt's own Spark jobs: its process cancels them when it is told to terminate."""

@@ -86,15 +86,10 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         self.step = step
         self.output_retries = output_retries
 
-    def execute(self, context: Context) -> Any:
+    def run_step(self, context: Context) -> Any:
         """Run what is left of the batch."""
         with self.opened() as (ledger, storage):
             self.run_batch(ledger, storage, self.batch_time_ms(context, ledger), context)
-
-    def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
-        """Called after a deferral: look again whether it is this batch's turn, and there is a Spark for it."""
-        self.take_up(**waited)
-        return self.execute(context)
 
     def run_batch(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context) -> None:
         """Run the batch's steps, or defer until it is their turn.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.configuration import conf
 from airflow.sdk import BaseSensorOperator
 
 from headrace.hooks.ledger import LedgerHook, register
+from headrace.hooks.waiting import in_triggerer, poll_seconds
+from headrace.triggers.base import LedgerTrigger
 from headrace.triggers.patience import look_for_a_moment
 
 if TYPE_CHECKING:
@@ -17,22 +18,34 @@ if TYPE_CHECKING:
 
     from headrace.ledger import Ledger
     from headrace.stream import Stream
-    from headrace.triggers.base import LedgerTrigger
 
 
 class LedgerSensor(BaseSensorOperator):
     """Looks for a moment, then defers to a trigger that does the same look.
 
     :param stream: the stream; it is registered in the ledger, so that a sensor may be the first to know it.
-    :param deferrable: whether to wait in the triggerer; otherwise as the sensor's ``mode`` says.
+    :param deferrable: whether to wait in the triggerer; otherwise as the sensor's ``mode`` says. By default as
+        ``[operators] default_deferrable``.
+    :param trigger_poll_interval: seconds between two looks into the ledger; by default ``[headrace] poll_interval``.
+        A sensor that pokes has its ``poke_interval`` from here too, unless that is given.
     """
 
+    POLL_SECONDS: ClassVar[float] = LedgerTrigger.POLL_SECONDS
+    """Of the trigger that `make_trigger` makes."""
+
     def __init__(
-        self, *, stream: Stream, deferrable: bool = True, trigger_poll_interval: float | None = None, **kwargs: Any
+        self,
+        *,
+        stream: Stream,
+        deferrable: bool | None = None,
+        trigger_poll_interval: float | None = None,
+        **kwargs: Any,
     ) -> None:
+        if kwargs.get("mode", "poke") == "poke":
+            kwargs.setdefault("poke_interval", poll_seconds(trigger_poll_interval, otherwise=self.POLL_SECONDS))
         super().__init__(**kwargs)
         self.stream = stream
-        self.deferrable = deferrable
+        self.deferrable = in_triggerer(deferrable)
         self.trigger_poll_interval = trigger_poll_interval
 
     @abc.abstractmethod
@@ -62,8 +75,3 @@ class LedgerSensor(BaseSensorOperator):
             self.log.info("Done: %s.", event["reason"])
         else:
             self.log.warning("Not waiting any longer: %s.", event["reason"])
-
-    def _poll_seconds(self) -> float:
-        if self.trigger_poll_interval is not None:
-            return self.trigger_poll_interval
-        return conf.getfloat("headrace", "poll_interval", fallback=1.0)

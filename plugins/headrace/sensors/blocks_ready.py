@@ -30,6 +30,8 @@ class BlocksReadySensor(LedgerSensor):
         by timestamp have ``allowed_lateness`` instead.
     """
 
+    POLL_SECONDS = BlocksReadyTrigger.POLL_SECONDS
+
     def __init__(self, *, grace: timedelta | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.grace = grace

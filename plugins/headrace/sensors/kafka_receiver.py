@@ -32,5 +32,5 @@ class KafkaReceiverSensor(LedgerSensor):
             stream=self.stream.name,
             receivers=self.stream.receivers,
             max_silence_ms=int(self.max_silence * 1000),
-            poll_interval=self._poll_seconds(),
+            poll_interval=self.trigger_poll_interval,
         )

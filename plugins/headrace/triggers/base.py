@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from headrace.hooks.ledger import LedgerHook
 from headrace.hooks.threads import in_thread
+from headrace.hooks.waiting import poll_seconds
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
@@ -24,13 +25,18 @@ class LedgerTrigger(BaseTrigger):
 
     Subclasses keep what they need in ``parameters`` (what `serialize` stores; no secrets) and answer `look`.
     ``run`` starts from its beginning in every new triggerer, so a look depends on the ledger alone.
+
+    :param poll_interval: seconds between two looks; by default ``[headrace] poll_interval``.
     """
 
-    def __init__(self, *, ledger: str, stream: str, poll_interval: float = 1.0, **parameters: Any) -> None:
+    POLL_SECONDS: ClassVar[float] = 1.0
+    """Where neither says."""
+
+    def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None, **parameters: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.stream = stream
-        self.poll_interval = poll_interval
+        self.poll_interval = poll_seconds(poll_interval, otherwise=self.POLL_SECONDS)
         self.parameters = parameters
 
     def serialize(self) -> tuple[str, dict[str, Any]]:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.stream import Stream
 
-# Receivers seal several times a second; a batch should not wait for the poll.
-_POLL_SECONDS = 0.2
 # A batch may wait for hours while a receiver is down: its task's log says why, but not five times a second.
 _TELL_SECONDS = 60.0
 
@@ -22,8 +20,11 @@ _TELL_SECONDS = 60.0
 class BlocksReadyTrigger(LedgerTrigger):
     """Fires once no block is to be waited for at a batch time."""
 
+    # Receivers seal several times a second; a batch should not wait for the poll.
+    POLL_SECONDS = 0.2
+
     def __init__(
-        self, *, ledger: str, stream: str, batch_time_ms: int, grace_ms: int, poll_interval: float = _POLL_SECONDS
+        self, *, ledger: str, stream: str, batch_time_ms: int, grace_ms: int, poll_interval: float | None = None
     ) -> None:
         super().__init__(
             ledger=ledger,
@@ -44,7 +45,7 @@ class BlocksReadyTrigger(LedgerTrigger):
             stream=stream.name,
             batch_time_ms=batch_time_ms,
             grace_ms=(stream.limits.seal_grace if grace is None else grace) // timedelta(milliseconds=1),
-            poll_interval=_POLL_SECONDS if poll_interval is None else poll_interval,
+            poll_interval=poll_interval,
         )
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ class ReceiverJobTrigger(LedgerTrigger):
     meanwhile (states, receivers' errors) goes into the task's log.
     """
 
-    def __init__(self, *, ledger: str, stream: str, epoch: int, poll_interval: float = 1.0) -> None:
+    def __init__(self, *, ledger: str, stream: str, epoch: int, poll_interval: float | None = None) -> None:
         super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval, epoch=epoch)
         self._watch = JobWatch(stream, epoch, tell=self._tell)
 
@@ -44,7 +44,7 @@ class ReceiverJobTrigger(LedgerTrigger):
 class StreamWantedTrigger(LedgerTrigger):
     """Fires when the stream is to run: ``headrace start`` after ``headrace stop``."""
 
-    def __init__(self, *, ledger: str, stream: str, poll_interval: float = 1.0) -> None:
+    def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None) -> None:
         super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval)
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:

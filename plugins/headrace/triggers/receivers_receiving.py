@@ -15,7 +15,7 @@ class ReceiversReceivingTrigger(LedgerTrigger):
     """Fires once all of the stream is received; tells in the task's log why not yet."""
 
     def __init__(
-        self, *, ledger: str, stream: str, receivers: int, max_silence_ms: int, poll_interval: float = 1.0
+        self, *, ledger: str, stream: str, receivers: int, max_silence_ms: int, poll_interval: float | None = None
     ) -> None:
         super().__init__(
             ledger=ledger,

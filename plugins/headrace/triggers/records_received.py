@@ -77,7 +77,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
         max_delay_ms: int,
         interval_ms: int,
         repeat_after_ms: int = 300_000,
-        poll_interval: float = 1.0,
+        poll_interval: float | None = None,
     ) -> None:
         super().__init__(
             ledger=ledger,

@@ -27,6 +27,12 @@ from headrace.wal.writer import WriteAheadLogWriter
 TOY = Path(__file__).with_name("toy_receiver.py")
 
 
+@pytest.fixture(autouse=True)
+def deferrable(monkeypatch):
+    """As the embedded stack and compose have it."""
+    monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE", "True")
+
+
 @pytest.fixture
 def stream(tmp_path) -> Stream:
     return Stream(

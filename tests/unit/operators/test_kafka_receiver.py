@@ -97,8 +97,9 @@ def test_a_job_that_was_asked_to_stop_ends_the_task_well(operator, toy, ledger, 
     assert operator.job_ended(task.context, event) is None
 
 
-def test_a_job_that_fails_after_its_start_fails_the_task_with_its_own_error(operator, toy, ledger, task):
+def test_a_job_that_fails_after_its_start_fails_the_task_with_its_own_error(stream, toy, ledger, task):
     toy("fail")
+    operator = KafkaReceiverOperator(task_id="receive", stream=stream, deferrable=False, poll_interval=0.05)
     with pytest.raises(ReceiverJobError, match="Kafka said no") as found:
         operator.execute(task.context)
     assert "receiver-" in str(found.value)

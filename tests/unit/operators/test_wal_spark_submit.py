@@ -266,6 +266,26 @@ def test_other_batches_in_the_slot_are_waited_for_deferred(stream, allocated, to
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
 
 
+def test_or_in_the_workers_slot_where_tasks_are_not_deferred(stream, allocated, toy_batch, connectable, ledger, capsys):
+    first, _ = allocated()
+    at_ms, task = allocated()
+    ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=1_000)
+    make(stream, deferrable=False, slot_poll=timedelta(milliseconds=100)).execute(task.context)
+    assert ledger.batches.get("flights", at_ms).state.value == "completed"
+    assert capsys.readouterr().out.count("other") == 1, "why it waits is said once"
+
+
+def test_and_there_too_no_longer_than_it_may_take(stream, allocated, toy_batch, connectable, ledger):
+    first, _ = allocated()
+    _, task = allocated()
+    ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    operator = make(
+        stream, deferrable=False, slot_poll=timedelta(milliseconds=10), slot_timeout=timedelta(milliseconds=30)
+    )
+    with pytest.raises(SlotBusyError, match="other"):
+        operator.execute(task.context)
+
+
 def test_but_not_for_ever(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     _, task = allocated()

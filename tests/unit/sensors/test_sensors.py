@@ -25,6 +25,12 @@ from headrace.triggers.blocks_ready import BlocksReadyTrigger
 T = 1_700_000_000_000
 
 
+@pytest.fixture(autouse=True)
+def deferrable(monkeypatch):
+    """As the embedded stack and compose have it."""
+    monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE", "True")
+
+
 @pytest.fixture
 def stream(tmp_path) -> Stream:
     return Stream(

@@ -1,0 +1,44 @@
+"""How operators, sensors and triggers wait: how often they look, and whether in the triggerer.
+
+Airflow's configuration says both where the caller does not.
+"""
+
+from __future__ import annotations
+
+from airflow.configuration import conf
+
+from headrace.errors import HeadraceError
+
+
+class PollIntervalError(HeadraceError):
+    """``[headrace] poll_interval`` is no time to wait."""
+
+
+def poll_seconds(given: float | None = None, *, otherwise: float = 1.0) -> float:
+    """Seconds between two looks into the ledger: ``given``, else ``[headrace] poll_interval``, else ``otherwise``.
+
+    Raises:
+        PollIntervalError: the setting is no positive number.
+    """
+    if given is not None:
+        return given
+    setting = conf.get("headrace", "poll_interval", fallback=None)
+    if not setting:
+        return otherwise
+    try:
+        seconds = float(setting)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise PollIntervalError(
+            f"[headrace] poll_interval is {setting!r}, which is no positive number of seconds.",
+            remedy="Set AIRFLOW__HEADRACE__POLL_INTERVAL to seconds, 1.0 for instance, or leave it out.",
+        )
+    return seconds
+
+
+def in_triggerer(deferrable: bool | None) -> bool:
+    """Whether to wait deferred: as ``deferrable`` says, else as ``[operators] default_deferrable``."""
+    if deferrable is not None:
+        return deferrable
+    return conf.getboolean("operators", "default_deferrable", fallback=False)
