@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from headrace.errors import HeadraceError
+from headrace.receiving.admin_questions import AdminQuestions
 from headrace.receiving.errors import TopicsNotFoundError
 from headrace.receiving.group_watch import foreign_members
-from headrace.receiving.kafka_config import admin_config
 from headrace.receiving.starting_offsets import resolve, unknown_partitions
 from headrace.receiving.topic_watch import SeenTopic, TopicWatch
 from headrace.stream.inputs import KafkaInput
@@ -47,15 +46,16 @@ class Known:
 @dataclass(frozen=True, slots=True)
 class Discovery:
     """What was found. ``starting`` has an offset for each partition that was not known; ``problems`` are sentences
-    for a person; ``foreign`` is None where it could not be found out. Of the topics in ``refused`` nothing may be
-    known, not even whether they are there."""
+    for a person; ``foreign`` is None where it could not be found out. ``refused`` says why of topics of which nothing
+    may be known, not even whether they are there. ``servers`` were asked."""
 
     topics: tuple[SeenTopic, ...]
     missing: tuple[str, ...] = ()
     starting: dict[PartitionKey, int] = field(default_factory=dict)
     foreign: tuple[str, ...] | None = None
     problems: tuple[str, ...] = ()
-    refused: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    servers: str = ""
 
 
 class Discoverer(Protocol):
@@ -71,13 +71,24 @@ class KafkaDiscoverer:
         self._source = source
         self._group = group
         self._admin = admin
+        self._questions: AdminQuestions | None = None
 
     def discover(self, known: Known) -> Discovery:
-        if self._admin is None:
-            self._admin = AdminClient(admin_config(self._source))
+        """Ask. Raises KafkaNotAskedError where there is no answer, and what a wrong connection raises."""
+        if self._questions is None:
+            self._questions = AdminQuestions(self._source, self._admin)
+        asking = self._questions
         refused: dict[str, TopicsNotFoundError] = {}
-        topics, missing = TopicWatch(self._admin, self._source).look(refused)
+        try:
+            topics, missing = TopicWatch(asking.admin, self._source, asking.wait).look(refused)
+        except KafkaException as error:
+            raise asking.not_asked(error) from error
         problems = [str(error) for error in refused.values()]
+        if self._source.topic_pattern is not None and not topics:
+            problems.append(
+                f"no topic at {asking.servers} matches the pattern {self._source.topic_pattern!r} of input "
+                f"{self._source.id}"
+            )
         problems += [
             f"starting_offsets of input {self._source.id} names {topic}-{partition}, which does not exist"
             for topic, partition in unknown_partitions(self._source, {seen.topic: seen.partitions for seen in topics})
@@ -88,7 +99,7 @@ class KafkaDiscoverer:
             new = [each for each in new if (seen.topic, seen.topic_id, each[1]) not in known.partitions]
             try:
                 appeared = known.appeared(seen.topic, seen.topic_id)
-                resolved = resolve(self._admin, self._source, new, appeared=appeared)
+                resolved = resolve(asking.admin, self._source, new, appeared=appeared)
             except (KafkaException, HeadraceError) as error:
                 problems.append(f"where to begin in {seen.topic} is not known: {error}")
                 continue
@@ -96,12 +107,19 @@ class KafkaDiscoverer:
                 starting[topic, seen.topic_id, number] = offset
             for (topic, number), failure in resolved.failures.items():
                 problems.append(f"where to begin in {topic}-{number} is not known yet: {failure or 'no answer'}")
-        foreign = self._foreign()
-        return Discovery(tuple(topics), tuple(missing), starting, foreign, tuple(problems), frozenset(refused))
+        return Discovery(
+            topics=tuple(topics),
+            missing=tuple(missing),
+            starting=starting,
+            foreign=self._foreign(asking.admin),
+            problems=tuple(problems),
+            refused={topic: error.what for topic, error in refused.items()},
+            servers=asking.servers,
+        )
 
-    def _foreign(self) -> tuple[str, ...] | None:
+    def _foreign(self, admin: Any) -> tuple[str, ...] | None:
         try:
-            return tuple(foreign_members(self._admin, self._group))
+            return tuple(foreign_members(admin, self._group))
         except (KafkaException, TimeoutError) as error:
             logger.debug("group %s cannot be described: %s", self._group, error)
             return None

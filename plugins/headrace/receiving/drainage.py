@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from confluent_kafka import IsolationLevel, KafkaException
@@ -31,12 +31,19 @@ ASK_EVERY_MS = 1_000
 _QUESTION_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where partitions end as the input's consumers see it, and why Kafka did not say so of the others."""
+
+    offsets: Mapping[Key, int]
+    failures: Mapping[Key, BaseException] = field(default_factory=dict)
+
+
 class EndOffsets(Protocol):
     """Asks Kafka where partitions end."""
 
-    def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
-        """Ask without waiting. The answer does not wait either: None while there is none; then the end of each
-        partition as the input's consumers see it, without those that Kafka could not tell."""
+    def ask(self, partitions: Collection[Key]) -> Callable[[], Ends | None]:
+        """Ask without waiting. The answer does not wait either: None while there is none."""
         ...
 
 
@@ -48,7 +55,7 @@ class AdminEndOffsets:
         self._admin = admin
         self._isolation = isolation
 
-    def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
+    def ask(self, partitions: Collection[Key]) -> Callable[[], Ends | None]:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         futures = self._admin.list_offsets(
             {KafkaPartition(*key): latest for key in partitions},
@@ -56,11 +63,18 @@ class AdminEndOffsets:
             request_timeout=_QUESTION_SECONDS,
         )
 
-        def answer() -> Mapping[Key, int] | None:
+        def answer() -> Ends | None:
             if not all(future.done() for future in futures.values()):
                 return None
-            told = ((each, future) for each, future in futures.items() if future.exception() is None)
-            return {(each.topic, each.partition): int(future.result().offset) for each, future in told}
+            offsets: dict[Key, int] = {}
+            failures: dict[Key, BaseException] = {}
+            for each, future in futures.items():
+                failure = future.exception()
+                if failure is None:
+                    offsets[each.topic, each.partition] = int(future.result().offset)
+                else:
+                    failures[each.topic, each.partition] = failure
+            return Ends(offsets, failures)
 
         return answer
 
@@ -97,7 +111,7 @@ class Drainage:
         self._asked_turn: int | None = None
         self._asked_ms = 0
         self._asked_at: Mapping[TopicPartition, int] = {}
-        self._answer: Callable[[], Mapping[Key, int] | None] | None = None
+        self._answer: Callable[[], Ends | None] | None = None
         self._to_reach: dict[TopicPartition, _End] = {}
         self._drained: dict[TopicPartition, int] = {}
         self._told: dict[TopicPartition, int] = {}
@@ -139,7 +153,7 @@ class Drainage:
                 self._drained[partition] = end.asked_ms
                 del self._to_reach[partition]
 
-    def _hear(self, answer: Callable[[], Mapping[Key, int] | None]) -> bool:
+    def _hear(self, answer: Callable[[], Ends | None]) -> bool:
         ends = answer()
         if ends is None:
             return False
@@ -147,7 +161,7 @@ class Drainage:
         stored = self._stored()
         self._settle(stored)
         for partition, position in self._asked_at.items():
-            end = ends.get((partition.topic, partition.partition))
+            end = ends.offsets.get((partition.topic, partition.partition))
             awaited = self._to_reach.get(partition)
             # What is read takes a while to be stored, and an end that moves on with every answer is never reached: so
             # the first one stays, unless the log was cut off before it. An end before the position that was stored when

@@ -21,6 +21,10 @@ class KafkaClientError(ReceivingError):
     """The Kafka client is beyond repair; a new one is needed."""
 
 
+class KafkaNotAskedError(ReceivingError):
+    """No broker of an input's cluster answers, or lets the client in."""
+
+
 class KeyVersionsError(ReceivingError):
     """Offsets no longer order the values of a key: new values would be lost."""
 

@@ -21,6 +21,7 @@ from headrace.blocks import TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.errors import HeadraceError
 from headrace.ledger.rows import EpochEnd
+from headrace.receiving.admin_questions import plain
 from headrace.receiving.commits import OffsetCommits
 from headrace.receiving.errors import KafkaClientError
 from headrace.receiving.jumps import JumpJudge, Offsets, jumps_between
@@ -38,7 +39,6 @@ _MOST_RECORDS = 20_000
 # Before the size of a message is known: 500 of 1 MB is what a small process still bears.
 _FIRST_RECORDS = 500
 _MOST_HEARD = 1_000
-_LAG_SECONDS = 1.0
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 # What librdkafka cannot take, or passes over unless it is fetched again: damaged messages, and those that it cannot
 # decompress, for it knows no such codec or has no memory.
@@ -84,8 +84,6 @@ class KafkaReceiver:
         self.leader_epochs = LeaderEpochs()
         self._fatal: str | None = None
         self._closed = False
-        self._next_lags = 0.0
-        self._heard_ends: Mapping[tuple[str, int], int] = {}
         self.client_error: str | None = None
         """The client's last error that concerns no partition, None since it went well again."""
         self.connected: bool | None = None
@@ -155,7 +153,6 @@ class KafkaReceiver:
 
         Raises KafkaClientError when the client cannot go on.
         """
-        self._heard_ends = {}
         if self._troubles.paused:
             self._troubles.resume()
         self.serve()
@@ -346,7 +343,7 @@ class KafkaReceiver:
 
     def _on_error(self, error: Any) -> None:
         """The client's own errors; most pass, since librdkafka reconnects by itself."""
-        self.client_error = f"{error.name()}: {error.str()}"
+        self.client_error = plain(error)
         if error.fatal() or error.code() == KafkaError._FATAL:
             self._fatal = self.client_error
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -367,46 +364,21 @@ class KafkaReceiver:
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """What is due besides reading: commits, partitions whose backoff is over, lags. ``fetch`` does it too."""
+        """What is due besides reading: commits, partitions whose backoff is over. ``fetch`` does it too."""
         self._commits.send(self._consumer, self._clock.monotonic())
         self._troubles.resume_due()
-        now = self._clock.monotonic()
-        if now >= self._next_lags:
-            self._next_lags = now + _LAG_SECONDS
-            self._measure_lags()
 
     @property
     def commits(self) -> OffsetCommits:
         return self._commits
 
     def status(self) -> list[PartitionStatus]:
-        """Each partition's state and lag; the lag is about a second old."""
+        """Each partition's state."""
         with self._lock:
             return [
-                PartitionStatus(
-                    each.partition,
-                    each.next_offset,
-                    each.state,
-                    None if each.end_offset is None else max(0, each.end_offset - each.next_offset),
-                    each.error,
-                )
+                PartitionStatus(each.partition, each.next_offset, each.state, each.error)
                 for each in self._owned.values()
             ]
-
-    def hear_ends(self, ends: Mapping[tuple[str, int], int]) -> None:
-        """Where partitions end, from whoever has asked Kafka while nothing was fetched; good until the next fetch."""
-        self._heard_ends = ends
-        self._measure_lags()
-
-    def _measure_lags(self) -> None:
-        """From what the last fetch answers said, or was heard since: Kafka is not asked."""
-        for key, owned in self._owned.items():
-            try:
-                _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), cached=True)
-            except (KafkaException, TypeError):
-                continue
-            high = max(high, self._heard_ends.get(key, -1))
-            owned.end_offset = high if high >= 0 else owned.end_offset
 
     def close(self, commit_seconds: float = 2.0) -> None:
         """Send open commits, wait a little for their acknowledgement, then leave; 0 seconds leave without a word."""

@@ -40,12 +40,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """``lag`` is in records (offsets), None while Kafka's end is not known."""
+    """How one partition fares; ``next_offset`` is the first that was not handed out yet."""
 
     partition: TopicPartition
     next_offset: int
     state: FetchState
-    lag: int | None
     error: str | None
 
 
@@ -59,7 +58,6 @@ class OwnedPartition:
     error: str | None = None
     retry_at: float = 0.0
     attempts: int = 0
-    end_offset: int | None = None
     search: DamageSearch | None = None
     """What cannot be read is being passed over, as a gap."""
     doubts: int = 0

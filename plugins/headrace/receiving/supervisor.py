@@ -34,11 +34,11 @@ from headrace.receiving.jumps import kafka_jumps
 from headrace.receiving.kafka_config import admin_config, consumer_config, isolation_level
 from headrace.receiving.kafka_ranges import RangeClients
 from headrace.receiving.kafka_receiver import KafkaReceiver
+from headrace.receiving.lag_watch import LagWatch
 from headrace.receiving.ledger_clock import LedgerClock
 from headrace.receiving.log_budget import LogBudget
 from headrace.receiving.log_inheritance import tell_inheritance
 from headrace.receiving.partition_state import Gap
-from headrace.receiving.paused_lag import PausedLag
 from headrace.receiving.pausing import Pausing
 from headrace.receiving.rate_limiter import RateLimiter
 from headrace.receiving.receiver_stats import ReceiverStats
@@ -102,14 +102,14 @@ class ReceiverSupervisor:
         self._limiter = RateLimiter(stream.limits.max_rate, self._clock)
         self._ledger_clock = LedgerClock(ledger.now_ms, self._clock)
         self._event_times: EventTimes | None = None
-        self._stats = ReceiverStats()
         self._give_up_at = float("inf")
         self._releasing: set[TopicPartition] = set()
         self._next_offsets: dict[TopicPartition, int] = {}
         self._lease: ReceiverLease
         self._kafka: KafkaReceiver
         self._pausing: Pausing
-        self._paused_lag: PausedLag
+        self._lag_watch: LagWatch
+        self._stats: ReceiverStats
         self._store: BlockStore
         self._generator: BlockGenerator[RecordChunk]
         self._heartbeat: Heartbeat
@@ -150,7 +150,8 @@ class ReceiverSupervisor:
         admin = cache(lambda: AdminClient(admin_config(self._source)))
         guard = IncarnationGuard(self._topic_ids or AdminTopicIds(admin()), self._wait)
         ends = cache(lambda: self._end_offsets or AdminEndOffsets(admin(), isolation_level(self._source)))
-        self._paused_lag = PausedLag(self._kafka, ends, self._clock)
+        self._lag_watch = LagWatch(ends, lambda: list(self._kafka.partitions), self._ledger_clock.now_ms, self._clock)
+        self._stats = ReceiverStats(self._lag_watch, self._stored_positions, self._ledger_clock.now_ms)
         self._pausing = Pausing(
             self._lease,
             self._ledger,
@@ -237,9 +238,9 @@ class ReceiverSupervisor:
                 self._follow(orders, told_failed)
             if self._generator.failure is not None:
                 return
+            self._lag_watch.look()
             if self._pausing.reason is not None:
                 self._kafka.listen()
-                self._paused_lag.look()
                 self._clock.wait(stop, _POLL_SECONDS)
                 continue
             if not self._generator.wait_for_room(_POLL_SECONDS):

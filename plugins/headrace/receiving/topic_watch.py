@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,16 @@ class SeenTopic:
 class TopicWatch:
     """Asks Kafka; every question may take seconds, so this is no part of a loop that renews a lease."""
 
-    def __init__(self, admin: Any, source: KafkaInput) -> None:
+    def __init__(
+        self,
+        admin: Any,
+        source: KafkaInput,
+        wait: Callable[[Collection[concurrent.futures.Future[Any]], float], None] | None = None,
+    ) -> None:
+        """``wait`` waits for answers, for about so many seconds."""
         self._admin = admin
         self._source = source
+        self._wait = wait or _wait
 
     def look(self, refused: dict[str, TopicsNotFoundError] | None = None) -> tuple[list[SeenTopic], list[str]]:
         """The input's topics in order of their names, and the named ones that are not there.
@@ -46,7 +54,7 @@ class TopicWatch:
         futures = self._admin.describe_topics(
             TopicCollection(topic_names=names), include_authorized_operations=False, request_timeout=_ANSWER_SECONDS
         )
-        concurrent.futures.wait(futures.values(), timeout=_ANSWER_SECONDS + 5)
+        self._wait(futures.values(), _ANSWER_SECONDS)
         seen, missing = [], []
         for topic in names:
             try:
@@ -68,6 +76,10 @@ class TopicWatch:
             return sorted(set(self._source.topics))
         metadata = self._admin.list_topics(timeout=_ANSWER_SECONDS)
         return sorted(topic for topic in metadata.topics if self._source.matches(topic))
+
+
+def _wait(futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
+    concurrent.futures.wait(futures, timeout=seconds + 5)
 
 
 def _described(topic: str, future: concurrent.futures.Future[Any]) -> Any:

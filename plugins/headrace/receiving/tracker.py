@@ -22,6 +22,7 @@ from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.rows import JobLease, JobStatus, ReceiverRow
 from headrace.ledger.states import EventKind
 from headrace.receiving.discovery import Discoverer, Discovery, KafkaDiscoverer
+from headrace.receiving.input_health import INPUTS, InputHealth
 from headrace.receiving.launchers import ReceiverLauncher
 from headrace.receiving.partitioning import Partitioning
 from headrace.receiving.placed_receiver import HANG_SECONDS, RESTART_SECONDS, PlacedReceiver
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 METADATA_SECONDS = 10.0
+# While Kafka does not answer it is asked more often: its return is not to be waited for.
+_TROUBLED_SECONDS = 2.0
 # A graceful stop waits so long for receivers to drain; past it they are ended, which is safe and only re-reads.
 STOP_SECONDS = 60.0
 
@@ -100,6 +103,8 @@ class ReceiverTracker:
             for index in range(source.receivers)
         ]
         self._rates = RateController(stream, ledger, job_lease, self._clock)
+        self._health = InputHealth(source.id for source in stream.inputs)
+        self._now_ms = 0
         self._questions: dict[str, Future[Discovery]] = {}
         self._next_question: dict[str, float] = {}
         self._told: dict[str, str] = {}
@@ -146,11 +151,14 @@ class ReceiverTracker:
                 "troubles": sorted(self._told.values()),
                 # The stream's definition may be changed meanwhile; its receivers go on by this one.
                 "batch_by": self._stream.batch_by,
+                INPUTS: self._health.to_json(),
             }
-            return self._ledger.jobs.renew(self._lease, attributes=attributes)
+            status = self._ledger.jobs.renew(self._lease, attributes=attributes)
         except LedgerUnavailableError as error:
             logger.warning("the job's lease was not renewed, the ledger does not answer: %s", error)
             return None
+        self._now_ms = status.now_ms
+        return status
 
     def _summary(self) -> dict[str, dict[str, object]]:
         return {
@@ -163,6 +171,9 @@ class ReceiverTracker:
         }
 
     def _begin(self) -> None:
+        for before in self._ledger.jobs.list(self._stream.name, limit=2):
+            if before.epoch != self._lease.epoch:
+                self._health.inherit(before.attributes)
         for partitioning in self._partitioning.values():
             partitioning.begin()
         self._rates.begin()
@@ -209,19 +220,27 @@ class ReceiverTracker:
         if not question.done():
             return
         del self._questions[source.id]
-        self._next_question[source.id] = now + self._metadata_seconds
         failure = question.exception()
+        seconds = self._metadata_seconds if failure is None else min(self._metadata_seconds, _TROUBLED_SECONDS)
+        self._next_question[source.id] = now + seconds
         if failure is not None:
-            self._tell(source.id, "kafka", f"Kafka was not to be asked about input {source.id}: {failure}")
+            self._health.failed(source.id, str(failure))
+            self._tell(source.id, "kafka", f"Input {source.id}: {failure}")
             return
         discovery = question.result()
+        missing = {topic: f"it does not exist at {discovery.servers}" for topic in discovery.missing}
+        self._health.answered(source.id, self._now_ms, {**missing, **discovery.refused})
         self._tell_findings(source, discovery)
         self._partitioning[source.id].apply(discovery)
 
     def _tell_findings(self, source: KafkaInput, discovery: Discovery) -> None:
         self._tell(source.id, "kafka", None)
         missing = ", ".join(discovery.missing)
-        self._tell(source.id, "missing", f"Topics of input {source.id} do not exist: {missing}" if missing else None)
+        self._tell(
+            source.id,
+            "missing",
+            f"Topics of input {source.id} do not exist at {discovery.servers}: {missing}" if missing else None,
+        )
         self._tell(source.id, "problems", "; ".join(discovery.problems) or None)
         if discovery.foreign is None:
             return

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
+from headrace.receiving.drainage import Ends
 from headrace.receiving.replay_errors import RangesUnreadableError
 
 Key = tuple[str, int]
@@ -290,15 +291,19 @@ class FakeEvidence:
 
 
 class FakeEndOffsets:
-    """``EndOffsets`` of a `FakeKafka`; ``silent`` as while no broker answers."""
+    """``EndOffsets`` of a `FakeKafka`; ``silent`` as while no broker answers, ``refused`` names topics that may not be
+    described."""
 
     def __init__(self, kafka: FakeKafka) -> None:
         self._kafka = kafka
         self.silent = False
+        self.refused: set[str] = set()
 
-    def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
+    def ask(self, partitions: Collection[Key]) -> Callable[[], Ends | None]:
         if self.silent:
-            return lambda: {}
+            return lambda: Ends({})
+        refusal = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "told by the fake"))
         with self._kafka.lock:
-            ends = {key: self._kafka.logs[key].high for key in partitions if key in self._kafka.logs}
-        return lambda: ends
+            ends = {key: log.high for key, log in self._kafka.logs.items() if key in partitions}
+        refused = {key: refusal for key in ends if key[0] in self.refused}
+        return lambda: Ends({key: end for key, end in ends.items() if key not in refused}, refused)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
-from headrace.receiving.drainage import Drainage, Key
+from headrace.receiving.drainage import Drainage, Ends, Key
 
 P0, P1 = TopicPartition("a", "id-a", 0), TopicPartition("a", "id-a", 1)
 
@@ -24,12 +24,12 @@ class Kafka:
         self.refuses = False
         self.asked = 0
 
-    def ask(self, partitions: Collection[Key]) -> Callable[[], Mapping[Key, int] | None]:
+    def ask(self, partitions: Collection[Key]) -> Callable[[], Ends | None]:
         self.asked += 1
         if self.refuses:
             raise KafkaException(KafkaError(KafkaError._STATE, "closing"))
         ends = {key: self.ends[key] for key in partitions if key in self.ends}
-        return lambda: ends if self.answers else None
+        return lambda: Ends(ends) if self.answers else None
 
 
 class Setting:

@@ -148,15 +148,7 @@ def test_what_was_stored_before_the_disk_was_full_is_there_and_not_twice(setting
     assert [offset for _, offset, _ in setting.stored()] == list(range(9))
 
 
-def test_the_lag_grows_before_ones_eyes_while_nothing_is_fetched(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watermarks = FakeConsumer.get_watermark_offsets
-
-    def of_the_last_fetch(consumer: FakeConsumer, partition: Any, **options: Any) -> tuple[int, int]:
-        return (0, 1) if disk.full and options.get("cached") else watermarks(consumer, partition, **options)
-
-    monkeypatch.setattr(FakeConsumer, "get_watermark_offsets", of_the_last_fetch)
+def test_the_lag_grows_before_ones_eyes_while_nothing_is_fetched(setting: Setting) -> None:
     disk = Disk(setting.storage)
     setting.kafka.produce("flights", 0, b"first")
     with setting.running(storage=disk):

@@ -16,7 +16,7 @@ from headrace.receiving.supervisor import ReceiverSupervisor
 from headrace.receiving.topic_watch import SeenTopic
 from headrace.receiving.tracker import ReceiverTracker, TrackerReport
 from headrace.stream import Stream
-from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
+from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.wal.storage import open_storage
 
 MakeStream = Callable[..., Stream]
@@ -34,8 +34,11 @@ class FakeDiscoverer:
         self.kafka = kafka
         self.foreign: tuple[str, ...] = ()
         self.missing: tuple[str, ...] = ()
+        self.failure: Exception | None = None
 
     def discover(self, known: Known) -> Discovery:
+        if self.failure is not None:
+            raise self.failure
         with self.kafka.lock:
             topics = tuple(
                 SeenTopic(topic, topic_id, self.kafka.partitions(topic))
@@ -86,6 +89,7 @@ class Launcher:
                 {}, on_lost_offsets=setting.stream.inputs[0].on_lost_offsets, consumer_factory=setting.kafka.consumer
             ),
             topic_ids=FakeTopicIds(setting.kafka),
+            end_offsets=setting.ends,
         )
         handle = Handle(supervisor.run)
         self.handles.setdefault(task.receiver_id.index, []).append(handle)
@@ -97,6 +101,7 @@ class Setting:
         self.stream, self.ledger, self.job, self.kafka = stream, ledger, job, kafka
         self.launcher = Launcher(self)
         self.discoverer = FakeDiscoverer(kafka)
+        self.ends = FakeEndOffsets(kafka)
         self.hang_seconds = 60.0
         self.stop = threading.Event()
         self.report: TrackerReport | None = None

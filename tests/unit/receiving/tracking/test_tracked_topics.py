@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.unit.receiving.tracking.setting import MakeStream, Setting, eventually
 
 from headrace.ledger import EventKind, PartitionState
 from headrace.receiving.discovery import Discovery
-from headrace.receiving.errors import KeyVersionsError
+from headrace.receiving.errors import KafkaNotAskedError, KeyVersionsError
 from headrace.receiving.key_versions import check_key_versions
 from headrace.receiving.partitioning import Partitioning
 from headrace.receiving.topic_watch import SeenTopic
@@ -145,12 +147,32 @@ def test_a_foreign_member_and_a_missing_topic_are_told_once(setting: Setting) ->
     eventually(lambda: ["rogue" in trouble for trouble in setting.troubles()] == [True])
 
 
+def test_the_ledger_knows_whether_kafka_could_be_asked_and_since_when_not(setting: Setting) -> None:
+    def noted() -> dict[str, Any]:
+        job = setting.ledger.jobs.current("air")
+        assert job is not None
+        return dict(job.attributes.get("inputs", {}).get("records", {"error": "", "topics": {}}))
+
+    setting.discoverer.missing = ("absent",)
+    setting.begin()
+    eventually(lambda: noted()["error"] is None)
+    assert noted()["topics"]["absent"]["asked_ms"] == 0
+    setting.discoverer.failure = KafkaNotAskedError("Kafka at nowhere:9092 cannot be asked: refused.")
+    eventually(lambda: "nowhere:9092" in (noted()["error"] or ""))
+    asked_ms = noted()["asked_ms"]
+    assert 0 < asked_ms < setting.ledger.now_ms()
+    assert any("nowhere:9092" in trouble for trouble in setting.troubles())
+    setting.discoverer.failure = None
+    eventually(lambda: noted()["error"] is None and noted()["asked_ms"] > asked_ms)
+    setting.end()
+
+
 def test_a_topic_of_which_nothing_may_be_known_is_not_taken_for_deleted(setting: Setting) -> None:
     partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=0)
     seen = SeenTopic("flights", "id-1", 1)
     partitioning.apply(Discovery((seen,), starting={("flights", "id-1", 0): 7}))
     for _ in range(5):
-        partitioning.apply(Discovery((), refused=frozenset({"flights"})))
+        partitioning.apply(Discovery((), refused={"flights": "no DESCRIBE"}))
     (row,) = setting.ledger.positions.list("air")
     assert row.state is PartitionState.ACTIVE
     for _ in range(5):

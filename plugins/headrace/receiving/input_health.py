@@ -1,0 +1,129 @@
+"""Whether Kafka could be asked about each input, since when not, and why: what tells an empty batch from one of which
+nothing is known.
+
+The tracker notes it per input and topic in its job's attributes, each receiver per topic in its stats; both travel with
+the renewals that there are anyway. `input_troubles` puts them together for whoever waits or looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.ledger.rows import JobRow, ReceiverRow
+
+INPUTS = "inputs"
+"""The attribute of a receiver job that has the tracker's view, by input id."""
+UNASKED = "unasked"
+"""The entry of a receiver's stats that lists the topics which it cannot read or ask about."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputTrouble:
+    """Something of a stream is not received. ``input_id`` None: nothing of it is; ``topic`` None: all of the input.
+
+    ``asked_ms`` is the last time of the ledger's clock at which it was known to be received, 0 where it never was.
+    """
+
+    input_id: str | None
+    topic: str | None
+    error: str
+    asked_ms: int
+
+
+class InputHealth:
+    """The tracker's view of its inputs."""
+
+    def __init__(self, input_ids: Iterable[str]) -> None:
+        self._inputs: dict[str, dict[str, Any]] = {
+            input_id: {"asked_ms": 0, "error": "Kafka has not answered yet", "topics": {}} for input_id in input_ids
+        }
+
+    def inherit(self, attributes: Mapping[str, Any]) -> None:
+        """Take over from the attributes of the job before when Kafka could last be asked."""
+        for input_id, known in (attributes.get(INPUTS) or {}).items():
+            mine = self._inputs.get(input_id)
+            if mine is not None:
+                mine["asked_ms"] = max(mine["asked_ms"], known.get("asked_ms", 0))
+                mine["topics"] = known.get("topics", {})
+
+    def answered(self, input_id: str, now_ms: int, topics: Mapping[str, str]) -> None:
+        """Kafka was asked. ``topics`` says of named topics why nothing is known of them."""
+        known = self._inputs[input_id]
+        before = known["topics"]
+        # A topic that was never there has not been asked about since the stream began; another one until the last look.
+        last_ms = known["asked_ms"]
+        known["topics"] = {
+            topic: {"asked_ms": before[topic]["asked_ms"] if topic in before else last_ms, "error": error}
+            for topic, error in topics.items()
+        }
+        known["asked_ms"], known["error"] = now_ms, None
+
+    def failed(self, input_id: str, error: str) -> None:
+        """Kafka could not be asked."""
+        self._inputs[input_id]["error"] = error
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """As the job's attribute has it."""
+        return {input_id: dict(known) for input_id, known in self._inputs.items()}
+
+
+def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms: int) -> list[InputTrouble]:
+    """What of the stream is not received at the moment: the worst first, none where all of it is.
+
+    A paused receiver is not among them: it says so itself, and what it leaves stays in Kafka.
+    """
+    rows = list(receivers)
+    if job is None or not job.alive(now_ms):
+        return [_no_job(job, rows)]
+    mine = [row for row in rows if row.job_epoch == job.epoch]
+    if not mine:
+        sealed_ms = max((row.sealed_through_ms for row in rows), default=0)
+        return [InputTrouble(None, None, "no receiver has started yet", sealed_ms)]
+    troubles = [*_of_inputs(job), *_of_receivers(mine, now_ms), *_of_topics(mine, now_ms)]
+    found: dict[tuple[str | None, str | None], InputTrouble] = {}
+    for trouble in troubles:
+        key = (trouble.input_id, trouble.topic)
+        # What is wrong with all of an input explains what is wrong with its topics.
+        if key not in found and (trouble.input_id, None) not in found:
+            found[key] = trouble
+    return list(found.values())
+
+
+def _no_job(job: JobRow | None, receivers: list[ReceiverRow]) -> InputTrouble:
+    sealed_ms = max((row.sealed_through_ms for row in receivers), default=0)
+    if job is None:
+        return InputTrouble(None, None, "the stream has no receiver job yet", sealed_ms)
+    if not job.state.ended:
+        error = f"no receiver is alive: the lease of the receiver job (epoch {job.epoch}) has run out"
+    else:
+        error = f"no receiver is alive: the receiver job (epoch {job.epoch}) {job.state.value}"
+    return InputTrouble(None, None, error + (f": {job.error}" if job.error else ""), sealed_ms)
+
+
+def _of_inputs(job: JobRow) -> Iterable[InputTrouble]:
+    for input_id, known in (job.attributes.get(INPUTS) or {}).items():
+        if known["error"] is not None:
+            yield InputTrouble(input_id, None, known["error"], known["asked_ms"])
+        for topic, trouble in known["topics"].items():
+            yield InputTrouble(input_id, topic, trouble["error"], trouble["asked_ms"])
+
+
+def _of_receivers(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTrouble]:
+    """Of inputs that no receiver reads. One that is still setting up has not begun to."""
+    for input_id in sorted({row.receiver_id.input_id for row in receivers}):
+        rows = [row for row in receivers if row.receiver_id.input_id == input_id]
+        if any(row.alive(now_ms) and row.state.value != "starting" for row in rows):
+            continue
+        errors = "; ".join(f"{row.receiver_id}: {row.last_error}" for row in rows if row.last_error)
+        sealed_ms = max(row.sealed_through_ms for row in rows)
+        yield InputTrouble(input_id, None, f"no receiver reads it ({errors or 'they are starting'})", sealed_ms)
+
+
+def _of_topics(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTrouble]:
+    for row in receivers:
+        if row.alive(now_ms):
+            for entry in row.stats.get(UNASKED) or ():
+                yield InputTrouble(row.receiver_id.input_id, entry["topic"], entry["error"], entry["asked_ms"])
