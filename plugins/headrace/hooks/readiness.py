@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from headrace.errors import HeadraceError
+from headrace.receiving.input_health import InputTrouble, input_troubles
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import PositionRow, ReceiverRow, StreamRow
+    from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
 
 # Partitions that a reason names; of a thousand it tells the number.
 _MOST_NAMED = 5
@@ -18,16 +20,37 @@ _MOST_NAMED = 5
 _DRAINED_FOR_MS = 5_000
 
 
+# A batch whose inputs cannot be asked waits for at least this long, and for so many intervals.
+_UNASKED_MS = 60_000
+_UNASKED_INTERVALS = 3
+
+
+class InputsNotReceivedError(HeadraceError):
+    """Nothing is known of what a batch would hold: its inputs were not received."""
+
+
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """``complete`` is False where the wait was given up: blocks that come later join the next open batch."""
+    """``complete`` is False where the wait was given up: blocks that come later join the next open batch.
+
+    ``troubled``: it waits for inputs that are not received; ``failed``: it has waited for them for long enough.
+    """
 
     ready: bool
     reason: str
     complete: bool = True
+    troubled: bool = False
+    failed: bool = False
 
 
-def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: int) -> Readiness:
+def unasked_wait_ms(interval_ms: int) -> int:
+    """How long a batch waits for inputs that are not received, before its run fails."""
+    return max(_UNASKED_MS, _UNASKED_INTERVALS * interval_ms)
+
+
+def blocks_ready(
+    ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: int, waiting_since_ms: int = 0
+) -> Readiness:
     """Whether there is anything to wait for at ``batch_time_ms``, by the ledger's clock.
 
     Waiting makes a batch fuller; correctness does not rest on it (rule 4 of the design). So by arrival it ends with the
@@ -38,6 +61,11 @@ def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: i
     it takes: until every active partition has passed the batch time, or was drained at the end of the allowed lateness.
 
     Which of the two holds is as the live receivers receive, and where none lives as the stream is defined.
+
+    A batch without records of which the inputs were not received for its whole interval is not empty: nothing is known
+    of it. It waits for them for `unasked_wait_ms` from ``waiting_since_ms`` on (or from the batch time, if that is
+    later), and has then failed; so has one by timestamp that such an input holds up. Records that were received before
+    are not held back, and a stream that was stopped on purpose is waited for by nobody.
     """
     if ledger.batches.find(stream, batch_time_ms) is not None:
         return Readiness(True, "the batch is allocated already")
@@ -45,22 +73,61 @@ def blocks_ready(ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: i
     if now_ms < batch_time_ms:
         return Readiness(False, f"the batch's interval ends in {batch_time_ms - now_ms} ms")
     row = ledger.streams.get(stream)
-    live = [each for each in ledger.receivers.list(stream) if each.alive(now_ms)]
-    batch_by, otherwise = _received_by(ledger, row, live)
+    receivers = ledger.receivers.list(stream)
+    live = [each for each in receivers if each.alive(now_ms)]
+    job = ledger.jobs.current(stream)
+    batch_by, otherwise = _received_by(job, row, live)
+    troubles = [] if row.desired_state.value == "stopped" else input_troubles(job, receivers, now_ms)
+    is_starting = job is not None and job.alive(now_ms) and job.state.value == "starting"
+    # A job that starts has a limit of its own.
+    since_ms = now_ms if is_starting else max(batch_time_ms, waiting_since_ms)
     if batch_by == "timestamp":
         found = _passed(ledger, row, live, batch_time_ms, now_ms)
+        if not found.ready:
+            found = _not_received(found.reason, troubles, row, since_ms=since_ms, now_ms=now_ms)
     else:
-        found = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
+        unknown = [each for each in troubles if each.asked_ms <= batch_time_ms - row.batch_interval_ms]
+        if unknown and batch_time_ms > row.zero_time_ms and not _has_records(ledger, row, batch_time_ms):
+            found = _not_received("nothing is known of this batch", unknown, row, since_ms=since_ms, now_ms=now_ms)
+        else:
+            found = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
+    missed = [each for each in troubles if each.asked_ms < batch_time_ms and batch_time_ms > row.zero_time_ms]
+    if found.ready and missed:
+        found = replace(found, reason=f"{found.reason}; but {_told(missed)}", complete=False)
     return replace(found, reason=found.reason + otherwise)
 
 
-def _received_by(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow]) -> tuple[str, str]:
+def _has_records(ledger: Ledger, row: StreamRow, batch_time_ms: int) -> bool:
+    """Whether the batch would take records that were received."""
+    waiting = ledger.blocks.waiting(row.name, batch_time_ms)
+    return waiting is not None and (waiting.last_ms == batch_time_ms or Stream.from_json(row.definition).coalesces)
+
+
+def _not_received(
+    reason: str, troubles: Sequence[InputTrouble], row: StreamRow, *, since_ms: int, now_ms: int
+) -> Readiness:
+    """Waiting, for a bounded time where an input is not received."""
+    if not troubles:
+        return Readiness(False, reason)
+    wait_ms = unasked_wait_ms(row.batch_interval_ms)
+    left_ms = min(max(since_ms, each.asked_ms) for each in troubles) + wait_ms - now_ms
+    told = f"{reason}: {_told(troubles)}"
+    if left_ms <= 0:
+        return Readiness(False, f"{told}; waited {_seconds(wait_ms)} for it", troubled=True, failed=True)
+    return Readiness(False, f"{told}; the task fails unless that is over in {_seconds(left_ms)}", troubled=True)
+
+
+def _told(troubles: Sequence[InputTrouble]) -> str:
+    more = f" and {len(troubles) - _MOST_NAMED} more" if len(troubles) > _MOST_NAMED else ""
+    return ", ".join(str(each) for each in troubles[:_MOST_NAMED]) + more
+
+
+def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]) -> tuple[str, str]:
     """By what the live receivers put records into batches, and what to say where that is not as the stream is defined.
 
     A batch's task registers a changed definition at once, and the receiver job goes on as it began. By arrival no
     partition ever passes anything, and by timestamp a receiver has older records still to store, whatever is sealed.
     """
-    job = ledger.jobs.current(row.name)
     if job is None or not any(each.job_epoch == job.epoch for each in live):
         return row.batch_by, ""
     batch_by = str(job.attributes.get("batch_by", row.batch_by))
@@ -76,7 +143,7 @@ def _sealed(
     ledger: Ledger, stream: str, live: Sequence[ReceiverRow], batch_time_ms: int, *, grace_ms: int, now_ms: int
 ) -> Readiness:
     if not live:
-        return Readiness(True, "no receiver is alive, so there is nothing to wait for")
+        return Readiness(True, "no receiver is alive to wait for")
     late = [
         f"{row.receiver_id} (paused: {row.paused_reason})" if row.paused_reason else str(row.receiver_id)
         for row in ledger.receivers.unsealed(stream, batch_time_ms)

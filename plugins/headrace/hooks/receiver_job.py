@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from headrace.receiving.input_health import InputTrouble, input_troubles
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _TOLD_PARTITIONS = 5
 # After so long without a look, the ledger or whoever looks was away, and the job may have been kept from it as well.
 _AWAY_SECONDS = 10.0
+# What is wrong is repeated this often, in seconds: a task's log of a day is read from its end.
+_WARN_SECONDS = 60.0
 
 
 class JobOutcome(StrEnum):
@@ -32,19 +35,28 @@ class JobOutcome(StrEnum):
 
 
 class JobWatch:
-    """Follows the receiver job of one epoch, and tells what changed since the last look.
+    """Follows the receiver job of one epoch, and tells what changed since the last look; warns of what is wrong, again
+    and again while it lasts.
 
     Where a lease is found expired at the first look, or after an outage of the ledger, its job has as long as the lease
     lasts to renew it: it asks the ledger again as soon as this watch does.
     """
 
     def __init__(
-        self, stream: str, epoch: int, *, tell: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic
+        self,
+        stream: str,
+        epoch: int,
+        *,
+        tell: Callable[[str], None],
+        warn: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stream = stream
         self.epoch = epoch
         self._tell = tell
+        self._warn = warn
         self._told: dict[str, str] = {}
+        self._warned_at = 0.0
         self._monotonic = monotonic
         self._looked_at = -math.inf
         self._renewal_due: float | None = None
@@ -74,13 +86,23 @@ class JobWatch:
         for key, label in (("ui_url", "Spark's user interface"), ("application_id", "Spark application")):
             if value := job.attributes.get(key):
                 self._tell_once(key, f"{label}: {value}")
-        troubles = "; ".join(job.attributes.get("troubles") or ())
-        if troubles or "troubles" in self._told:
-            # A topic with a typo in its name, say: the job runs on, waiting for it, and looks as if all were well.
-            self._tell_once("troubles", f"Trouble: {troubles}" if troubles else "The trouble is over.")
-        for receiver in ledger.receivers.list(self.stream):
+        receivers = ledger.receivers.list(self.stream)
+        # Before the application has started there is nothing to receive with.
+        unasked = [] if job.state.value == "starting" else input_troubles(job, receivers, ledger.now_ms())
+        self._warn_of([*map(str, unasked), *(job.attributes.get("troubles") or ())])
+        for receiver in receivers:
             if receiver.job_epoch == job.epoch:
-                self._tell_once(str(receiver.receiver_id), _receiver_text(receiver))
+                self._tell_once(str(receiver.receiver_id), _receiver_text(receiver, unasked))
+
+    def _warn_of(self, troubles: Collection[str]) -> None:
+        text = "; ".join(troubles)
+        # A topic with a typo in its name, say: the job runs on, waiting for it, and looks as if all were well.
+        if text and (text != self._told.get("troubles") or self._monotonic() >= self._warned_at + _WARN_SECONDS):
+            self._told["troubles"], self._warned_at = text, self._monotonic()
+            self._warn(f"Trouble: {text}")
+        elif not text and "troubles" in self._told:
+            del self._told["troubles"]
+            self._tell("The trouble is over.")
 
     def _tell_once(self, key: str, text: str) -> None:
         if self._told.get(key) != text:
@@ -120,8 +142,14 @@ def awaited_application(ledger: Ledger, stream: str, *, patience_ms: int) -> str
     return f"The receiver job (epoch {job.epoch}) is gone, and the next one is due."
 
 
-def _receiver_text(receiver: ReceiverRow) -> str:
-    text = f"Receiver {receiver.receiver_id} is {receiver.state.value} on {receiver.host}"
+def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
+    """The state of a live receiver, for people: one that runs and cannot ask Kafka is not "running"."""
+    mine = any(each.topic is None and each.input_id == receiver.receiver_id.input_id for each in troubles)
+    return "waiting for Kafka" if mine and receiver.state.value == "running" else receiver.state.value
+
+
+def _receiver_text(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
+    text = f"Receiver {receiver.receiver_id} is {receiver_state(receiver, troubles)} on {receiver.host}"
     if receiver.paused_reason:
         text += f", paused: {receiver.paused_reason}"
     if receiver.restarts:
@@ -143,7 +171,7 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
     """Whether all of the stream is being received.
 
     That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms`` or
-    paused, and no partition has been stopped by an error.
+    paused, Kafka can be asked about every input and topic, and no partition has been stopped by an error.
     """
     job = ledger.jobs.current(stream)
     now_ms = ledger.now_ms()
@@ -155,6 +183,8 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
             return Receiving(False, trouble)
     if len(rows) < receivers:
         return Receiving(False, f"{len(rows)} of {receivers} receivers have started")
+    if unasked := input_troubles(job, rows, now_ms):
+        return Receiving(False, ", ".join(map(str, unasked[:_TOLD_PARTITIONS])))
     if (trouble := _partition_trouble(ledger, stream)) is not None:
         return Receiving(False, trouble)
     return Receiving(True, f"{len(rows)} receiver(s) running")

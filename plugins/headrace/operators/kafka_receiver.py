@@ -251,7 +251,12 @@ class KafkaReceiverOperator(BaseOperator):
     # --- telling
 
     def _watch(self, epoch: int) -> JobWatch:
-        return JobWatch(self.stream.name, epoch, tell=lambda text: self.log.info("%s", text))
+        return JobWatch(
+            self.stream.name,
+            epoch,
+            tell=lambda text: self.log.info("%s", text),
+            warn=lambda text: self.log.warning("%s", text),
+        )
 
     def _show(self, job: JobRow, context: Context) -> None:
         self.spark_ui_url = job.attributes.get("ui_url")

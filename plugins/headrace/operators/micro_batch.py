@@ -12,7 +12,7 @@ from headrace.operators.batch_events import batch_alias, emit_batch_events
 from headrace.operators.checkpoint import warn_of_what_is_left, write_checkpoint_after
 from headrace.operators.cleanup import clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
-from headrace.triggers.blocks_ready import BlocksReadyTrigger
+from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found
 from headrace.triggers.patience import look_for_a_moment
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         run_request(context, self.stream)  # Refused before anything is waited for.
         with self.opened() as (ledger, storage):
             at_ms = self.batch_time_ms(context, ledger)
-            trigger = BlocksReadyTrigger.of(self.stream, at_ms, grace=self.grace)
+            trigger = BlocksReadyTrigger.of(self.stream, at_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace)
             found = look_for_a_moment(trigger, ledger)
             if found is None and self.deferrable:
                 self.defer(trigger=trigger, method_name="blocks_are_ready")
@@ -79,10 +79,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
             return self._run(ledger, storage, self.batch_time_ms(context, ledger), context)
 
     def _do(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context, found: dict[str, Any]) -> Any:
-        if found["complete"]:
-            self.log.info("Not waiting: %s.", found["reason"])
-        else:
-            self.log.warning("Not waiting any longer: %s.", found["reason"])
+        tell_what_was_found(found, self.stream, self.log)
         allocate_for_run(self.stream, ledger, storage, at_ms, context, claim_missed=self.claim_missed, log=self.log)
         return self._run(ledger, storage, at_ms, context)
 

@@ -34,7 +34,8 @@ class AdminQuestions:
         self._heard: list[str] = []
         config: dict[str, Any] = dict(admin_config(source)) if admin is None else {}
         self.servers = str(config.get("bootstrap.servers") or source.bootstrap_servers or source.connection)
-        self.admin = AdminClient({**config, "error_cb": self._on_error}) if admin is None else admin
+        config["error_cb"] = self._on_error
+        self.admin = AdminClient(config) if admin is None else admin
         self._polls = admin is None
 
     def wait(self, futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,15 @@ class InputTrouble:
     topic: str | None
     error: str
     asked_ms: int
+
+    def __str__(self) -> str:
+        topic = "" if self.topic is None else f"topic {self.topic} of "
+        what = "the stream" if self.input_id is None else f"{topic}input {self.input_id}"
+        since = "ever since the stream began"
+        if self.asked_ms:
+            at = datetime.fromtimestamp(self.asked_ms / 1000, UTC)
+            since = f"since {at.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
+        return f"{what} is not received: {self.error.rstrip('.')} ({since})"
 
 
 class InputHealth:

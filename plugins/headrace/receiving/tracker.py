@@ -38,6 +38,8 @@ TICK_SECONDS = 0.5
 METADATA_SECONDS = 10.0
 # While Kafka does not answer it is asked more often: its return is not to be waited for.
 _TROUBLED_SECONDS = 2.0
+# Troubles that `InputHealth` keeps.
+_HEALTH = frozenset({"kafka", "missing"})
 # A graceful stop waits so long for receivers to drain; past it they are ended, which is safe and only re-reads.
 STOP_SECONDS = 60.0
 
@@ -148,7 +150,8 @@ class ReceiverTracker:
         try:
             attributes = {
                 "receivers": self._summary(),
-                "troubles": sorted(self._told.values()),
+                # What the inputs' health has is not said twice.
+                "troubles": sorted(text for key, text in self._told.items() if key.split("/")[1] not in _HEALTH),
                 # The stream's definition may be changed meanwhile; its receivers go on by this one.
                 "batch_by": self._stream.batch_by,
                 INPUTS: self._health.to_json(),

@@ -67,11 +67,11 @@ class LedgerSensor(BaseSensorOperator):
     def poke(self, context: Context) -> bool:
         """One look, for a sensor that does not defer."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
-            return self.make_trigger(context, ledger).look(ledger) is not None
+            payload = self.make_trigger(context, ledger).look(ledger)
+        if payload is not None:
+            self.found(context, payload)
+        return payload is not None
 
     def found(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
         """Called with what the look found, in this task or after the deferral."""
-        if event.get("complete", True):
-            self.log.info("Done: %s.", event["reason"])
-        else:
-            self.log.warning("Not waiting any longer: %s.", event["reason"])
+        self.log.info("Done: %s.", event["reason"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.hooks.run_request import run_request
 from headrace.sensors.base import LedgerSensor
 from headrace.timetables.batch_time import batch_time_of_run
-from headrace.triggers.blocks_ready import BlocksReadyTrigger
+from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 class BlocksReadySensor(LedgerSensor):
     """Waits until this batch time has all the blocks that it can get.
 
-    By arrival: until every live receiver has stored all it cut for it. With no live receiver there is nothing to wait
-    for, and after ``grace`` it waits no longer: blocks that come later join the next open batch.
+    By arrival: until every live receiver has stored all it cut for it. After ``grace`` it waits no longer: blocks that
+    come later join the next open batch.
 
-    By timestamp: until every active partition has passed it or is drained, also while no receiver lives; no grace ends
-    that wait, only the task's ``timeout``.
+    By timestamp: until every active partition has passed it or is drained; no grace ends that wait, only the task's
+    ``timeout``.
+
+    A batch without records whose inputs were not received is not empty (Kafka does not answer, a topic is missing, no
+    receiver is alive though the stream is to run): it waits for a minute, or three intervals if they are longer, its
+    log says for what, and then it fails.
 
     :param stream: the stream.
     :param grace: how long after the batch time to wait at most; by default the stream's ``limits.seal_grace``. Streams
@@ -35,6 +39,7 @@ class BlocksReadySensor(LedgerSensor):
     def __init__(self, *, grace: timedelta | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.grace = grace
+        self._waiting_since_ms: int | None = None
 
     def execute(self, context: Context) -> Any:
         """Wait; this is a run's first task, so it refuses a run that asks for what the stream does not have."""
@@ -43,4 +48,16 @@ class BlocksReadySensor(LedgerSensor):
 
     def make_trigger(self, context: Context, ledger: Ledger) -> BlocksReadyTrigger:
         at_ms = batch_time_of_run(context, self.stream, ledger)
-        return BlocksReadyTrigger.of(self.stream, at_ms, grace=self.grace, poll_interval=self.trigger_poll_interval)
+        if self._waiting_since_ms is None:
+            self._waiting_since_ms = ledger.now_ms()
+        return BlocksReadyTrigger.of(
+            self.stream,
+            at_ms,
+            waiting_since_ms=self._waiting_since_ms,
+            grace=self.grace,
+            poll_interval=self.trigger_poll_interval,
+        )
+
+    def found(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
+        """Called with what the look found. Raises what `tell_what_was_found` raises."""
+        tell_what_was_found(event, self.stream, self.log)

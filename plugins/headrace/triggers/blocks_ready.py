@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from headrace.hooks.readiness import blocks_ready
+from airflow.sdk.exceptions import AirflowFailException
+
+from headrace.hooks.readiness import InputsNotReceivedError, blocks_ready
 from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.stream import Stream
 
-# A batch may wait for hours while a receiver is down: its task's log says why, but not five times a second.
+# A batch may wait for hours: its task's log says why, but not five times a second. Sooner where the wait is bounded.
 _TELL_SECONDS = 60.0
+_WARN_SECONDS = 15.0
 
 
 class BlocksReadyTrigger(LedgerTrigger):
-    """Fires once no block is to be waited for at a batch time."""
+    """Fires once no block is to be waited for at a batch time, or its inputs were waited for in vain.
+
+    :param waiting_since_ms: the ledger's time since which the batch's task waits; it does not begin anew with another
+        triggerer.
+    """
 
     # Receivers seal several times a second; a batch should not wait for the poll.
     POLL_SECONDS = 0.2
 
     def __init__(
-        self, *, ledger: str, stream: str, batch_time_ms: int, grace_ms: int, poll_interval: float | None = None
+        self,
+        *,
+        ledger: str,
+        stream: str,
+        batch_time_ms: int,
+        grace_ms: int,
+        waiting_since_ms: int = 0,
+        poll_interval: float | None = None,
     ) -> None:
         super().__init__(
             ledger=ledger,
@@ -32,12 +47,20 @@ class BlocksReadyTrigger(LedgerTrigger):
             poll_interval=poll_interval,
             batch_time_ms=batch_time_ms,
             grace_ms=grace_ms,
+            waiting_since_ms=waiting_since_ms,
         )
         self._tell_at = 0.0
+        self._told_trouble = False
 
     @classmethod
     def of(
-        cls, stream: Stream, batch_time_ms: int, *, grace: timedelta | None = None, poll_interval: float | None = None
+        cls,
+        stream: Stream,
+        batch_time_ms: int,
+        *,
+        waiting_since_ms: int = 0,
+        grace: timedelta | None = None,
+        poll_interval: float | None = None,
     ) -> BlocksReadyTrigger:
         """The trigger for a batch time of a stream; ``grace`` is by default the stream's ``limits.seal_grace``."""
         return cls(
@@ -45,14 +68,36 @@ class BlocksReadyTrigger(LedgerTrigger):
             stream=stream.name,
             batch_time_ms=batch_time_ms,
             grace_ms=(stream.limits.seal_grace if grace is None else grace) // timedelta(milliseconds=1),
+            waiting_since_ms=waiting_since_ms,
             poll_interval=poll_interval,
         )
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
         found = blocks_ready(ledger, self.stream, **self.parameters)
-        if found.ready:
-            return {"reason": found.reason, "complete": found.complete}
-        if time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + _TELL_SECONDS
-            self.log.info("Not ready: %s.", found.reason)
+        if found.ready or found.failed:
+            return {"reason": found.reason, "complete": found.complete, "failed": found.failed}
+        if time.monotonic() >= self._tell_at or found.troubled != self._told_trouble:
+            self._told_trouble = found.troubled
+            self._tell_at = time.monotonic() + (_WARN_SECONDS if found.troubled else _TELL_SECONDS)
+            self.log.log(logging.WARNING if found.troubled else logging.INFO, "Not ready: %s.", found.reason)
         return None
+
+
+def tell_what_was_found(event: dict[str, Any], stream: Stream, log: Any) -> None:
+    """Log what a trigger's look has found.
+
+    Raises:
+        AirflowFailException: inputs of a batch by arrival were waited for in vain. It has no record, so that nothing is
+            left to a retry: what comes later is taken by later batches.
+        InputsNotReceivedError: the same by timestamp, where this batch's records are still to come.
+    """
+    reason = event["reason"]
+    if event.get("failed"):
+        what = f"{reason[0].upper()}{reason[1:]}."
+        if stream.batch_by == "timestamp":
+            raise InputsNotReceivedError(what)
+        raise AirflowFailException(what)
+    if event.get("complete", True):
+        log.info("Done: %s.", reason)
+    else:
+        log.warning("Not waiting any longer: %s.", reason)

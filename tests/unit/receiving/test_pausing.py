@@ -27,7 +27,6 @@ from headrace.receiving.disk_room import room_for
 from headrace.receiving.log_budget import LogBudget
 from headrace.stream import Limits, Stream
 from headrace.stream.limits import MIB
-from headrace.testing.fake_kafka import FakeConsumer
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.wal.storage import open_storage
 

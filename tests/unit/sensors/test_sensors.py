@@ -11,7 +11,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.hooks import ledger as ledger_hook
 from headrace.hooks.ledger import register
-from headrace.hooks.readiness import blocks_ready
+from headrace.hooks.readiness import InputsNotReceivedError, blocks_ready
 from headrace.hooks.receiver_job import receiving
 from headrace.ledger import Ledger
 from headrace.sensors.blocks_ready import BlocksReadySensor
@@ -150,11 +150,9 @@ class TestBlocksReady:
     def ask(self, ledger, grace_ms=10_000):
         return blocks_ready(ledger, "flights", batch_time_ms=T, grace_ms=grace_ms)
 
-    def test_without_a_live_receiver_there_is_nothing_to_wait_for(self, ledger, clock):
-        assert self.ask(ledger).ready
-        Job(ledger, 2).run()
-        clock.advance(31_000)
-        assert "nothing to wait for" in self.ask(ledger).reason
+    def test_a_stopped_stream_is_waited_for_by_nobody(self, ledger, clock):
+        ledger.streams.set_desired_state("flights", "stopped")
+        assert self.ask(ledger).reason == "no receiver is alive to wait for"
 
     def test_before_the_interval_is_over(self, stream, ledger, clock):
         found = blocks_ready(ledger, "flights", batch_time_ms=T + 10_000, grace_ms=0)
@@ -188,6 +186,110 @@ class TestBlocksReady:
         Job(ledger, 2).run(sealed=T - 1)
         allocate(stream, ledger, open_storage(stream.storage.url), T)
         assert self.ask(ledger).reason == "the batch is allocated already"
+
+
+class TestInputsNotReceived:
+    """The batch time is T+10 s, the end of the stream's first interval; a batch waits for a minute."""
+
+    END = T + 10_000
+
+    @pytest.fixture
+    def job(self, ledger, clock) -> Job:
+        job = Job(ledger, 2).run(sealed=T)
+        clock.advance(10_000)
+        return self.beat(job)
+
+    def beat(self, job: Job) -> Job:
+        job.ledger.jobs.renew(job.lease)
+        for lease in job.leases:
+            job.ledger.receivers.heartbeat(lease, sealed_through_ms=job.ledger.now_ms())
+        return job
+
+    def note(self, job: Job, asked_ms: int, error: str | None, topics: dict | None = None) -> None:
+        health = {"records": {"asked_ms": asked_ms, "error": error, "topics": topics or {}}}
+        job.ledger.jobs.renew(job.lease, attributes={"inputs": health})
+
+    def ask(self, ledger, since_ms: int = 0):
+        return blocks_ready(ledger, "flights", batch_time_ms=self.END, grace_ms=10_000, waiting_since_ms=since_ms)
+
+    def test_a_batch_of_an_input_that_was_never_asked_waits_and_fails(self, ledger, clock, job):
+        self.note(job, 0, "Kafka at kafka:9092 cannot be asked: refused.")
+        found = self.ask(ledger)
+        assert (found.ready, found.failed, found.troubled) == (False, False, True)
+        assert found.reason == (
+            "nothing is known of this batch: input records is not received: Kafka at kafka:9092 cannot be asked: "
+            "refused (ever since the stream began); the task fails unless that is over in 60.0 s"
+        )
+        for _ in range(6):
+            clock.advance(10_000)
+            self.beat(job)
+        assert self.ask(ledger).failed
+        assert not self.ask(ledger, since_ms=self.END + 1_000).failed, "a run that began late has its time, too"
+        self.note(job, ledger.now_ms(), None)
+        assert self.ask(ledger).ready
+
+    def test_so_does_that_of_a_missing_topic(self, ledger, job):
+        self.note(job, self.END, None, {"flihgts": {"asked_ms": 0, "error": "it does not exist at kafka:9092"}})
+        assert (
+            "topic flihgts of input records is not received: it does not exist at kafka:9092" in self.ask(ledger).reason
+        )
+
+    def test_one_of_which_a_part_was_received_goes_on_and_says_so(self, ledger, job):
+        self.note(job, T + 1, "refused")
+        found = self.ask(ledger)
+        assert (found.ready, found.complete) == (True, False)
+        assert "but input records is not received: refused (since 2023-11-14T22:13:20Z)" in found.reason
+
+    def test_records_that_were_received_are_not_held_back(self, ledger, clock, job):
+        self.note(job, 0, "refused")
+        partition = TopicPartition("flights", TOPIC_ID, 0)
+        ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
+        ledger.positions.ensure(job.lease, "records", partition, 0)
+        ledger.positions.assign(job.lease, "records", {partition: 0})
+        ranges, handle = (OffsetRange(partition, 0, 1, 1),), BlockHandle("0.wal", 0, 1)
+        block = BlockInfo(job.leases[0].receiver_id, 1, 0, clock.now_ms(), handle, ranges, 1, 1)
+        at_ms = ledger.blocks.add(job.leases[0], block).batch_time_ms
+        clock.advance(10_000)
+        self.beat(job)
+        assert not self.ask(ledger).ready, "this time has none"
+        found = blocks_ready(ledger, "flights", batch_time_ms=at_ms, grace_ms=0)
+        assert (found.ready, found.complete) == (True, False)
+
+    def test_without_a_receiver_a_batch_waits_unless_the_stream_is_stopped(self, ledger, clock):
+        clock.advance(10_000)
+        assert "the stream has no receiver job yet" in self.ask(ledger).reason
+        clock.advance(60_000)
+        assert self.ask(ledger).failed
+        ledger.jobs.acquire("flights", holder="test", lease_ms=30_000)
+        assert not self.ask(ledger).failed, "a job that starts has its own limit"
+        ledger.streams.set_desired_state("flights", "stopped")
+        assert self.ask(ledger).ready
+
+    def test_a_batch_from_before_the_stream_is_empty(self, ledger):
+        assert blocks_ready(ledger, "flights", batch_time_ms=T - 10_000, grace_ms=0).ready
+
+    def test_the_sensor_fails_for_good_and_by_timestamp_is_tried_again(self, stream, ledger):
+        event = {"reason": "nothing is known of this batch", "complete": True, "failed": True}
+        with pytest.raises(AirflowFailException, match="Nothing is known of this batch"):
+            BlocksReadySensor(task_id="await", stream=stream).found({}, event)
+        timed = stream.model_copy(update={"batch_by": "timestamp"})
+        with pytest.raises(InputsNotReceivedError):
+            BlocksReadySensor(task_id="await", stream=timed).found({}, event)
+
+    def test_a_sensor_that_does_not_defer_fails_as_well(self, stream, ledger, clock):
+        sensor = BlocksReadySensor(task_id="await", stream=stream, deferrable=False)
+        asking = context(from_ms(T))
+        clock.advance(10_000)
+        assert sensor.poke(asking) is False
+        clock.advance(60_000)
+        with pytest.raises(AirflowFailException, match="has no receiver job yet"):
+            sensor.poke(asking)
+
+    def test_the_receivers_sensor_says_what_is_not_received(self, ledger, clock, job):
+        self.note(job, 0, "Kafka at kafka:9092 cannot be asked: refused.")
+        found = receiving(ledger, "flights", receivers=2, max_silence_ms=60_000)
+        assert not found.ok
+        assert "kafka:9092" in found.reason
 
 
 class ByTimestamp:
@@ -253,15 +355,22 @@ class TestBlocksReadyByTimestamp:
         timed.drain(0)
         assert timed.ask() == (True, "every active partition has passed the batch time or is drained")
 
-    def test_it_waits_while_nothing_lives_for_as_long_as_it_takes(self, timed, clock):
+    def test_while_nothing_lives_it_waits_for_a_minute_and_where_the_stream_is_stopped_as_long_as_it_takes(
+        self, timed, ledger, clock
+    ):
         assert not timed.ask()[0]
         timed.run()
         timed.store(0, T - 10_000)
         clock.advance(3_600_000)
-        ready, reason = timed.ask()
-        assert not ready
-        assert reason == (
-            "waiting for flights-0 (no receiver is alive to read it), flights-1 (no receiver is alive to read it)"
+        found = blocks_ready(ledger, "flights", batch_time_ms=T, grace_ms=1, waiting_since_ms=clock.now_ms() - 59_000)
+        assert (found.ready, found.failed) == (False, False)
+        clock.advance(1_000)
+        found = blocks_ready(ledger, "flights", batch_time_ms=T, grace_ms=1, waiting_since_ms=clock.now_ms() - 60_000)
+        assert found.failed
+        ledger.streams.set_desired_state("flights", "stopped")
+        assert timed.ask() == (
+            False,
+            "waiting for flights-0 (no receiver is alive to read it), flights-1 (no receiver is alive to read it)",
         )
 
     def test_one_that_is_behind_says_by_how_much(self, timed, clock):
@@ -298,10 +407,14 @@ class TestBlocksReadyByTimestamp:
 
     def test_nothing_is_ready_before_a_receiver_has_looked_at_the_topic(self, timed, clock):
         clock.advance(5_000)
-        waiting = (False, "waiting for the receiver job: it has not found any partition yet")
-        assert timed.ask() == waiting
+        waiting = (
+            "waiting for the receiver job: it has not found any partition yet: the stream is not received: the stream"
+        )
         # The topic may begin with records of a time from before the stream.
-        assert timed.ask(T - 10_000) == waiting
+        for at_ms in (T, T - 10_000):
+            ready, reason = timed.ask(at_ms)
+            assert not ready
+            assert reason.startswith(waiting)
 
     def test_what_is_sealed_waits_for_nothing(self, timed, clock):
         timed.run()
@@ -370,13 +483,17 @@ class TestBatchByChangedUnderALiveJob:
         self.by(ledger, stream, after)
         ledger.jobs.release(timed.job.lease)
         expected = {
-            "arrival": (True, "no receiver is alive, so there is nothing to wait for"),
+            "arrival": (
+                True,
+                "no receiver is alive to wait for",
+            ),
             "timestamp": (
                 False,
                 "waiting for flights-0 (no receiver is alive to read it), flights-1 (no receiver is alive to read it)",
             ),
         }
-        assert timed.ask() == expected[after]
+        ready, reason = timed.ask()
+        assert (ready, reason.partition(": the stream is not received")[0]) == expected[after]
         following = self.begin(ledger, clock, after)
         self.seal(following, T)
         assert following.ask()[0] == (after == "arrival")
@@ -409,7 +526,7 @@ class TestSensors:
             sensor.execute(context(from_ms(T - 10_000)))
         trigger = deferred.value.trigger
         assert isinstance(trigger, BlocksReadyTrigger)
-        assert trigger.parameters == {"batch_time_ms": T, "grace_ms": 3000}
+        assert trigger.parameters == {"batch_time_ms": T, "grace_ms": 3000, "waiting_since_ms": T}
         assert deferred.value.timeout == timedelta(seconds=60)
 
     def test_why_a_batch_waits_is_told_once_in_a_while(self, stream, ledger, capsys):
