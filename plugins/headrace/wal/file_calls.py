@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from headrace.wal.file_sync import sync_data, sync_file
+
 
 class FileCalls(Protocol):
     """The calls by which files are read and written, as ``os`` has them; each raises OSError."""
@@ -66,10 +68,10 @@ class SystemCalls:
         os.ftruncate(fd, length)
 
     def fsync(self, fd: int) -> None:
-        os.fsync(fd)
+        sync_file(fd)
 
     def fdatasync(self, fd: int) -> None:
-        os.fdatasync(fd)
+        sync_data(fd)
 
     def mkdir(self, path: Path) -> None:
         path.mkdir()

@@ -7,6 +7,8 @@ import errno
 import os
 from pathlib import Path
 
+from headrace.wal.file_sync import sync_file
+
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -38,6 +40,6 @@ def sync_directory(path: Path) -> None:
     """Make the names in the directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync_file(fd)
     finally:
         os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 from headrace.spark.outputs.errors import OutputFolderError
 from headrace.spark.outputs.parquet_folder import Claim, WrittenFile, claim_gone
 from headrace.spark.outputs.parquet_schema import file_schema
+from headrace.wal.file_sync import sync_file
 
 # Rows are held in memory until they are a row group: this many, or this many bytes in Arrow's form.
 _GROUP_ROWS = 1_000_000
@@ -43,7 +43,7 @@ def write_file(
                     writer.write_table(table.cast(wanted), row_group_size=max(1, table.num_rows))
                     rows += table.num_rows
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
             return WrittenFile(name, rows, file.tell())
     except FileNotFoundError as error:
         raise claim_gone(claim) from error

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import secrets
 import shutil
 import time
@@ -30,6 +29,7 @@ from urllib.parse import quote
 
 from headrace.spark.outputs.durable_folders import exchange, make_directory, sync_directory
 from headrace.spark.outputs.errors import AttemptReplacedError, OutputFolderError
+from headrace.wal.file_sync import sync_file
 
 HIDDEN = ".headrace"
 RECORD = "_headrace.json"
@@ -195,7 +195,7 @@ class Claim:
         with (ready / RECORD).open("xb") as out:
             out.write(json.dumps(record, indent=1).encode() + b"\n")
             out.flush()
-            os.fsync(out.fileno())
+            sync_file(out.fileno())
         sync_directory(ready)
         return ready
 
