@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,10 @@ from headrace.cli.output import duration_text, print_json, print_table, time_tex
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import UnclaimedTime
+
+# Whoever runs batches has allocated one in this time, or in so many intervals.
+_IDLE_MS = 60_000
+_IDLE_INTERVALS = 3
 
 BatchTime = Annotated[
     str, typer.Argument(help="The batch's time: epoch milliseconds or ISO 8601, such as 2026-11-21T14:05Z.")
@@ -36,10 +41,13 @@ def list_batches(
     as_json: AsJson = False,
 ) -> None:
     """List a stream's batches and the batch times that nobody ran."""
+    from headrace.batching.stream_status import last_error
+
     with opened(ledger) as found:
         found.streams.get(name)
-        rows = found.batches.list(name, limit)
+        rows = [replace(row, error=last_error(found, row)) for row in found.batches.list(name, limit)]
         waiting = _waiting(found, name, limit=1000)
+        who = _who_takes(found, name)
     if as_json:
         print_json({"batches": rows, "unclaimed": waiting})
         return
@@ -62,7 +70,7 @@ def list_batches(
         ],
     )
     if waiting:
-        _tell_waiting(waiting)
+        _tell_waiting(waiting, who)
 
 
 @batches.command()
@@ -106,10 +114,11 @@ def unclaimed(
     """List the batch times that have come, have blocks, and were taken by no batch."""
     with opened(ledger) as found:
         waiting = _waiting(found, name, limit=limit)
+        who = _who_takes(found, name)
     if as_json:
         print_json(waiting)
     elif waiting:
-        _tell_waiting(waiting)
+        _tell_waiting(waiting, who)
     else:
         typer.echo(f"Every batch time of {name} that has come and has blocks has its batch.")
 
@@ -119,10 +128,22 @@ def _waiting(ledger: Ledger, name: str, *, limit: int) -> list[UnclaimedTime]:
     return [time for time in ledger.blocks.unclaimed(name, limit) if time.batch_time_ms < open_ms]
 
 
-def _tell_waiting(waiting: list[UnclaimedTime]) -> None:
-    typer.echo(
-        "Unclaimed batch times: blocks that no batch has taken yet. If no DAG run is coming to them, backfill them."
-    )
+def _who_takes(ledger: Ledger, name: str) -> str:
+    """Whether runs come to batch times that wait, and what to do where none does."""
+    row = ledger.streams.get(name)
+    newest = next(iter(ledger.batches.list(name, limit=1)), None)
+    idle_ms = None if newest is None else ledger.now_ms() - newest.allocated_at_ms
+    if idle_ms is None or idle_ms > max(_IDLE_MS, _IDLE_INTERVALS * row.batch_interval_ms):
+        since = "yet" if newest is None else f"since {time_text(newest.allocated_at_ms)}"
+        return (
+            f"No batch was allocated {since}: is the batch DAG paused, or is a run stuck? Its next run takes them, or "
+            "triggers runs for them."
+        )
+    return "They are on their way: the next runs of the batch DAG take them."
+
+
+def _tell_waiting(waiting: list[UnclaimedTime], who: str) -> None:
+    typer.echo(f"Unclaimed batch times: blocks that no batch has taken yet. {who}")
     print_table(
         ("batch time", "blocks", "records"), [(time_text(t.batch_time_ms), t.blocks, t.records) for t in waiting]
     )

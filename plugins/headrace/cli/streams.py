@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json, print_table, time_text
+from headrace.receiving.input_health import InputTrouble, input_troubles, receiver_state
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import ReceiverRow, StreamRow
+    from headrace.ledger.rows import JobRow, ReceiverRow, StreamRow
 
 _NOT_STOPPED = 4
 """Exit code of `stop --wait` when the receiver job still runs at the deadline."""
@@ -24,7 +26,7 @@ def streams(
     name: Annotated[str | None, typer.Argument(help="One stream, with its receivers and positions.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the streams, or show one: its receiver job, receivers and positions."""
+    """List the streams with their lag, rate and delay, or show one: its receiver job, receivers and positions."""
     with opened(ledger) as found:
         if name is not None:
             _show(found, name, as_json=as_json)
@@ -34,8 +36,18 @@ def streams(
         print_json(rows)
     else:
         print_table(
-            ("stream", "wanted", "receiver job", "last batch", "unclaimed times"),
-            [(r["name"], r["desired_state"], r["job"], time_text(r["last_batch_ms"]), r["unclaimed"]) for r in rows],
+            (
+                *("stream", "wanted", "health", "receiver job", "lag", "lag s", "records/s", "last batch"),
+                *("began after", "done after", "oldest unfinished"),
+            ),
+            [
+                (
+                    *(r["name"], r["desired_state"], r["health"], r["job"], _lag(r), r["lag_seconds"], r["rate"]),
+                    *(time_text(r["last_batch_ms"]), _after(r["scheduling_delay_seconds"])),
+                    *(_after(r["total_delay_seconds"]), _oldest(r["oldest_unfinished"])),
+                )
+                for r in rows
+            ],
         )
 
 
@@ -99,25 +111,64 @@ def _runs(ledger: Ledger, name: str) -> bool:
     return job is not None and job.alive(ledger.now_ms())
 
 
-def _receiver_state(receiver: ReceiverRow, now_ms: int) -> str:
+def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], now_ms: int) -> str:
     if receiver.state.ended:
         return receiver.state.value
     if not receiver.alive(now_ms):
         return "lease lost"
-    return receiver.state.value if receiver.paused_reason is None else "paused"
+    return receiver_state(receiver, unasked) if receiver.paused_reason is None else "paused"
 
 
 def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
+    from headrace.batching.stream_status import stream_status
+
     job = ledger.jobs.current(row.name)
     newest = ledger.batches.list(row.name, limit=1)
-    state = "none" if job is None else job.state.value
     return {
         "name": row.name,
         "desired_state": row.desired_state.value,
-        "job": state if job is None or job.alive(ledger.now_ms()) or job.state.ended else f"{state}, lease lost",
+        "job": _job_state(job, ledger.now_ms()),
+        **stream_status(ledger, row).to_json(),
         "last_batch_ms": newest[0].batch_time_ms if newest else None,
         "unclaimed": len(ledger.blocks.unclaimed(row.name)),
     }
+
+
+def _job_state(job: JobRow | None, now_ms: int) -> str:
+    if job is None:
+        return "none"
+    return job.state.value if job.alive(now_ms) or job.state.ended else f"{job.state.value}, lease lost"
+
+
+def _lag(summary: dict[str, Any]) -> str | None:
+    """Records that the log has not, as far as they are known."""
+    if summary["lag"] is None or not summary["lag_unknown"]:
+        return None if summary["lag"] is None else f"{summary['lag']:,}"
+    return f"at least {summary['lag']:,}" if summary["lag"] else "unknown"
+
+
+def _numbers(summary: dict[str, Any]) -> str:
+    """The stream's numbers in sentences."""
+    seconds = "" if summary["lag_seconds"] is None else f" ({summary['lag_seconds']:.0f} s)"
+    told = f"Lag: {_lag(summary) or 'unknown'} records{seconds}, received: {summary['rate']:,} records/s."
+    if summary["total_delay_seconds"] is not None:
+        told += (
+            f" The last batch began {_after(summary['scheduling_delay_seconds'])} and was done "
+            f"{_after(summary['total_delay_seconds'])} after its time."
+        )
+    oldest = summary["oldest_unfinished"]
+    return told if oldest is None else f"{told} Oldest unfinished batch: {_oldest(oldest)}."
+
+
+def _after(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:.1f} s"
+
+
+def _oldest(unfinished: dict[str, Any] | None) -> str | None:
+    if unfinished is None:
+        return None
+    error = f": {unfinished['error']}" if unfinished["error"] else ""
+    return f"{time_text(unfinished['batch_time_ms'])}, {unfinished['state']}{error}"
 
 
 def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
@@ -139,18 +190,25 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     summary = _summary(ledger, row)
     typer.echo(f"Stream {name}, wanted {summary['desired_state']}; receiver job {summary['job']}", nl=False)
     typer.echo("" if job is None else f", held by {job.holder} since {time_text(job.acquired_at_ms)}")
+    typer.echo(f"It is {summary['health']}. {_numbers(summary)}")
     now_ms = ledger.now_ms()
-    for trouble in (job.attributes.get("troubles") or ()) if job is not None and job.alive(now_ms) else ():
+    for trouble in summary["troubles"]:
         typer.echo(f"Trouble: {trouble}")
+    unasked = input_troubles(job, receivers, now_ms)
     for receiver in receivers:
         if receiver.paused_reason is not None and receiver.alive(now_ms):
             typer.echo(f"Paused: receiver {receiver.receiver_id}: {receiver.paused_reason}")
     print_table(
-        ("receiver", "state", "host", "heartbeat", "sealed through", "restarts", "late", "last error"),
+        (
+            *("receiver", "state", "lag", "records/s", "host", "heartbeat", "sealed through", "restarts", "late"),
+            "last error",
+        ),
         [
             (
                 receiver.receiver_id,
-                _receiver_state(receiver, now_ms),
+                _receiver_state(receiver, unasked, now_ms),
+                receiver.stats.get("total_lag") if not receiver.stats.get("lag_unknown") else "unknown",
+                receiver.stats.get("rate"),
                 receiver.host,
                 time_text(receiver.heartbeat_ms),
                 time_text(receiver.sealed_through_ms),

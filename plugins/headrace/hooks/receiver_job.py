@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from headrace.receiving.input_health import InputTrouble, input_troubles
+from headrace.receiving.input_health import InputTrouble, input_troubles, receiver_state
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -140,12 +140,6 @@ def awaited_application(ledger: Ledger, stream: str, *, patience_ms: int) -> str
     if now_ms - (job.ended_at_ms or job.heartbeat_ms) >= patience_ms:
         return None
     return f"The receiver job (epoch {job.epoch}) is gone, and the next one is due."
-
-
-def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
-    """The state of a live receiver, for people: one that runs and cannot ask Kafka is not "running"."""
-    mine = any(each.topic is None and each.input_id == receiver.receiver_id.input_id for each in troubles)
-    return "waiting for Kafka" if mine and receiver.state.value == "running" else receiver.state.value
 
 
 def _receiver_text(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:

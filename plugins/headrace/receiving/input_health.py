@@ -7,7 +7,7 @@ the renewals that there are anyway. `input_troubles` puts them together for whoe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,12 @@ def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms:
         if key not in found and (trouble.input_id, None) not in found:
             found[key] = trouble
     return list(found.values())
+
+
+def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
+    """The state of a live receiver, for people: one that runs and cannot ask Kafka is not "running"."""
+    mine = any(each.topic is None and each.input_id == receiver.receiver_id.input_id for each in troubles)
+    return "waiting for Kafka" if mine and receiver.state.value == "running" else receiver.state.value
 
 
 def _no_job(job: JobRow | None, receivers: list[ReceiverRow]) -> InputTrouble:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.cli.main import app
+from headrace.clock import SystemClock
 from headrace.ledger import BatchState, Ledger
 
 PARTITION = TopicPartition("clicks", "id-1", 0)
@@ -54,8 +55,30 @@ def test_batches_are_listed_with_what_no_batch_has_taken(run: Callable[..., Resu
     assert [(batch["records"], batch["state"]) for batch in told["batches"]] == [(5, "allocated")]
     assert [time["records"] for time in told["unclaimed"]] == [5, 5]
     text = run("list", "shop").stdout
-    assert "Unclaimed batch times" in text
+    assert "They are on their way" in text
     assert "allocated" in text
+
+
+def test_a_backlog_to_which_nobody_comes_is_told_from_one_on_its_way(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "backfill" not in run("unclaimed", "shop").stdout
+    now_ms = SystemClock().now_ms() + 90_000
+    monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
+    told = run("unclaimed", "shop").stdout
+    assert "No batch was allocated since" in told
+
+
+def test_the_error_of_a_batch_whose_output_failed_is_listed(run: Callable[..., Result], url: str) -> None:
+    with Ledger.open(url) as ledger:
+        (batch,) = ledger.batches.list("shop")
+        begin = {"holder": "test", "way": "connect", "lease_ms": 60_000}
+        attempt = ledger.batches.begin_attempt("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
+        ledger.batches.fail_attempt(attempt, "the index is read-only")
+        ledger.batches.begin_attempt("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
+    (told,) = json.loads(run("list", "shop", "--json").stdout)["batches"]
+    assert (told["state"], told["error"]) == ("running", "the index is read-only")
+    assert "the index is read-only" in run("list", "shop").stdout
 
 
 def test_unclaimed_batch_times_are_listed_by_themselves(run: Callable[..., Result], url: str) -> None:
