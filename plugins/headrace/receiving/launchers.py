@@ -31,6 +31,10 @@ class ReceiverLauncher(Protocol):
 
     def start(self, task: ReceiverTask) -> ReceiverHandle: ...
 
+    def crowding(self) -> str | None:
+        """Why batches cannot run beside the receivers that run now; None where they can."""
+        ...
+
 
 class ThreadHandle:
     """A receiver in a thread of this process."""
@@ -66,6 +70,9 @@ class ThreadLauncher:
     def start(self, task: ReceiverTask) -> ReceiverHandle:
         return ThreadHandle(task)
 
+    def crowding(self) -> str | None:
+        return None
+
 
 class ProcessHandle:
     """A receiver in a process of its own."""
@@ -91,6 +98,9 @@ class ProcessLauncher:
 
     def start(self, task: ReceiverTask) -> ReceiverHandle:
         return ProcessHandle(task)
+
+    def crowding(self) -> str | None:
+        return None
 
 
 def _run_and_exit(task: ReceiverTask) -> None:

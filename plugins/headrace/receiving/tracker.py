@@ -83,6 +83,7 @@ class ReceiverTracker:
     ) -> None:
         self._stream = stream
         self._ledger = ledger
+        self._launcher = launcher
         self._lease = job_lease
         self._clock = clock or SystemClock()
         self._metadata_seconds = metadata_seconds
@@ -110,6 +111,8 @@ class ReceiverTracker:
         self._questions: dict[str, Future[Discovery]] = {}
         self._next_question: dict[str, float] = {}
         self._told: dict[str, str] = {}
+        self._next_slot_check = 0.0
+        self._slot_seconds = metadata_seconds
         self._has_begun = False
         self._pool = ThreadPoolExecutor(max_workers=len(stream.inputs), thread_name_prefix="headrace-discovery")
 
@@ -133,6 +136,7 @@ class ReceiverTracker:
                 else:
                     self._keep_going(rows, status.now_ms)
                     self._hand_out(rows, status.now_ms)
+                    self._keep_slot_for_batches()
                     self._tolerantly(self._rates.follow)
                 self._clock.wait(stop, TICK_SECONDS)
         except LeaseLostError as error:
@@ -200,6 +204,21 @@ class ReceiverTracker:
                 logger.warning("%s", ended)
                 payload = {"receiver": str(receiver.task.receiver_id), "error": ended, "starts": receiver.starts}
                 self._tolerantly(partial(self._event, payload))
+
+    def _keep_slot_for_batches(self) -> None:
+        """End a receiver where all of them hold every task slot; it starts again when there is one more.
+
+        The last one goes on: without receivers nothing would come into the log, and the batches have nothing to do.
+        """
+        now = self._clock.monotonic()
+        if now < self._next_slot_check:
+            return
+        self._next_slot_check = now + self._slot_seconds
+        crowding = self._launcher.crowding()
+        self._tolerantly(partial(self._tell, "all", "slots", crowding))
+        running = [receiver for receiver in self._receivers if receiver.running]
+        if crowding is not None and len(running) > 1:
+            running[-1].cancel()
 
     def _hand_out(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         """Partitions to live receivers, and news of topics to the ledger."""

@@ -17,6 +17,7 @@ from headrace.batching.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
 from headrace.spark.coupling import under_spark_submit
 from headrace.spark.packaging import executors_path, send_code
+from headrace.spark.receiver_executors import task_slots
 from headrace.spark.sessions import (
     CONNECT_PLUGIN,
     LOCAL_CONF,
@@ -239,16 +240,10 @@ def _await_task_slots(spark: SparkSession, wanted: int) -> int:
     one can have done all of the warm-up before the others have registered.
     """
     until = time.monotonic() + (0.0 if is_local_master(str(spark.sparkContext.master)) else SLOTS_SECONDS)
-    while (slots := _task_slots(spark)) < wanted and time.monotonic() < until:
+    while (slots := task_slots(spark.sparkContext)) < wanted and time.monotonic() < until:
         logger.info("waiting for executors: %d task slots of %d are there", slots, wanted)
         time.sleep(2.0)
     return slots
-
-
-def _task_slots(spark: SparkSession) -> int:
-    context: Any = spark.sparkContext._jsc.sc()
-    profile = context.resourceProfileManager().defaultResourceProfile()
-    return int(context.maxNumConcurrentTasks(profile))
 
 
 def warm_up_connect(url: str, token: str) -> threading.Thread:

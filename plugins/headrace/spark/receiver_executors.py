@@ -1,4 +1,4 @@
-"""The executors of a Spark application, which of them runs a job, and a job's task near one of them.
+"""The executors of a Spark application, their task slots, which of them runs a job, and a job's task near one of them.
 
 Through the JVM, for pyspark has none of it. What goes wrong here costs a receiver its place, not its start.
 """
@@ -29,6 +29,12 @@ def executors_of(context: SparkContext) -> list[Executor]:
         if manager.executorId() != _DRIVER:
             found.append(Executor(str(manager.host()), str(manager.executorId())))
     return found
+
+
+def task_slots(context: SparkContext) -> int:
+    """How many tasks the executors that live now run at once, those that are running included."""
+    spark: Any = context._jsc.sc()
+    return int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
 
 
 def executor_of_group(context: SparkContext, group: str) -> Executor | None:

@@ -17,7 +17,7 @@ from headrace.receiving.scheduling_policy import Executor, Location
 from headrace.receiving.supervisor import ReceiverReport
 from headrace.spark.coupling import ProcessWatch, parent_gone
 from headrace.spark.failures import first_cause
-from headrace.spark.receiver_executors import executor_of_group, executors_of, placed
+from headrace.spark.receiver_executors import executor_of_group, executors_of, placed, task_slots
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ _ASK_SECONDS = 2.0
 
 class TaskRetriedError(HeadraceError):
     """Spark started a receiver's task again by itself; the tracker decides about that, so the task ended at once."""
+
+
+class NoFreeSlotError(HeadraceError):
+    """Executors were lost, and a receiver more would take the last task slot: batches would wait without an end."""
 
 
 class SparkReceiverHandle:
@@ -90,7 +94,10 @@ class SparkReceiverHandle:
 
 class SparkReceiverLauncher:
     """Starts the stream's receivers in a Spark application (``headrace.receiving.launchers.ReceiverLauncher``), each
-    on the executor that its placement has for it."""
+    on the executor that its placement has for it.
+
+    One task slot is kept for batches, also after executors were lost: a receiver that finds none besides waits.
+    """
 
     def __init__(self, context: SparkContext, stream: Stream) -> None:
         self._context = context
@@ -99,12 +106,39 @@ class SparkReceiverLauncher:
         self._handles: list[SparkReceiverHandle] = []
 
     def start(self, task: ReceiverTask) -> SparkReceiverHandle:
+        """Start the receiver of ``task``.
+
+        Raises:
+            NoFreeSlotError: it would take the last task slot.
+        """
+        self._handles = [known for known in self._handles if not known.done()]
+        slots, running = task_slots(self._context), len(self._handles)
+        if slots < running + 2:
+            raise NoFreeSlotError(
+                f"The Spark application has {slots} task slot(s) left, {running} for receivers that run and one that is "
+                "kept for batches.",
+                remedy="It starts when the cluster has given executors back; else stop and start the stream.",
+            )
         self._launched += 1
         group = f"headrace/receiver/{task.receiver_id}/{task.job_lease.epoch}/{self._launched}"
-        self._handles = [known for known in self._handles if not known.done()]
         handle = SparkReceiverHandle(self._context, task, group, self._locations(task.receiver_id))
         self._handles.append(handle)
         return handle
+
+    def crowding(self) -> str | None:
+        """Why batches cannot run now: the receivers hold every task slot that the lost executors have left."""
+        running = sum(not known.done() for known in self._handles)
+        try:
+            slots = task_slots(self._context) if running else 1
+        except Exception:
+            logger.exception("the number of task slots is not known")
+            return None
+        if slots > running:
+            return None
+        return (
+            f"The Spark application has {slots} task slot(s) left, and {running} receiver(s) hold them all: no batch can "
+            "run. Executors were lost and did not come back; look at the cluster."
+        )
 
     def _locations(self, receiver: ReceiverId) -> tuple[Location, ...]:
         try:

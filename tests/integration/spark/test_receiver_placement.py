@@ -132,5 +132,7 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
     assert first not in running(application)
     assert sorted(row.epoch for row in receivers(application)) in ([epochs[0], epochs[0] + 2], [epochs[0] + 1] * 2)
     events = application.ledger.events.list("clicks", kinds=[EventKind.RECEIVER_ERROR])
-    assert len(events) == 2
-    assert "starts again" in str(events[0].payload)
+    # Besides, a receiver waits for an executor that leaves a slot for batches.
+    ends = [text for event in events if "NoFreeSlotError" not in (text := str(event.payload))]
+    assert len(ends) == 2
+    assert "starts again" in ends[0]

@@ -117,7 +117,7 @@ def test_a_cluster_whose_executors_come_one_by_one_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, master: str, looks: int
 ) -> None:
     seen = [1, 1, 4]
-    monkeypatch.setattr(receiver_application, "_task_slots", lambda spark: seen.pop(0))
+    monkeypatch.setattr(receiver_application, "task_slots", lambda context: seen.pop(0))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     slots = receiver_application._await_task_slots(spark, 2)

@@ -72,10 +72,18 @@ class Launcher:
         self.setting = setting
         self.handles: dict[int, list[Handle]] = {}
         self.broken = False
+        # What more than so many receivers leave no slot for.
+        self.most_beside_batches = 100
         self.storage: Callable[[], Any] = lambda: open_storage(setting.stream.folder_url)
 
+    def running(self) -> int:
+        return sum(not handle.done() for handles in self.handles.values() for handle in handles)
+
+    def crowding(self) -> str | None:
+        return "receivers hold every slot" if self.running() > self.most_beside_batches else None
+
     def start(self, task: ReceiverTask) -> Handle:
-        if self.broken:
+        if self.broken or self.running() >= self.most_beside_batches:
             raise RuntimeError("no executor")
         setting = self.setting
         supervisor = ReceiverSupervisor(

@@ -114,6 +114,27 @@ def test_a_dead_receivers_partitions_move_and_come_back(setting: Setting) -> Non
     eventually(lambda: setting.loads() == [2, 2])
 
 
+def test_receivers_that_hold_every_slot_give_one_back_and_its_partitions_move(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.most_beside_batches = 1
+    eventually(lambda: sorted(setting.loads()) == [0, 4])
+    assert "receivers hold every slot" in setting.errors()
+    eventually(lambda: setting.troubles() == [])
+    setting.launcher.most_beside_batches = 2
+    eventually(lambda: setting.loads() == [2, 2])
+
+
+def test_the_last_receiver_keeps_its_slot(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.most_beside_batches = 0
+    eventually(lambda: sorted(setting.loads()) == [0, 4])
+    eventually(lambda: setting.troubles() == ["receivers hold every slot"])
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == 1)
+
+
 class HungDisk:
     """Its syncs return when they are let."""
 
