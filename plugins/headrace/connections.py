@@ -2,7 +2,8 @@
 
 Airflow looks for a connection ``kafka_default`` in ``AIRFLOW_CONN_KAFKA_DEFAULT``, as JSON or as a URI. The
 processes that headrace starts (receiver job, batch) get the stream's connections this way, so that a secret is
-never on a command line, in the ledger or in a Spark plan; a plain script sets the same variable by hand.
+never on a command line, in the ledger or in a Spark plan; a plain script sets the same variable by hand. Executors on
+other hosts get them in a file of the application (``headrace.spark.packaging``), which a variable names.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from headrace.errors import HeadraceError
 
 ENV_PREFIX = "AIRFLOW_CONN_"
+
+FILE_VARIABLE = "HEADRACE_CONNECTIONS_FILE"
+"""The environment variable that names a JSON file of further ``AIRFLOW_CONN_…`` variables and their values."""
 
 CONNECTION_PREFIX = "connection:"
 """What a ledger's URL begins with where it names a connection: ``connection:<its id>``."""
@@ -67,17 +72,27 @@ def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connectio
     """The connection with this id.
 
     Raises:
-        ConnectionNotFoundError: the environment has no such variable.
+        ConnectionNotFoundError: neither the environment nor the file that it names has such a variable.
         ConnectionFormatError: its text is neither JSON nor a URI.
     """
     name = variable_name(conn_id)
-    text = (os.environ if environ is None else environ).get(name)
+    environ = os.environ if environ is None else environ
+    text = environ.get(name) or _of_file(environ.get(FILE_VARIABLE)).get(name)
     if not text:
         raise ConnectionNotFoundError(
             f"Connection {conn_id!r} is not known to this process.",
             remedy=f"Define it in Airflow, or set {name} to Airflow's JSON or URI form of it.",
         )
     return from_text(conn_id, text)
+
+
+def _of_file(path: str | None) -> Mapping[str, str]:
+    try:
+        found: dict[str, str] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    except FileNotFoundError:
+        # On the driver, whose own environment has them.
+        return {}
+    return found
 
 
 def from_text(conn_id: str, text: str) -> Connection:

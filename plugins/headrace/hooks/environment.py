@@ -50,7 +50,7 @@ def child_environment(stream: Stream, base: Mapping[str, str] | None = None) -> 
     }
     for conn_id in stream.connection_ids:
         environment[variable_name(conn_id)] = connection_json(conn_id)
-    environment[SECRET_KEY_VARIABLE] = secret_key()
+    environment[SECRET_KEY_VARIABLE] = secret_key(stream.name)
     # Executors and the driver run the Python that runs Airflow; left alone they pick another, without pyarrow.
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -92,8 +92,8 @@ def connection_json(conn_id: str) -> str:
     return BaseHook.get_connection(conn_id).as_json()
 
 
-def secret_key() -> str:
-    """The secret that the receiver job and its batches share, 64 hexadecimal digits.
+def secret_key(stream_name: str) -> str:
+    """The secret that a stream's receiver job and its batches share, 64 hexadecimal digits; each stream has another.
 
     It is derived from ``[headrace] secret_key``, else from ``[core] fernet_key``, and tells nothing of them: with the
     latter itself, whoever writes a transform could read all of Airflow's connections.
@@ -105,4 +105,4 @@ def secret_key() -> str:
             "would have no token.",
             remedy="Set AIRFLOW__HEADRACE__SECRET_KEY to a long random string, the same on every worker.",
         )
-    return hmac.new(key.encode(), _PURPOSE, hashlib.sha256).hexdigest()
+    return hmac.new(key.encode(), b"%b\n%b" % (_PURPOSE, stream_name.encode()), hashlib.sha256).hexdigest()

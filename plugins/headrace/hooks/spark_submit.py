@@ -104,8 +104,8 @@ class StreamSparkSubmitHook(SparkSubmitHook):
         if self.is_cluster_mode:
             self.log.warning(
                 "The driver runs in the cluster: give it the stream's connections (AIRFLOW_CONN_…) and "
-                "HEADRACE_SECRET_KEY (what headrace.hooks.environment.secret_key() returns here) there, for instance "
-                "from a Kubernetes secret."
+                "HEADRACE_SECRET_KEY (what headrace.hooks.environment.secret_key returns here for its name) there, for "
+                "instance from a Kubernetes secret."
             )
         return child_environment(self._stream) | {name: str(value) for name, value in (self._env_vars or {}).items()}
 

@@ -20,8 +20,9 @@ class SparkMaster(Server):
 
     name = "spark-master"
 
-    def __init__(self, folder: Path, *, port: int | None = None, web_port: int | None = None) -> None:
+    def __init__(self, folder: Path, *, conf_dir: Path, port: int | None = None, web_port: int | None = None) -> None:
         super().__init__(folder)
+        self.conf_dir = conf_dir
         self.port = port or free_port()
         self.web_port = web_port or free_port({self.port})
 
@@ -37,7 +38,11 @@ class SparkMaster(Server):
         argv = [_spark_class(), "org.apache.spark.deploy.master.Master", "--host", LOOPBACK]
         argv += ["--port", str(self.port), "--webui-port", str(self.web_port)]
         return ProcessSpec(
-            name=self.name, argv=argv, env=_environment({"SPARK_MASTER_OPTS": options}), cwd=self.folder, log=self.log
+            name=self.name,
+            argv=argv,
+            env=_environment(self.conf_dir) | {"SPARK_MASTER_OPTS": options},
+            cwd=self.folder,
+            log=self.log,
         )
 
     def probe(self) -> None:
@@ -60,7 +65,8 @@ class SparkWorker(Server):
         argv = [_spark_class(), "org.apache.spark.deploy.worker.Worker", "--host", LOOPBACK]
         argv += ["--webui-port", str(self.web_port), "--cores", str(self._cores), "--memory", self._memory]
         argv += ["--work-dir", str(self.folder / "work"), self._master.url]
-        return ProcessSpec(name=self.name, argv=argv, env=_environment(), cwd=self.folder, log=self.log)
+        env = _environment(self._master.conf_dir)
+        return ProcessSpec(name=self.name, argv=argv, env=env, cwd=self.folder, log=self.log)
 
     def probe(self) -> None:
         with urllib.request.urlopen(f"http://{LOOPBACK}:{self.web_port}/json/", timeout=2):
@@ -68,10 +74,18 @@ class SparkWorker(Server):
 
 
 class SparkCluster:
-    """A master and ``workers`` workers in ``folder``; started on entering, stopped on leaving."""
+    """A master and ``workers`` workers in ``folder``; started on entering, stopped on leaving.
 
-    def __init__(self, folder: Path, *, workers: int = 2, cores: int = 2, memory: str = "1g") -> None:
-        self.master = SparkMaster(folder / "master")
+    With a ``secret`` it takes only applications that have it (``spark.authenticate``), and encrypts its network. Such
+    an application is started with ``SPARK_CONF_DIR``, the folder of the cluster's own settings.
+    """
+
+    def __init__(
+        self, folder: Path, *, workers: int = 2, cores: int = 2, memory: str = "1g", secret: str | None = None
+    ) -> None:
+        self._secret = secret
+        self.conf_dir = folder / "conf"
+        self.master = SparkMaster(folder / "master", conf_dir=self.conf_dir)
         names = [f"spark-worker-{number}" for number in range(workers)]
         self.workers: dict[str, Server] = {
             name: SparkWorker(folder / name, name, self.master, cores=cores, memory=memory) for name in names
@@ -89,6 +103,16 @@ class SparkCluster:
 
     def start(self) -> Self:
         """Start all; returns when each answers."""
+        self.conf_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._secret is not None:
+            # On a command line every user of the machine could read it.
+            settings = {
+                "spark.authenticate": "true",
+                "spark.authenticate.secret": self._secret,
+                "spark.network.crypto.enabled": "true",
+            }
+            text = "".join(f"{name} {value}\n" for name, value in settings.items())
+            (self.conf_dir / "spark-defaults.conf").write_text(text)
         try:
             for server in self.servers.values():
                 server.start()
@@ -118,6 +142,6 @@ def _spark_class() -> str:
     return str(Path(spec.origin).parent / "bin" / "spark-class")
 
 
-def _environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+def _environment(conf_dir: Path) -> dict[str, str]:
     own = {"SPARK_LOCAL_IP": LOOPBACK, "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m"}
-    return child_environment(own | (extra or {}))
+    return child_environment(own | {"SPARK_CONF_DIR": str(conf_dir)})

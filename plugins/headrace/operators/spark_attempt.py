@@ -194,7 +194,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             self.log.info("The receiver job's application is on %s and not reachable, so the batch is submitted.", host)
             return "submit"
         theirs = job.attributes.get(connect_token.FINGERPRINT)
-        if theirs is not None and theirs != connect_token.fingerprint(secret_key(), self.stream.name):
+        if theirs is not None and theirs != connect_token.fingerprint(secret_key(self.stream.name), self.stream.name):
             self.log.warning(
                 "The receiver job (epoch %d) was started with another secret key and would refuse this batch, so the "
                 "batch is submitted. `headrace stop %s` and `headrace start %s` give the job the key of now.",

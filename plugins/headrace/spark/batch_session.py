@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState
 from headrace.spark import connect_token
-from headrace.spark.packaging import send_code
+from headrace.spark.packaging import connections_conf, send_code, send_connections
 from headrace.spark.sessions import (
     attempt_session_id,
     attempt_tag,
     classic_session,
     connect_session,
     end_session,
+    given_conf,
 )
 from headrace.spark.versions import check_versions
 
@@ -108,6 +109,8 @@ def replaces(attempt: Attempt, earlier: AttemptRow) -> bool:
 def open_own_session(stream: Stream, attempt: Attempt) -> SparkSession:
     """The session of an application that runs this batch and nothing else."""
     name = f"headrace {stream.name} batch {attempt.batch_time_ms}" + (f" {attempt.target}" if attempt.target else "")
-    spark = classic_session(name, master=stream.spark.master_url(0), conf=stream.spark.conf)
+    master = given_conf().get("spark.master") or stream.spark.master_url(0)
+    spark = classic_session(name, master=master, conf={**stream.spark.conf, **connections_conf(master)})
     send_code(spark.sparkContext, stream)
+    send_connections(spark.sparkContext)
     return spark

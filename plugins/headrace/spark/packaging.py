@@ -1,4 +1,4 @@
-"""The package as one archive, for executors that do not have it installed, and how it and a stream's code get there.
+"""What executors on other hosts get from the application: the package as one archive, a stream's code, its connections.
 
 Executors get the core and the Spark layer: neither the Airflow side, nor the command line, nor the embedded servers.
 The libraries below (pyarrow, confluent-kafka, SQLAlchemy ...) must be installed where executors run.
@@ -7,13 +7,16 @@ The libraries below (pyarrow, confluent-kafka, SQLAlchemy ...) must be installed
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headrace
+from headrace.connections import ENV_PREFIX, FILE_VARIABLE
 from headrace.errors import HeadraceError
 from headrace.spark.sessions import is_local_master
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 _LAYERS = ("batching", "indexing", "ledger", "receiving", "spark", "stream", "wal")
 # A zip's times must not depend on the checkout, or equal sources would give unequal bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
+_CONNECTIONS = "headrace-connections.json"
 _MODULE = ".py"
 _ARCHIVES = (".zip", ".egg", ".whl")
 
@@ -53,6 +57,33 @@ def send_code(context: SparkContext, stream: Stream) -> None:
     for file in stream.spark.py_files:
         if "://" not in file and file.endswith((_MODULE, *_ARCHIVES)) and Path(file).name not in brought:
             context.addPyFile(file)
+
+
+def connections_conf(master: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The settings by which executors elsewhere find what `send_connections` sends them: no secret."""
+    if is_local_master(master) or not _connections(environment):
+        return {}
+    return {f"spark.executorEnv.{FILE_VARIABLE}": _CONNECTIONS}
+
+
+def send_connections(context: SparkContext, environment: Mapping[str, str] = os.environ) -> None:
+    """Give executors that are elsewhere the connections in ``environment``, in a file of the application.
+
+    As settings (``spark.executorEnv.…``) they would stand in clear in the application's description, which the cluster
+    keeps. The file lies in the driver's temporary folder, which is its user's alone, and in the executors' folders. On
+    its way it is as safe as Spark's network is (``spark.authenticate``, ``spark.network.crypto.enabled``).
+    """
+    found = _connections(environment)
+    if is_local_master(str(context.master)) or not found:
+        return
+    path = Path(str(context._temp_dir)) / _CONNECTIONS  # type: ignore[attr-defined]
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(found, file)
+    context.addFile(str(path))
+
+
+def _connections(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(ENV_PREFIX)}
 
 
 def executors_path(stream: Stream) -> list[str]:

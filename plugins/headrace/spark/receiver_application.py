@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.batching.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
 from headrace.spark.coupling import under_spark_submit
-from headrace.spark.packaging import executors_path, send_code
+from headrace.spark.packaging import connections_conf, executors_path, send_code, send_connections
 from headrace.spark.receiver_executors import task_slots
 from headrace.spark.sessions import (
     CONNECT_PLUGIN,
@@ -43,8 +43,8 @@ TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the variable
 _WARM_UP_TASKS = 50
 SLOTS_SECONDS = 60.0
 """How long the executors of a cluster may take to be enough, after the first one has come."""
-# Spark's own pattern, and what carries connections to executors.
-_REDACTION = "(?i)secret|password|passwd|token|access[.]?key|api[.]?key|AIRFLOW_CONN|HEADRACE"
+# Spark's own pattern, and more names of secrets.
+_REDACTION = "(?i)secret|password|passwd|token|access[.]?key|api[.]?key|AIRFLOW_CONN"
 
 
 class TaskSlotsError(HeadraceError):
@@ -148,10 +148,7 @@ def receiver_conf(
             # The JVM is already running, and its user interface would listen on every interface.
             conf.setdefault("spark.ui.enabled", "false")
     else:
-        # Executors elsewhere get the stream's connections from the application, not from a command line.
-        for name, value in environment.items():
-            if name.startswith("AIRFLOW_CONN_"):
-                conf[f"spark.executorEnv.{name}"] = value
+        conf.update(connections_conf(master, environment))
         if archives := executors_path(stream):
             given_path = conf.get("spark.executorEnv.PYTHONPATH")
             path = [*([given_path] if given_path else []), *archives]
@@ -187,6 +184,7 @@ def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> Receiver
     if connect:
         _check_python(spark)
     send_code(context, stream)
+    send_connections(context)
     _warm_up(spark)
     slots = _await_task_slots(spark, receivers + 1)
     check_task_slots(slots, receivers)

@@ -115,7 +115,7 @@ class SparkReceiverLauncher:
         slots, running = task_slots(self._context), len(self._handles)
         if slots < running + 2:
             raise NoFreeSlotError(
-                f"The Spark application has {slots} task slot(s) left, {running} for receivers that run and one that is "
+                f"The Spark application has {slots} task slot(s) left: {running} for receivers that run, and one is "
                 "kept for batches.",
                 remedy="It starts when the cluster has given executors back; else stop and start the stream.",
             )
@@ -136,8 +136,8 @@ class SparkReceiverLauncher:
         if slots > running:
             return None
         return (
-            f"The Spark application has {slots} task slot(s) left, and {running} receiver(s) hold them all: no batch can "
-            "run. Executors were lost and did not come back; look at the cluster."
+            f"The Spark application has {slots} task slot(s) left, and {running} receiver(s) hold them all: no batch "
+            "can run. Executors were lost and did not come back; look at the cluster."
         )
 
     def _locations(self, receiver: ReceiverId) -> tuple[Location, ...]:

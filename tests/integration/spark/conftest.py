@@ -314,8 +314,11 @@ def new_application(kafka: str, folder: Path, **fields: Any) -> Application:
 
 @pytest.fixture
 def cluster(server_folder: Path) -> Iterator[SparkCluster]:
-    """A standalone cluster of two workers with two cores each, on loopback."""
-    with SparkCluster(server_folder, workers=2, cores=2, memory="1g") as cluster:
+    """A standalone cluster of two workers with two cores each, on loopback.
+
+    It takes applications that have its settings: ``SPARK_CONF_DIR`` names their folder.
+    """
+    with SparkCluster(server_folder, workers=2, cores=2, memory="1g", secret=uuid.uuid4().hex) as cluster:
         yield cluster
 
 

@@ -109,7 +109,7 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
             lambda: [row.next_offset for row in application.ledger.positions.list("clicks")] == [records] * 2,
         )
 
-    application.running_job(application.start_job(PYSPARK_PYTHON=sys.executable))
+    application.running_job(application.start_job(PYSPARK_PYTHON=sys.executable, SPARK_CONF_DIR=str(cluster.conf_dir)))
     received(1)
     planned = re.findall(r"receiver (\S+) is to run on executor (\d+) on", application.log("receiver"))
     assert len(planned) == len(set(dict(planned).values())) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import sysconfig
 import uuid
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.spark.executors import executors, process_of
 
 from headrace.ledger import JobState, ReceiverState
 from headrace.local.cluster import SparkCluster
-from headrace.stream import SparkSettings
+from headrace.stream import KafkaInput, SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -44,7 +46,7 @@ def bare_python(tmp_path: Path) -> str:
 
 
 def test_the_package_and_the_users_code_reach_executors_that_have_neither(
-    cluster: SparkCluster, bare_python: str, receiver_application: Callable[..., Any], tmp_path: Path
+    kafka: str, cluster: SparkCluster, bare_python: str, receiver_application: Callable[..., Any], tmp_path: Path
 ) -> None:
     names = [f"{kind}_{uuid.uuid4().hex}" for kind in ("transform", "helper", "archived")]
     files = [tmp_path / f"{name}.py" for name in names[:2]]
@@ -53,7 +55,12 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
     files.append(tmp_path / "archive.zip")
     with zipfile.ZipFile(files[-1], "w") as archive:
         archive.writestr(f"{names[2]}.py", ARCHIVED)
+    topic = f"connected-{uuid.uuid4().hex}"
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     application = receiver_application(
+        # Receivers on executors have the connection from the application.
+        inputs=KafkaInput(connection="broker", topics=topic),
         transform=f"{names[0]}:transform",
         storage={"url": str(tmp_path / "storage"), "shared": True},
         spark=SparkSettings(
@@ -67,7 +74,12 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
             },
         ),
     )
-    pythons = {"PYSPARK_PYTHON": bare_python, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    pythons = {
+        "PYSPARK_PYTHON": bare_python,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": str(cluster.conf_dir),
+        "AIRFLOW_CONN_BROKER": json.dumps({"conn_type": "kafka", "extra": {"bootstrap.servers": kafka}}),
+    }
     process = application.start_job(submit=True, master=cluster.url, **pythons)
     job = application.running_job(process)
     assert job.attributes["master"] == cluster.url

@@ -63,6 +63,12 @@ def test_airflows_own_secrets_stay_with_airflow(stream):
     assert not any("airflow:pw" in value for value in environment.values())
 
 
+def test_each_stream_has_a_secret_of_its_own(stream):
+    other = stream.model_copy(update={"name": "other"})
+    secrets = {child_environment(each)["HEADRACE_SECRET_KEY"] for each in (stream, other, stream)}
+    assert len(secrets) == 2
+
+
 def test_the_secret_key_is_derived_from_ours_before_airflows(stream, monkeypatch):
     ours = child_environment(stream)["HEADRACE_SECRET_KEY"]
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "f" * 44)

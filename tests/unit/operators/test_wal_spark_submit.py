@@ -111,7 +111,7 @@ def test_a_job_with_another_secret_key_is_left_alone(
 ):
     def started_with(key: str) -> str:
         monkeypatch.setenv("AIRFLOW__HEADRACE__SECRET_KEY", key)
-        return fingerprint(secret_key(), "flights")
+        return fingerprint(secret_key("flights"), "flights")
 
     _, task = allocated()
     ledger.jobs.update(source.job, attributes={"secret_fingerprint": started_with("before")})
@@ -125,7 +125,7 @@ def test_a_job_with_another_secret_key_is_left_alone(
 
 def test_and_with_the_same_it_runs_there(stream, source, allocated, toy_batch, connectable, ledger, capsys):
     _, task = allocated()
-    ledger.jobs.update(source.job, attributes={"secret_fingerprint": fingerprint(secret_key(), "flights")})
+    ledger.jobs.update(source.job, attributes={"secret_fingerprint": fingerprint(secret_key("flights"), "flights")})
     make(stream).execute(task.context)
     assert "toy batch by way connect" in capsys.readouterr().out
 

@@ -6,10 +6,52 @@ import sys
 import textwrap
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.spark.packaging import PackageSourceError, package_zip
+from headrace.connections import ConnectionNotFoundError, resolve
+from headrace.spark.packaging import PackageSourceError, connections_conf, package_zip, send_connections
+
+
+class Context:
+    """As much of a SparkContext as files are sent by."""
+
+    def __init__(self, folder: Path, master: str) -> None:
+        self._temp_dir = str(folder)
+        self.master = master
+        self.files: list[Path] = []
+
+    def addFile(self, path: str) -> None:  # noqa: N802 - pyspark's name
+        self.files.append(Path(path))
+
+
+def test_executors_elsewhere_resolve_the_connections_of_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context: Any = Context(tmp_path, "spark://host:7077")
+    environment = {"AIRFLOW_CONN_ES": '{"conn_type": "elasticsearch", "password": "hunter2"}', "PATH": "/bin"}
+    send_connections(context, environment)
+    (sent,) = context.files
+    assert sent.stat().st_mode & 0o077 == 0
+    # Where Spark puts an application's files, an executor and its workers run.
+    monkeypatch.chdir(tmp_path)
+    prefix = "spark.executorEnv."
+    conf = connections_conf(context.master, environment)
+    there = {name.removeprefix(prefix): value for name, value in conf.items() if name.startswith(prefix)}
+    assert "hunter2" not in str(there)
+    assert resolve("es", there).password == "hunter2"
+    with pytest.raises(ConnectionNotFoundError):
+        resolve("other", there)
+
+
+@pytest.mark.parametrize(("master", "environment"), [("local[2]", {"AIRFLOW_CONN_ES": "{}"}), ("spark://h:7077", {})])
+def test_without_executors_elsewhere_or_connections_no_file_is_sent(
+    tmp_path: Path, master: str, environment: dict[str, str]
+) -> None:
+    context: Any = Context(tmp_path, master)
+    send_connections(context, environment)
+    assert (context.files, connections_conf(master, environment)) == ([], {})
 
 
 def test_the_zip_has_core_and_spark_and_nothing_of_airflow_or_the_command_line(tmp_path: Path) -> None:

@@ -81,14 +81,13 @@ def test_a_user_interface_that_would_listen_everywhere_is_not_started() -> None:
     assert "spark.ui.enabled" not in receiver_conf(stream(), "local[4]", None, given={}, environment=LOOPBACK)
 
 
-def test_executors_elsewhere_get_the_connections_from_the_application() -> None:
-    environment = {"AIRFLOW_CONN_KAFKA": "secret", "HEADRACE_SECRET_KEY": "secret"}
+def test_no_setting_holds_a_connection_and_executors_elsewhere_are_given_their_file() -> None:
+    environment = {"AIRFLOW_CONN_KAFKA": "hunter2", "HEADRACE_SECRET_KEY": "hunter2"}
     conf = receiver_conf(stream(), "spark://host:7077", None, given={}, environment=environment)
-    assert conf["spark.executorEnv.AIRFLOW_CONN_KAFKA"] == "secret"
-    assert "HEADRACE_SECRET_KEY" not in str(conf)
-    import re
-
-    assert re.search(conf["spark.redaction.regex"].removeprefix("(?i)"), "spark.executorEnv.AIRFLOW_CONN_KAFKA")
+    assert conf["spark.executorEnv.HEADRACE_CONNECTIONS_FILE"] == "headrace-connections.json"
+    assert "hunter2" not in str(conf)
+    local = receiver_conf(stream(), "local[4]", None, given={}, environment=environment)
+    assert "spark.executorEnv.HEADRACE_CONNECTIONS_FILE" not in local
 
 
 @pytest.mark.parametrize(("slots", "receivers"), [(1, 1), (2, 2), (0, 1)])
