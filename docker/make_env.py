@@ -18,6 +18,7 @@ PASSWORDS = (
     "AIRFLOW_API_SECRET",
     "AIRFLOW_JWT_SECRET",
     "HEADRACE_SECRET_KEY",
+    "SPARK_SECRET",
 )
 """Of hexadecimal digits: they stand in URLs and in JSON."""
 

@@ -28,7 +28,8 @@ OURS = {
     for name, service in SERVICES.items()
     if service["image"].startswith("headrace:") and name not in BUILDS
 }
-STREAMING = {name: service for name, service in OURS.items() if name != "spark-master"}
+SPARK = {name: service for name, service in OURS.items() if name.startswith("spark-")}
+STREAMING = {name: service for name, service in OURS.items() if name not in SPARK}
 
 
 def environments() -> Iterator[tuple[str, str, str]]:
@@ -95,12 +96,21 @@ def test_the_build_context_has_what_the_image_copies_and_no_more() -> None:
     assert {line[1:] for line in lines if line.startswith("!")} == sources
 
 
-def test_what_sees_no_records_gets_no_secrets() -> None:
-    assert SERVICES["spark-master"]["environment"].keys() == {"SPARK_NO_DAEMONIZE"}
-    for name in ("spark-worker-1", "spark-worker-2"):
-        given = " ".join(str(value) for value in SERVICES[name]["environment"].values())
-        assert "HEADRACE_SECRET_KEY" not in given
-        assert "AIRFLOW_" not in given.replace("AIRFLOW_CONN_", "")
+def test_the_cluster_gets_no_connection_and_no_key_of_airflow() -> None:
+    """Executors have the connections of their stream from its application."""
+    assert SPARK
+    for service in SPARK.values():
+        assert all(variable.startswith("SPARK_") for variable in service["environment"])
+
+
+def test_the_cluster_and_its_applications_share_a_secret() -> None:
+    settings = dict(line.split(" ", 1) for line in COMPOSE["configs"]["spark-defaults"]["content"].splitlines())
+    assert settings["spark.authenticate"] == settings["spark.network.crypto.enabled"] == "true"
+    assert REFERENCE.fullmatch(settings["spark.authenticate.secret"])
+    for service in OURS.values():
+        (given,) = service["configs"]
+        assert given["source"] == "spark-defaults"
+        assert given["target"] == f"{service['environment']['SPARK_CONF_DIR']}/spark-defaults.conf"
 
 
 def test_all_that_runs_headrace_runs_one_image() -> None:
