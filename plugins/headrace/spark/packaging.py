@@ -76,7 +76,7 @@ def send_connections(context: SparkContext, environment: Mapping[str, str] = os.
     found = _connections(environment)
     if is_local_master(str(context.master)) or not found:
         return
-    path = Path(str(context._temp_dir)) / _CONNECTIONS  # type: ignore[attr-defined]
+    path = Path(str(context._temp_dir)) / _CONNECTIONS
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(found, file)
     context.addFile(str(path))

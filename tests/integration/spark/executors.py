@@ -14,7 +14,7 @@ def executors(application: Any) -> dict[str, dict[str, Any]]:
     """What Spark's own pages say of the executors that live, by id."""
     attributes = application.job().attributes
     url = f"{attributes['ui_url']}/api/v1/applications/{attributes['application_id']}/executors"
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - the driver's own page
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - the driver's own page
         return {each["id"]: each for each in json.load(answer) if each["id"] != "driver" and each["isActive"]}
 
 
