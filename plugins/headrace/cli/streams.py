@@ -94,11 +94,13 @@ def check(
     """Check a stream's definition, its transform included; exit code 1 and the reason if it cannot run."""
     import sys
 
+    from headrace.receiving.kafka_config import check_client_settings
     from headrace.spark.transforms import check_transform
     from headrace.stream import Stream
 
     sys.path.insert(0, "")
     stream = Stream.load(definition)
+    check_client_settings(stream)
     check_transform(stream)
     if as_json:
         typer.echo(stream.to_json())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, ValidationError, model_validator
 
 from headrace.indexing.errors import IndexingOptionsError
+from headrace.stream.index_names import check_index_name, dead_letters_of
 
 
 class DocumentIdKind(StrEnum):
@@ -58,8 +58,6 @@ def _comma_separated(value: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_separated)]
 
-# What Elasticsearch refuses in an index name, and what would make it an expression over several indices.
-_FORBIDDEN_IN_INDEX = re.compile(r'[A-Z\\/*?"<>|\s,#:]')
 _SECRETS = frozenset({"password", "login", "user", "username", "api_key", "apikey", "token", "bearer_token"})
 
 
@@ -162,7 +160,7 @@ class IndexingOptions(BaseModel):
     @property
     def dead_letters(self) -> str:
         """The dead-letter index's name."""
-        return self.dead_letter_index or f"{self.index}-dead-letters"
+        return self.dead_letter_index or dead_letters_of(self.index)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -207,14 +205,10 @@ class IndexingOptions(BaseModel):
     def _index_problems(self) -> list[str]:
         problems = []
         for option, name in (("index", self.index), ("dead_letter_index", self.dead_letters)):
-            if (
-                not name
-                or name[0] in "_-+"
-                or name in (".", "..")
-                or _FORBIDDEN_IN_INDEX.search(name)
-                or len(name.encode()) > 255
-            ):
-                problems.append(f"{option!r} has to be the name of one index")
+            try:
+                check_index_name(name)
+            except ValueError as error:
+                problems.append(f"{option!r} {error}")
         if self.dead_letters == self.index:
             problems.append("'dead_letter_index' has to differ from 'index'")
         return problems

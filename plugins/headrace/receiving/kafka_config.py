@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import IsolationLevel
+from confluent_kafka import Consumer, IsolationLevel, KafkaException
 
 from headrace.connections import Connection, resolve
 from headrace.receiving.errors import ClientSettingError
 from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
 from headrace.stream.limits import Limits
+
+if TYPE_CHECKING:
+    from headrace.stream.definition import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +117,23 @@ def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> Client
     config.setdefault("client.id", f"headrace-{group}")
     config.update(_FORCED)
     return config
+
+
+def check_client_settings(stream: Stream) -> None:
+    """See that librdkafka takes the values in the ``client`` of the stream's inputs. No server is asked.
+
+    Raises ClientSettingError.
+    """
+    for source in stream.inputs:
+        alone = source.model_copy(update={"connection": None, "bootstrap_servers": ""})
+        config = consumer_config(alone, group=stream.group_of(source), limits=stream.limits)
+        try:
+            Consumer({**config, "log_level": 0}).close()
+        except KafkaException as error:
+            raise ClientSettingError(
+                f"client of input {source.id!r} is refused by librdkafka: {error.args[0].str().strip()}.",
+                remedy="Correct the value; librdkafka's CONFIGURATION.md has what each setting takes.",
+            ) from error
 
 
 def isolation_level(source: KafkaInput) -> IsolationLevel:

@@ -91,6 +91,12 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         """Refuse an index in which ids are not unique."""
         if self._options.check_index:
             self._index_before = self._index_now()
+            letters = self._options.dead_letters
+            if self._index_before is not None and self._index_before.name == letters:
+                raise UnsuitableTargetError(
+                    f"{self._options.index!r} is an alias of {letters!r}, the index of its own dead letters.",
+                    remedy="Name another dead_letter_index.",
+                )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Index one task's rows; every one has its outcome, and every dead letter is written, when this returns."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from headrace.stream.ddl import parse_columns
 from headrace.stream.model import Identifier, Part
 from headrace.stream.secrets import check_servers
 
@@ -42,6 +43,12 @@ CLIENT_SETTINGS = frozenset(
 _INTERNAL_TOPIC = re.compile(r"^__.*|^_(schemas|confluent.*)$")
 
 
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+# Types that Spark's DDL knows and its from_json refuses.
+_NOT_OF_JSON = frozenset({"char", "character", "varchar", "geometry", "geography"})
+
+
 class BytesDecoder(Part):
     """Keep the bytes as they are."""
 
@@ -61,7 +68,17 @@ class JsonDecoder(Part):
     """
 
     kind: Literal["json"] = "json"
-    fields: str = Field(min_length=1)
+    fields: str
+
+    @field_validator("fields")
+    @classmethod
+    def _fields_are_what_json_can_hold(cls, value: str) -> str:
+        for kind in (kind for column in parse_columns(value) for kind in column.type.all()):
+            if kind.name == "map" and kind.parts[0].type.name != "string":
+                raise ValueError("has a MAP whose keys are not STRING, as the names in a JSON object are")
+            if kind.name in _NOT_OF_JSON:
+                raise ValueError(f"has {kind.name.upper()}, which Spark does not read from JSON; take STRING")
+        return value
 
 
 Decoder = Annotated[BytesDecoder | Utf8Decoder | JsonDecoder, Field(discriminator="kind")]
@@ -76,7 +93,7 @@ class StartingTimestamp(Part):
 class StartingOffsets(Part):
     """Begin at these offsets, by topic and partition; partitions that are not named begin at the earliest."""
 
-    offsets: dict[str, dict[int, Annotated[int, Field(ge=0)]]]
+    offsets: dict[str, dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]]
 
 
 class KafkaInput(Part):
@@ -108,6 +125,20 @@ class KafkaInput(Part):
     @classmethod
     def _one_topic_is_a_list(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("topics")
+    @classmethod
+    def _topics_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = [topic for topic in value if not _TOPIC.fullmatch(topic) or topic in (".", "..")]
+        if wrong:
+            raise ValueError(
+                f"holds {', '.join(map(repr, wrong))}; a topic's name has 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', "
+                "and a regular expression goes into topic_pattern"
+            )
+        double = sorted({topic for topic in value if value.count(topic) > 1})
+        if double:
+            raise ValueError(f"names {', '.join(double)} twice")
+        return value
 
     @field_validator("bootstrap_servers")
     @classmethod
@@ -149,6 +180,10 @@ class KafkaInput(Part):
         internal = [topic for topic in self.topics if _INTERNAL_TOPIC.match(topic)]
         if internal:
             raise ValueError(f"topics holds Kafka's internal {', '.join(internal)}; name topics of your own")
+        if isinstance(self.starting_offsets, StartingOffsets):
+            others = [topic for topic in self.starting_offsets.offsets if not self.matches(topic)]
+            if others:
+                raise ValueError(f"starting_offsets names {', '.join(others)}, which this input does not read")
         return self
 
     def matches(self, topic: str) -> bool:
@@ -156,3 +191,18 @@ class KafkaInput(Part):
         if self.topic_pattern is None:
             return topic in self.topics
         return not _INTERNAL_TOPIC.match(topic) and re.fullmatch(self.topic_pattern, topic) is not None
+
+    def topics_shared_with(self, other: KafkaInput) -> tuple[str, ...]:
+        """The topics that both read, as far as the definition tells: of one cluster, by name or by the same pattern."""
+        if not self._shares_cluster(other):
+            return ()
+        if self.topic_pattern is not None and self.topic_pattern == other.topic_pattern:
+            return (self.topic_pattern,)
+        named = dict.fromkeys((*self.topics, *other.topics))
+        return tuple(topic for topic in named if self.matches(topic) and other.matches(topic))
+
+    def _shares_cluster(self, other: KafkaInput) -> bool:
+        if self.connection is not None:
+            return self.connection == other.connection
+        ours, theirs = (set((source.bootstrap_servers or "").split(",")) - {""} for source in (self, other))
+        return not ours.isdisjoint(theirs)

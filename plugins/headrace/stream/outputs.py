@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
+from headrace.stream.index_names import check_dead_letter_index, check_host, check_index_name, dead_letters_of
 from headrace.stream.model import Identifier, Part
 from headrace.stream.references import check_reference
 from headrace.stream.secrets import check_servers, url_holds_secret
@@ -77,7 +78,7 @@ class ElasticsearchOutput(_Output):
     id: Identifier = "elasticsearch"
     connection: str | None = None
     hosts: tuple[str, ...] = ()
-    index: str = Field(min_length=1, max_length=255)
+    index: str
     document_ids: DocumentIds = RecordIds()
     tombstones: Tombstones | None = Field(
         default=None, description='Records without a value; by default "delete" with key ids, else "dead_letter".'
@@ -88,9 +89,9 @@ class ElasticsearchOutput(_Output):
         "a transform that has changed. By default create, and index for ids of columns without the batch time.",
     )
     dead_letter_index: str | None = None
-    bulk_bytes: PositiveInt = 5 * 1024 * 1024
-    bulk_actions: PositiveInt = 5_000
-    requests_in_flight: PositiveInt = 2
+    bulk_bytes: int = Field(default=5 * 1024 * 1024, ge=1, le=100 * 1024 * 1024)
+    bulk_actions: int = Field(default=5_000, ge=1, le=100_000)
+    requests_in_flight: int = Field(default=2, ge=1, le=64)
     request_timeout_seconds: PositiveFloat = 60.0
     max_retry_seconds: PositiveFloat = 300.0
     refresh: bool = False
@@ -103,29 +104,20 @@ class ElasticsearchOutput(_Output):
     @field_validator("index", "dead_letter_index")
     @classmethod
     def _index_name_is_legal(cls, value: str | None) -> str | None:
-        if value is not None and (
-            value != value.lower()
-            or value[0] in "-_+"
-            or set(value) & set('\\/*?"<>| ,#:')
-            or value in (".", "..")
-            or not value.isprintable()
-        ):
-            raise ValueError(
-                'is no name for an index: lower case, none of \\ / * ? " < > | , # : and blanks, no leading - _ +'
-            )
-        return value
+        return None if value is None else check_index_name(value)
 
     @field_validator("hosts")
     @classmethod
     def _hosts_hold_no_secret(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any("@" in host or url_holds_secret(host) for host in value):
             raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
-        return value
+        return tuple(check_host(host) for host in value)
 
     @model_validator(mode="after")
     def _says_where_and_how(self) -> Self:
         if (self.connection is None) == (not self.hosts):
             raise ValueError("name either connection (an Airflow connection id) or hosts")
+        check_dead_letter_index(self.index, self.dead_letter_index)
         recurring = isinstance(self.document_ids, ColumnIds) and not self.document_ids.with_batch_time
         if self.write_method == "create" and recurring:
             raise ValueError('write_method "create" would keep the first value of an id for ever; use "index"')
@@ -145,7 +137,17 @@ class ElasticsearchOutput(_Output):
     @property
     def dead_letters(self) -> str:
         """The index of what was refused."""
-        return self.dead_letter_index or f"{self.index}-dead-letters"
+        return self.dead_letter_index or dead_letters_of(self.index)
+
+    def shares_cluster(self, other: ElasticsearchOutput) -> bool:
+        """Whether both name the same cluster, as far as the definition tells: by one connection, or a host of both."""
+        if self.connection is not None:
+            return self.connection == other.connection
+        return not {_host(host) for host in self.hosts}.isdisjoint(_host(host) for host in other.hosts)
+
+
+def _host(text: str) -> str:
+    return (text if "://" in text else f"http://{text}").rstrip("/").lower()
 
 
 class ConsoleOutput(_Output):

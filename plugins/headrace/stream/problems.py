@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING
 
 from headrace.stream.model import milliseconds
@@ -45,11 +46,14 @@ def _missing_or_double(stream: Stream) -> Iterator[str]:
         yield "outputs: there is none, so nothing would run; name one, such as ElasticsearchOutput or ConsoleOutput"
     if any(output.id == STATE_STEP for output in stream.outputs):
         yield f"outputs: the id {STATE_STEP!r} is that of the state's update; give the output another"
-    for field, parts in (("inputs", stream.inputs), ("outputs", stream.outputs)):
-        ids = [part.id for part in parts]
+    # A transform's parameters have "_" where ids have "-".
+    parameters = [source.id.replace("-", "_") for source in stream.inputs]
+    for field, ids in (("inputs", parameters), ("outputs", [output.id for output in stream.outputs])):
         double = sorted({name for name in ids if ids.count(name) > 1})
         if double:
             yield f"{field}: the id {', '.join(double)} is used twice; give each its own id"
+    yield from _topics_read_twice(stream)
+    yield from _letters_among_documents(stream)
     for output in stream.outputs:
         if isinstance(output, ElasticsearchOutput) and isinstance(output.document_ids, KeyIds):
             topics = {topic for source in stream.inputs for topic in source.topics}
@@ -60,6 +64,27 @@ def _missing_or_double(stream: Stream) -> Iterator[str]:
                     "since offsets of different topics do not order; name a column that grows with every change "
                     "in version_from"
                 )
+
+
+def _topics_read_twice(stream: Stream) -> Iterator[str]:
+    for first, second in combinations(stream.inputs, 2):
+        topics = first.topics_shared_with(second)
+        if topics:
+            yield (
+                f"inputs: {first.id} and {second.id} both read {', '.join(topics)}, so that every record would come "
+                "twice under one id; read it by one input, which the transform can use as often as it likes"
+            )
+
+
+def _letters_among_documents(stream: Stream) -> Iterator[str]:
+    """Dead letters within an index of documents: they would be read as documents, and refused by its mapping."""
+    indexing = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
+    for letters, documents in permutations(indexing, 2):
+        if letters.dead_letters == documents.index and letters.shares_cluster(documents):
+            yield (
+                f"outputs.{letters.id}.dead_letter_index: {letters.dead_letters} is the index of output "
+                f"{documents.id}; name another"
+            )
 
 
 def _interval_problems(stream: Stream) -> Iterator[str]:

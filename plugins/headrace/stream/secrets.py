@@ -9,6 +9,8 @@ from urllib.parse import parse_qsl, urlsplit
 _SPARK_REDACTS = re.compile(r"(?i)secret|password|token|access[.]?key")
 # The same as a system property in extraJavaOptions, say; a class called …TokenProvider is no secret.
 _ASSIGNS_SECRET = re.compile(r"(?i)(?:secret|password|token|access[.]?key)[\w.]*=\S")
+# As librdkafka takes them: with a protocol before them, or without a port.
+_SERVER = re.compile(r"(?:\w+://)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+)(?::\d{1,5})?")
 _URL_LOGIN = re.compile(r"//[^/\s@:]*:[^/\s@]+@")
 _URL_OPTION = re.compile(
     r"(?i)secret|passw(or)?d|passphrase|\bpwd$|token|credential|signature|^sig$|(access|account|api)[._-]?key"
@@ -26,9 +28,12 @@ def url_holds_secret(url: str) -> bool:
 
 
 def check_servers(value: str | None) -> str | None:
-    """Kafka's bootstrap servers, if they hold no login; raises ValueError, which a definition's error tells."""
+    """Kafka's bootstrap servers, if they are addresses without a login; raises ValueError, which a definition's error
+    tells."""
     if value is not None and "@" in value:
         raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
+    if value is not None and not all(_SERVER.fullmatch(server.strip()) for server in value.split(",")):
+        raise ValueError("are no addresses; write host:9092, or several of them with commas")
     return value
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from headrace.stream.ddl import parse_columns
 from headrace.stream.model import Duration, Part
 from headrace.stream.references import check_reference
 
 STATE_STEP = "state"
 """The id of the state's update among a batch's steps, beside the outputs' ids."""
+
+REMOVED_FLAG = "removed"
+"""The column by which an update says which keys go, and by which outputs see it."""
+OWN_COLUMNS = "_headrace_"
+"""What the names of headrace's own columns begin with."""
+
+# Of which Spark makes no column of a table.
+_NOT_STORED = frozenset({"char", "character", "varchar"})
+_NOT_COMPARED = frozenset({"map", "variant"})
 
 
 class State(Part):
@@ -35,7 +45,7 @@ class State(Part):
     """
 
     update: str = Field(description='"module:function"')
-    fields: str = Field(min_length=1, description="The table's columns in Spark's DDL: \"word STRING, count BIGINT\".")
+    fields: str = Field(description="The table's columns in Spark's DDL: \"word STRING, count BIGINT\".")
     keys: tuple[str, ...] = Field(min_length=1)
     returns: Literal["state", "changes"] = "state"
     timeout: Duration | None = None
@@ -59,3 +69,29 @@ class State(Part):
     @classmethod
     def _is_a_reference(cls, value: str | None) -> str | None:
         return None if value is None else check_reference(value)
+
+    @model_validator(mode="after")
+    def _has_its_keys_among_its_fields(self) -> Self:
+        try:
+            columns = {column.name: column.type for column in parse_columns(self.fields)}
+        except ValueError as error:
+            raise ValueError(f"fields {error}") from None
+        missing = [key for key in self.keys if key not in columns]
+        if missing:
+            raise ValueError(
+                f"keys {', '.join(missing)} are none of the fields {', '.join(columns)}; name them as the fields are "
+                "written"
+            )
+        reserved = [name for name in columns if name == REMOVED_FLAG or name.startswith(OWN_COLUMNS)]
+        if reserved:
+            raise ValueError(
+                f"fields cannot hold a column {', '.join(reserved)}, which an update and the outputs need; give it "
+                "another name"
+            )
+        for name, kind in columns.items():
+            within = {each.name for each in kind.all()}
+            if within & _NOT_STORED:
+                raise ValueError(f"fields has {name} {kind.name.upper()}, of which Spark makes no table; take STRING")
+            if name in self.keys and within & _NOT_COMPARED:
+                raise ValueError(f"keys {name} cannot be a key: Spark compares no maps; take another column")
+        return self

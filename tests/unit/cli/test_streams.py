@@ -156,6 +156,17 @@ def test_check_tells_what_is_wrong(stream: Stream, tmp_path: Path) -> None:
     assert "outputs" in result.output
 
 
+def test_check_finds_a_value_that_the_kafka_client_refuses(stream: Stream, tmp_path: Path) -> None:
+    fields = json.loads(stream.to_json())
+    fields["inputs"][0]["client"] = {"fetch.min.bytes": "many"}
+    definition = tmp_path / "client.json"
+    definition.write_text(json.dumps(fields))
+    result = CliRunner().invoke(app, ["check", str(definition)])
+    assert result.exit_code == 1
+    assert "client of input 'clicks' is refused by librdkafka" in result.output
+    assert "fetch.min.bytes" in result.output
+
+
 def test_check_finds_a_transform_where_a_batch_would(stream: Stream, tmp_path: Path) -> None:
     (tmp_path / "checked_by_the_command.py").write_text("def rows(clicks): ...\ndef misfit(orders, carts): ...\n")
     fields = {**json.loads(stream.to_json()), "spark": {"py_files": [str(tmp_path / "checked_by_the_command.py")]}}

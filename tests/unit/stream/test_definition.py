@@ -19,6 +19,7 @@ from headrace.stream import (
     SparkSettings,
     StartingOffsets,
     StartingTimestamp,
+    State,
     Storage,
     Stream,
     StreamDefinitionError,
@@ -176,11 +177,59 @@ def test_errors_do_not_repeat_secrets() -> None:
         ({"client": {"sasl.password": "hunter2"}}, "Kafka connection"),
         ({"receivers": 0}, "receivers"),
         ({"starting_offsets": "somewhere"}, "starting_offsets"),
+        ({"starting_offsets": StartingOffsets(offsets={"other": {0: 7}})}, "names other, which this input does not"),
+        ({"topics": ("flights", "my topic")}, "holds 'my topic'"),
+        ({"topics": "flights.*"}, "goes into topic_pattern"),
+        ({"topics": "f" * 250}, "1 to 249"),
+        ({"topics": ".."}, "1 to 249"),
+        ({"topics": ("flights", "flights")}, "names flights twice"),
+        ({"bootstrap_servers": ""}, "are no addresses"),
+        ({"bootstrap_servers": "a:9092 b:9092"}, "are no addresses"),
+        ({"bootstrap_servers": "a:9092,"}, "are no addresses"),
+        ({"bootstrap_servers": "a:port"}, "are no addresses"),
+        ({"value_decoder": {"kind": "json", "fields": "n INTEGERR"}}, "is INTEGER meant"),
+        ({"key_decoder": {"kind": "json", "fields": "n MAP<INT, INT>"}}, "keys are not STRING"),
+        ({"value_decoder": {"kind": "json", "fields": "n ARRAY<VARCHAR(3)>"}}, "VARCHAR, which Spark does not read"),
     ],
 )
 def test_inputs_are_checked(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(StreamDefinitionError, match=words):
         KafkaInput(**({"bootstrap_servers": "127.0.0.1:9092", "topics": "flights"} | changes))
+
+
+@pytest.mark.parametrize(
+    "servers", ["a", "a:9092", "a.b-c:9092, 10.0.0.1:9092", "[::1]:9092", "SASL_SSL://a:9093", "broker_1:1"]
+)
+def test_servers_are_addresses_as_librdkafka_takes_them(servers: str) -> None:
+    assert KafkaInput(bootstrap_servers=servers, topics="flights").bootstrap_servers == servers
+
+
+def test_negative_partitions_have_no_starting_offset() -> None:
+    with pytest.raises(StreamDefinitionError, match="greater than or equal to 0"):
+        StartingOffsets(offsets={"flights": {-1: 7}})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        ({"topics": ("a", "b")}, {"topics": "b"}, "both read b"),
+        ({"topics": "clicks.eu"}, {"topic_pattern": "clicks.*"}, "both read clicks.eu"),
+        ({"topic_pattern": "clicks.*"}, {"topic_pattern": "clicks.*"}, "both read clicks"),
+        ({"topics": "a"}, {"topics": "a", "bootstrap_servers": "other:1"}, None),
+        ({"topics": "a"}, {"topics": "a", "bootstrap_servers": "g:1,h:1"}, "both read a"),
+        ({"topics": "a"}, {"topics": "b"}, None),
+        ({"id": "clicks-eu", "topics": "a"}, {"id": "clicks_eu", "topics": "b"}, "clicks_eu is used twice"),
+    ],
+)
+def test_two_inputs_read_different_topics(first: Any, second: Any, refused: str | None) -> None:
+    inputs = [
+        KafkaInput(**({"id": id_, "bootstrap_servers": "h:1"} | given)) for id_, given in (("x", first), ("y", second))
+    ]
+    if refused is None:
+        assert Stream(**fields(inputs=inputs, transform="m:f"))
+    else:
+        with pytest.raises(StreamDefinitionError, match=refused):
+            Stream(**fields(inputs=inputs, transform="m:f"))
 
 
 @pytest.mark.parametrize(
@@ -205,6 +254,68 @@ def test_tombstones_follow_the_ids() -> None:
     assert by_record.dead_letters == "a-dead-letters"
     with pytest.raises(StreamDefinitionError, match="by key"):
         ElasticsearchOutput(hosts="http://h:1", index="a", tombstones="delete")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"index": "a b"}, "it has blanks"),
+        ({"index": "Flights"}, "capital letters"),
+        ({"index": ""}, "is empty"),
+        ({"index": "_flights"}, "begins with _"),
+        ({"index": "flights,other"}, "it has ,"),
+        ({"index": "flights-*"}, r"it has \*"),
+        ({"index": "<flights-{now/d}>"}, "it has /, <, >"),
+        ({"index": "flights\t"}, "cannot be printed"),
+        ({"index": ".."}, "folder"),
+        ({"index": "é" * 128}, "256 bytes"),
+        ({"index": "f" * 243}, "256 bytes and more than 255; name another"),
+        ({"dead_letter_index": "flights"}, "dead_letter_index is the index itself"),
+        ({"dead_letter_index": "Letters"}, "capital letters"),
+        ({"hosts": "ftp://h:1"}, "no http or https URL"),
+        ({"hosts": "http://h:99999"}, "no http or https URL"),
+        ({"hosts": "http://"}, "no http or https URL"),
+        ({"bulk_bytes": 101 * 1024 * 1024}, "bulk_bytes"),
+        ({"bulk_actions": 100_001}, "bulk_actions"),
+        ({"requests_in_flight": 65}, "requests_in_flight"),
+    ],
+)
+def test_what_the_index_or_the_sink_would_refuse_in_every_batch_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=words):
+        ElasticsearchOutput(**({"hosts": "http://h:1", "index": "flights"} | changes))
+
+
+def test_the_longest_names_of_indices_are_taken() -> None:
+    assert ElasticsearchOutput(hosts="h:1", index="f" * 242).dead_letters == f"{'f' * 242}-dead-letters"
+    assert ElasticsearchOutput(hosts="h:1", index="f" * 255, dead_letter_index="letters").dead_letters == "letters"
+
+
+def test_dead_letters_do_not_go_into_the_index_of_another_output() -> None:
+    named = ElasticsearchOutput(id="a", hosts="http://h:1", index="a", dead_letter_index="b")
+    derived = ElasticsearchOutput(id="a", hosts=("http://g:1", "h:1/"), index="a")
+    for letters, index in ((named, "b"), (derived, "a-dead-letters")):
+        with pytest.raises(StreamDefinitionError, match=rf"outputs\.a\.dead_letter_index: {index} is the index of out"):
+            Stream(**fields(outputs=[letters, ElasticsearchOutput(id="b", hosts="http://h:1", index=index)]))
+        assert Stream(**fields(outputs=[letters, ElasticsearchOutput(id="b", hosts="http://z:1", index=index)]))
+    shared = [ElasticsearchOutput(id=id_, connection="es", index=id_, dead_letter_index="c") for id_ in ("a", "b")]
+    assert Stream(**fields(outputs=shared)), "several outputs may share a dead-letter index"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fields": "word STRING, count"}, "it ends where a type should be"),
+        ({"fields": ""}, "it is empty"),
+        ({"keys": "user"}, "keys user are none of the fields word, count"),
+        ({"fields": "word STRING, count BIGINT, removed BOOLEAN"}, "cannot hold a column removed"),
+        ({"fields": "word STRING, _headrace_x INT"}, "cannot hold a column _headrace_x"),
+        ({"fields": "word ARRAY<MAP<STRING, INT>>, count BIGINT"}, "Spark compares no maps"),
+        ({"fields": "word CHAR(3), count BIGINT"}, "word CHAR, of which Spark makes no table"),
+    ],
+)
+def test_a_state_that_makes_no_table_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=words):
+        State(**({"update": "m:f", "fields": "word STRING, count BIGINT", "keys": "word"} | changes))
 
 
 def test_ids_that_recur_are_not_created() -> None:

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 
 from headrace.spark.state.errors import StateDefinitionError, StateRowsError
 from headrace.spark.state.version import CHANGED_MS, REMOVED
+from headrace.stream.state import REMOVED_FLAG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
     from headrace.spark.state.version import Version
     from headrace.stream.state import State
-
-REMOVED_FLAG = "removed"
-"""The column by which an update says which keys go, and by which outputs see it."""
 
 HIDDEN = (StructField(CHANGED_MS, LongType()), StructField(REMOVED, BooleanType()))
 
@@ -44,40 +42,9 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
 
 
 def declared_columns(spark: SparkSession, state: State) -> StructType:
-    """The table's columns, all of them nullable.
-
-    Raises:
-        StateDefinitionError: ``fields`` is no DDL of columns, or does not have the keys.
-    """
-    from pyspark.errors import PySparkException
-
-    try:
-        declared = spark.createDataFrame([], state.fields).schema
-    except PySparkException as error:
-        reason = str(error).strip().splitlines()[0]
-        raise StateDefinitionError(
-            f"state.fields {state.fields!r} are no columns in Spark's DDL: {reason}",
-            remedy='Write them as "word STRING, count BIGINT".',
-        ) from error
-    columns = StructType([StructField(field.name, field.dataType) for field in declared.fields])
-    missing = [key for key in state.keys if key not in columns.names]
-    if missing:
-        raise StateDefinitionError(
-            f"state.keys {', '.join(missing)} are none of the fields {', '.join(columns.names)}.",
-            remedy="Name the keys as the fields are written.",
-        )
-    reserved = [name for name in columns.names if name == REMOVED_FLAG or name.startswith("_headrace_")]
-    if reserved:
-        raise StateDefinitionError(
-            f"state.fields cannot hold a column {', '.join(reserved)}: an update and the outputs need that name.",
-            remedy="Give it another name.",
-        )
-    unfit = [key for key in state.keys if has_map(columns[key].dataType)]
-    if unfit:
-        raise StateDefinitionError(
-            f"state.keys {', '.join(unfit)} cannot be a key: Spark compares no maps.", remedy="Take another column."
-        )
-    return columns
+    """The table's columns, all of them nullable."""
+    declared = spark.createDataFrame([], state.fields).schema
+    return StructType([StructField(field.name, field.dataType) for field in declared.fields])
 
 
 def check_stored(version: Version, columns: StructType, keys: Sequence[str]) -> None:

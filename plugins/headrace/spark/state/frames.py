@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.spark.state.columns import HIDDEN, REMOVED_FLAG, check_stored, declared_columns, quoted
+from headrace.spark.state.columns import HIDDEN, check_stored, declared_columns, quoted
 from headrace.spark.state.errors import StateDefinitionError
 from headrace.spark.state.store import StateStore
 from headrace.spark.state.version import CHANGED_MS, REMOVED
+from headrace.stream.state import REMOVED_FLAG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,9 +6,10 @@ from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING
 
-from headrace.spark.state.columns import REMOVED_FLAG, has_map, quoted
+from headrace.spark.state.columns import has_map, quoted
 from headrace.spark.state.source import OUTCOME
 from headrace.spark.state.version import CHANGED_MS, REMOVED, Outcome
+from headrace.stream.state import REMOVED_FLAG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

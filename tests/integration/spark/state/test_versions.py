@@ -119,20 +119,6 @@ def test_rows_that_are_no_table_are_refused_and_change_nothing(
     assert stateful.state(1) == {"a": 2}
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"fields": "word STRING, count"}, "are no columns in Spark's DDL"),
-        ({"keys": "user"}, "keys user are none of the fields word, count"),
-        ({"fields": f"{COUNTS}, removed BOOLEAN"}, "cannot hold a column removed"),
-        ({"fields": "word MAP<STRING, INT>, count BIGINT"}, "Spark compares no maps"),
-    ],
-)
-def test_a_definition_that_makes_no_table_is_told(make: Make, fields: dict[str, str], message: str) -> None:
-    with pytest.raises(StateDefinitionError, match=message):
-        make(running_count, **fields).run(0, ["a"])
-
-
 def test_a_column_may_be_added_and_the_keys_may_not_change(make: Make) -> None:
     make(running_count).run(0, ["a", "b"])
     wider = make(widened, fields=f"{COUNTS}, seen STRING")

@@ -1,0 +1,228 @@
+"""Columns in Spark's DDL, such as ``"carrier STRING, flight INT"``, read without Spark.
+
+Spark's own parser is in its JVM, which is not there when a DAG file is parsed, and takes seconds to start elsewhere.
+This one takes what Spark 4.2's takes and nothing else; tests/integration/spark/test_ddl.py compares the two. Only the
+name of a collation is left to Spark.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TOKEN = re.compile(r"\s+|--[^\r\n]*|/\*.*?\*/|(`(?:``|[^`])*`|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\w+|.)", re.S)
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+_NUMBER = re.compile(r"(?i)\d+(e\d+)?(l|s|y|d|f|bd)?")
+
+_DECIMALS = frozenset({"decimal", "dec", "numeric"})
+_PLAIN = frozenset(
+    {
+        *("boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float", "real"),
+        *("double", "date", "timestamp", "timestamp_ntz", "timestamp_ltz", "time", "string", "binary", "void"),
+        *("variant", "interval", *_DECIMALS),
+    }
+)
+_SIZED = frozenset({"char", "character", "varchar"})
+_PLACED = frozenset({"geometry", "geography"})
+_MOST_DIGITS = 38
+_MOST_FRACTION = 6
+_UNITS = (("year", "month"), ("day", "hour", "minute", "second"))
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """``name`` in lower case. ``parts``: the element of an array, key and value of a map, the columns of a struct."""
+
+    name: str
+    parts: tuple[Column, ...] = ()
+
+    def all(self) -> Iterator[ColumnType]:
+        """This type and all those within it."""
+        yield self
+        for part in self.parts:
+            yield from part.type.all()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, or a field of a struct; the parts of arrays and maps have no name."""
+
+    name: str
+    type: ColumnType
+
+
+def parse_columns(text: str) -> tuple[Column, ...]:
+    """The columns of a DDL text, ``struct<…>`` around them or not.
+
+    Raises ValueError, which a definition's error repeats: the text is no list of columns, or names one twice.
+    """
+    try:
+        columns = _Parser(text).columns()
+    except _NoColumnsError as error:
+        raise ValueError(f'is not in Spark\'s DDL, such as "word STRING, count BIGINT": {error}') from None
+    names = [column.name for column in columns]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise ValueError(f"names the column {', '.join(double)} twice")
+    return columns
+
+
+class _NoColumnsError(Exception):
+    """The text is no list of columns; says why."""
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens = [(found[1], found.start() + 1) for found in _TOKEN.finditer(text) if found[1] is not None]
+        self._next = 0
+
+    def columns(self) -> tuple[Column, ...]:
+        """All of the text."""
+        if not self._tokens:
+            raise _NoColumnsError("it is empty")
+        whole = self._peek("struct") and self._peek("<", ahead=1)
+        columns = self._type().parts if whole else self._columns()
+        if self._next < len(self._tokens):
+            raise self._unexpected("',' or the end")
+        return columns
+
+    def _column(self) -> Column:
+        name = self._name()
+        self._taken(":")
+        column = Column(name, self._type())
+        if self._taken("not"):
+            self._expect("null")
+        if self._taken("comment"):
+            self._comment()
+        return column
+
+    def _comment(self) -> None:
+        first = self._next
+        while len(self._here()) > 1 and self._here()[0] in "'\"":
+            self._next += 1
+        if self._next == first:
+            raise self._unexpected("a comment in quotes")
+
+    def _type(self) -> ColumnType:
+        place = self._next
+        name = self._word("a type").lower()
+        if name in ("array", "map", "struct"):
+            return self._compound(name)
+        if name == "interval":
+            self._interval()
+        elif name in ("timestamp", "time"):
+            self._time(name)
+        elif name == "string":
+            if self._taken("collate"):
+                self._word("a collation")
+        elif name in _DECIMALS:
+            self._decimal()
+        elif name in _SIZED:
+            self._expect("(")
+            self._number()
+            self._expect(")")
+        elif name in _PLACED:
+            self._expect("(")
+            self._word("a reference system")
+            self._expect(")")
+        elif name not in _PLAIN:
+            self._next = place
+            near = difflib.get_close_matches(name, _PLAIN, n=1)
+            raise self._unexpected("a type", f"; is {near[0].upper()} meant?" if near else "")
+        return ColumnType(name)
+
+    def _compound(self, name: str) -> ColumnType:
+        self._expect("<")
+        if name == "struct":
+            parts = () if self._peek(">") else self._columns()
+        elif name == "array":
+            parts = (Column("", self._type()),)
+        else:
+            key = Column("", self._type())
+            self._expect(",")
+            parts = (key, Column("", self._type()))
+        self._expect(">")
+        return ColumnType(name, parts)
+
+    def _interval(self) -> None:
+        for units in _UNITS:
+            for place, unit in enumerate(units):
+                if self._taken(unit):
+                    if self._taken("to") and not any(self._taken(later) for later in units[place + 1 :]):
+                        raise self._unexpected("a smaller unit of time")
+                    return
+
+    def _time(self, name: str) -> None:
+        if name == "time" and self._taken("("):
+            if self._number() > _MOST_FRACTION:
+                raise _NoColumnsError(f"TIME has at most {_MOST_FRACTION} digits of a second")
+            self._expect(")")
+        if self._taken("without"):
+            self._expect("time")
+            self._expect("zone")
+
+    def _decimal(self) -> None:
+        if not self._taken("("):
+            return
+        digits, scale = self._number(), 0
+        if self._taken(","):
+            scale = self._number()
+        self._expect(")")
+        if digits > _MOST_DIGITS or scale > digits:
+            raise _NoColumnsError(
+                f"DECIMAL({digits},{scale}) has more than {_MOST_DIGITS} digits, or more behind the point than in all"
+            )
+
+    def _columns(self) -> tuple[Column, ...]:
+        found = [self._column()]
+        while self._taken(","):
+            found.append(self._column())
+        return tuple(found)
+
+    def _name(self) -> str:
+        token = self._here()
+        if token.startswith("`") and len(token) > 1:
+            self._next += 1
+            return token[1:-1].replace("``", "`")
+        if not _NAME.fullmatch(token) or _NUMBER.fullmatch(token):
+            raise self._unexpected("a column's name (in backquotes, if it is more than letters, digits and _)")
+        self._next += 1
+        return token
+
+    def _word(self, wanted: str) -> str:
+        token = self._here()
+        if not _NAME.fullmatch(token):
+            raise self._unexpected(wanted)
+        self._next += 1
+        return token
+
+    def _number(self) -> int:
+        token = self._here()
+        if not (token.isascii() and token.isdigit()):
+            raise self._unexpected("a number")
+        self._next += 1
+        return int(token)
+
+    def _expect(self, token: str) -> None:
+        if not self._taken(token):
+            raise self._unexpected(f"{token.upper()!r}")
+
+    def _taken(self, token: str) -> bool:
+        found = self._peek(token)
+        self._next += found
+        return found
+
+    def _peek(self, token: str, ahead: int = 0) -> bool:
+        place = self._next + ahead
+        return place < len(self._tokens) and self._tokens[place][0].lower() == token
+
+    def _here(self) -> str:
+        return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
+
+    def _unexpected(self, wanted: str, more: str = "") -> _NoColumnsError:
+        if self._next >= len(self._tokens):
+            return _NoColumnsError(f"it ends where {wanted} should be")
+        token, place = self._tokens[self._next]
+        return _NoColumnsError(f"{token!r} at character {place} is not {wanted}{more}")

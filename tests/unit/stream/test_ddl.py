@@ -1,0 +1,44 @@
+"""Columns in Spark's DDL, read without Spark."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.stream.ddl_texts import REFUSED, TAKEN
+
+from headrace.stream.ddl import Column, ColumnType, parse_columns
+
+
+def test_what_spark_takes_is_taken() -> None:
+    for text in TAKEN:
+        assert parse_columns(text), text
+
+
+def test_what_spark_refuses_is_refused() -> None:
+    for text in [*REFUSED, "", "  ", "-- nothing"]:
+        with pytest.raises(ValueError, match="is not in Spark's DDL"):
+            parse_columns(text)
+
+
+def test_columns_and_their_types_are_told_apart() -> None:
+    inner = ColumnType("struct", (Column("b c", ColumnType("decimal")),))
+    structs = ColumnType("array", (Column("", inner),))
+    found = parse_columns("a: INT NOT NULL COMMENT 'x', `d``e` MAP<STRING, ARRAY<STRUCT<`b c` DECIMAL(3, 1)>>>")
+    assert found == (
+        Column("a", ColumnType("int")),
+        Column("d`e", ColumnType("map", (Column("", ColumnType("string")), Column("", structs)))),
+    )
+    assert [kind.name for kind in found[1].type.all()] == ["map", "string", "array", "struct", "decimal"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("n INTEGERR", "'INTEGERR' at character 3 is not a type; is INTEGER meant"),
+        ("n INT, m", "it ends where a type should be"),
+        ("n INT, n STRING", "names the column n twice"),
+        ("n DECIMAL(40)", "more than 38 digits"),
+    ],
+)
+def test_an_error_says_what_and_where(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_columns(text)
