@@ -15,6 +15,7 @@ from headrace.receiving.input_health import InputTrouble, input_troubles, receiv
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import JobRow, ReceiverRow, StreamRow
+    from headrace.stream import Stream
 
 _NOT_STOPPED = 4
 """Exit code of `stop --wait` when the receiver job still runs at the deadline."""
@@ -89,9 +90,16 @@ def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> No
 def check(
     definition: Annotated[str, typer.Argument(help="A JSON file, or module:attribute of a Stream.")],
     *,
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="Also ask ledger, storage, Kafka for its topics, and each output's server."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a stream's definition, its transform included; exit code 1 and the reason if it cannot run."""
+    """Check a stream's definition, its transform included; exit code 1 and the reason if it cannot run.
+
+    With --connect also whether all that it needs answers. Connections are those of AIRFLOW_CONN_... variables.
+    """
     import sys
 
     from headrace.receiving.kafka_config import check_client_settings
@@ -102,10 +110,30 @@ def check(
     stream = Stream.load(definition)
     check_client_settings(stream)
     check_transform(stream)
-    if as_json:
+    if connect:
+        _check_connections(stream, as_json=as_json)
+    elif as_json:
         typer.echo(stream.to_json())
     else:
         typer.echo(f"Stream {stream.name} can run.")
+
+
+def _check_connections(stream: Stream, *, as_json: bool) -> None:
+    from headrace.checking.connecting import check_connections
+
+    found = []
+    for each in check_connections(stream):
+        found.append(each)
+        if not as_json:
+            typer.echo(f"{'ok    ' if each.error is None else 'FAILED'} {each}")
+    failed = [each for each in found if each.error is not None]
+    if as_json:
+        print_json({"stream": stream.name, "ok": not failed, "checks": found})
+    else:
+        wrong = f"{len(failed)} of {len(found)} checks failed" if failed else "can run, and all that it needs answers"
+        typer.echo(f"Stream {stream.name}: {wrong}.")
+    if failed:
+        raise typer.Exit(1)
 
 
 def _runs(ledger: Ledger, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import signal
 import socket
 import subprocess
@@ -41,6 +42,8 @@ LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
 # How long a batch that is told to end may take to cancel its Spark jobs, in seconds.
 _TERMINATION_GRACE = 15.0
 _TAIL_LINES = 40
+# A line of the batch's process that is a warning (headrace.spark.outputs.report_files).
+_WARNING = ": warning: "
 # A look from a deferral is a new start of the task, which takes two seconds.
 _SLOT_POLL_SECONDS = 5.0
 # What is waited for where Spark is not there yet.
@@ -302,7 +305,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         last: deque[str] = deque(maxlen=_TAIL_LINES)
         with self._process as process:
             for line in process.stdout or ():
-                self.log.info("%s", line.rstrip())
+                level = logging.WARNING if line.startswith("headrace: ") and _WARNING in line else logging.INFO
+                self.log.log(level, "%s", line.rstrip())
                 last.append(line.rstrip())
         if process.returncode:
             lines = "\n".join(last)

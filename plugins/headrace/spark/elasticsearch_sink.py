@@ -32,6 +32,7 @@ from headrace.indexing.options import IndexingOptions
 from headrace.indexing.reports import IndexingReport
 from headrace.indexing.targets import ConcreteIndex, TargetIndex
 from headrace.indexing.transport import ElasticsearchTransport
+from headrace.indexing.write_warnings import warnings_beside
 from headrace.receiving.kafka_ranges import RangeClients
 from headrace.spark.original_records import (
     BatchOriginalRecords,
@@ -65,7 +66,8 @@ class ElasticsearchDataSource(DataSource):
         options = IndexingOptions.from_strings(_given(self.options))
         check_columns(schema.names, options)
         writer = ElasticsearchWriter(options, Cluster.of(options), _kafka_clients(options))
-        writer.look_at_index()
+        with warnings_beside(options.report):
+            writer.look_at_index()
         return writer
 
 
@@ -104,7 +106,8 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         originals = self._originals()
         transport = self._transport(options.requests_in_flight)
         try:
-            return TaskCounts(Indexer(transport, options, originals=originals).index(iterator))
+            with warnings_beside(options.report):
+                return TaskCounts(Indexer(transport, options, originals=originals).index(iterator))
         finally:
             transport.close()
             if originals is not None:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from headrace.checking.connecting import check_input, check_storage
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
@@ -47,6 +48,10 @@ _STOP_SECONDS = 30.0
 _RELEASE_SECONDS = 300.0
 _RELEASE_PERIOD_SECONDS = 2.0
 _ERROR_CHARACTERS = 2_000
+
+
+class StorageNotUsableError(HeadraceError):
+    """The stream's storage cannot be written to."""
 
 
 class ReceiverJob:
@@ -100,6 +105,11 @@ class ReceiverJob:
         return {connect_token.FINGERPRINT: connect_token.fingerprint(secret, self._stream.name)} if secret else {}
 
     def _start(self, lease: JobLease) -> None:
+        storage = check_storage(self._stream)
+        if storage.error is not None:
+            # Nothing could be stored. What Kafka lacks may come, and receivers wait for it.
+            raise StorageNotUsableError(f"{storage.where} cannot be written to: {storage.error}", remedy=storage.remedy)
+        threading.Thread(target=self._look_at_inputs, args=(lease,), name="headrace-check", daemon=True).start()
         token = None
         if self._stream.spark.run_batches == "connect":
             token = connect_token.from_environment(self._stream.name, lease.epoch)
@@ -116,6 +126,16 @@ class ReceiverJob:
         logger.info(
             "Spark application ready after %.1f s: %s", time.monotonic() - started, self._application.attributes()
         )
+
+    def _look_at_inputs(self, lease: JobLease) -> None:
+        """Say what is wrong with Kafka and topics while Spark starts. From then on the tracker does."""
+        found = [each for source in self._stream.inputs for each in check_input(source)]
+        wrong = [str(each) for each in found if each.error is not None]
+        for text in wrong:
+            logger.error("%s", text)
+        if wrong:
+            with contextlib.suppress(HeadraceError):
+                self._ledger.jobs.renew(lease, attributes={"troubles": wrong})
 
     def _track(self, lease: JobLease) -> int:
         if self._launcher is None:

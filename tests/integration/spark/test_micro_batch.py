@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -113,6 +114,22 @@ def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(
         run_micro_batch(ended_session, batch.stream, batch.ledger, first)
     states = [attempt.state for attempt in batch.ledger.batches.attempts(batch.stream.name, time_ms)]
     assert states == [AttemptState.FENCED, AttemptState.RUNNING]
+
+
+def test_an_elasticsearch_that_is_away_is_told_of_long_before_the_batch_fails(
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records
+) -> None:
+    """By the process that asks, which hears it from Spark's workers."""
+    nowhere = ElasticsearchOutput(hosts="http://127.0.0.1:1", index="clicks", max_retry_seconds=12.0)
+    batch = make_batch_ledger(outputs=nowhere)
+    batch.add(make_records([b"{}"]))
+    told: list[tuple[float, str]] = []
+    with pytest.raises(BatchFailedError, match="made no progress for 12 s"):
+        run(spark, batch, tell=lambda line: told.append((time.monotonic(), line)))
+    ended = time.monotonic()
+    warned = [(at, line) for at, line in told if line.startswith("warning: output elasticsearch: ")]
+    assert "127.0.0.1" in warned[0][1]
+    assert ended - warned[0][0] > 2
 
 
 def refuse() -> SparkSession:

@@ -208,6 +208,14 @@ def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, co
     assert attempt.state.value == "failed"
 
 
+def test_a_warning_of_the_batchs_process_is_one_in_the_tasks_log(stream, allocated, toy_batch, connectable, capsys):
+    _, task = allocated()
+    toy_batch("warn")
+    make(stream).execute(task.context)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "toy batch" in line or ": 429" in line]
+    assert ["[warning" in line for line in lines] == [False, True]
+
+
 def test_an_attempt_that_dies_after_its_last_record_is_seen_to_be_complete_by_the_retry(
     stream, allocated, toy_batch, connectable, ledger
 ):

@@ -1,7 +1,8 @@
 """A batch without Spark: it takes the attempt that it is given, and ends as TOY_BATCH says.
 
 ok completes it, fail reports an error, code and final report one of that kind, fail:OUTPUT does so when it comes to
-that output, silent exits well without completing, die dies after the last record, hang waits for SIGTERM.
+that output, silent exits well without completing, die dies after the last record, hang waits for SIGTERM, warn
+completes it with a warning.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ with Ledger.open(arguments.ledger) as ledger:
     if behaviour == "hang":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         time.sleep(60)
-    if behaviour in ("ok", "die") or behaviour.startswith("fail:"):
+    if behaviour == "warn":
+        print("headrace: flights, batch of now: warning: output elasticsearch: 429", flush=True)
+    if behaviour in ("ok", "die", "warn") or behaviour.startswith("fail:"):
         for output in attempt.outputs:
             if behaviour == f"fail:{output}":
                 ledger.batches.fail_attempt(attempt, f"{output} said no")

@@ -1,29 +1,71 @@
-"""Where a write leaves what it did, for whoever asked for it: a file for each write in the stream's folder."""
+"""Where a write leaves what it did, and warns of while it goes on, for whoever asked for it: a file for each write in
+the stream's folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from headrace.indexing.write_warnings import take_warnings
 from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
     from headrace.spark.outputs.writer import WrittenBatch
 
 REPORTS_FOLDER = "reports"
+WARNING = "warning: "
+"""What a line for people begins with that is one."""
+_LOOK_SECONDS = 1.0
+# Every task of a write may warn of the same.
+_TELL_SECONDS = 15.0
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def report_file(batch: WrittenBatch, name: str) -> Iterator[str]:
-    """The URI of a write's report, which is deleted once it was read: the ledger has its counts then.
+    """The URI of a write's report, which is deleted once it was read: the ledger has its counts then. What the write
+    warns of is told meanwhile.
 
     No other attempt has the same: not another output's at the same batch, nor a replay's.
     """
     folder = f"{batch.stream.folder_url}/{REPORTS_FOLDER}"
     replay = f"{batch.target}-" if batch.target else ""
     file = f"{batch.batch_time_ms}-{replay}{batch.attempt}-{name}.json"
+    uri = f"{folder}/{file}"
+    over = threading.Event()
+    listener = threading.Thread(
+        target=_listen, args=(uri, name, batch.tell, over), name="headrace-warnings", daemon=True
+    )
+    listener.start()
     try:
-        yield f"{folder}/{file}"
+        yield uri
     finally:
+        over.set()
+        listener.join(2 * _LOOK_SECONDS)
         open_storage(folder).delete(file)
+
+
+def _listen(uri: str, name: str, tell: Callable[[str], None], over: threading.Event) -> None:
+    """Tell the first warning at once, then now and then how many there were."""
+    held = 0
+    told_at = -_TELL_SECONDS
+    while True:
+        ended = over.wait(_LOOK_SECONDS)
+        try:
+            warnings = take_warnings(uri)
+        except Exception as error:
+            # The write's own end says what became of it.
+            logger.debug("the warnings of %s cannot be read: %s", uri, error)
+            warnings = []
+        held += len(warnings)
+        if warnings and (ended or time.monotonic() >= told_at + _TELL_SECONDS):
+            more = f" (and {held - 1} more like it)" if held > 1 else ""
+            tell(f"{WARNING}output {name}: {warnings[-1]}{more}")
+            held, told_at = 0, time.monotonic()
+        if ended:
+            return
