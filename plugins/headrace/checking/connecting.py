@@ -171,7 +171,7 @@ def _elasticsearch(name: str, output: ElasticsearchOutput) -> Checked:
     try:
         return _checked(name, where, lambda: _look_at_index(transport, options))
     except NoAnswerError as error:
-        return Checked(name, where, f"There was no answer: {error}.")
+        return Checked(name, where, f"There is {error}.")
     finally:
         transport.close()
 

@@ -79,6 +79,7 @@ class ElasticsearchTransport:
     def __init__(self, cluster: Cluster, *, connections: int, timeout_seconds: float) -> None:
         """``connections`` per node; ``timeout_seconds`` for each request as a whole."""
         self._timeout_seconds = timeout_seconds
+        self._where = ", ".join(map(str, cluster.nodes))
         self._transport = elastic_transport.Transport(
             cluster.node_configs(connections_per_node=connections, timeout_seconds=timeout_seconds),
             serializers=_PASS_THROUGH,
@@ -101,10 +102,18 @@ class ElasticsearchTransport:
                     f"Elasticsearch's certificate is not trusted: {error}.",
                     remedy="Give the authority's certificate as ca_certs in the connection's extra.",
                 ) from error
-            raise NoAnswerError(str(error)) from error
+            raise self._no_answer(error) from error
         except elastic_transport.TransportError as error:
-            raise NoAnswerError(str(error)) from error
+            raise self._no_answer(error) from error
         return Response(answer.meta.status, answer.body or b"")
 
     def close(self) -> None:
         self._transport.close()
+
+    def _no_answer(self, error: elastic_transport.TransportError) -> NoAnswerError:
+        """With the address and the innermost cause, which the client's own text leaves out."""
+        cause: BaseException = error.errors[0] if error.errors else error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        text = str(error) if str(cause) in str(error) else f"{error}: {cause}"
+        return NoAnswerError(f"no answer from {self._where}: {text}")
