@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
@@ -50,9 +51,11 @@ class Heartbeat:
         pausing: Pausing,
         drainage: Drainage | None,
         ledger_clock: LedgerClock,
+        recreated: Callable[[TopicPartition], bool | None],
         clock: Clock,
     ) -> None:
-        """``drainage`` makes the claims of a stream by timestamp."""
+        """``drainage`` makes the claims of a stream by timestamp. ``recreated`` says whether a partition's topic was
+        created again, None while that is not known."""
         self._lease = lease
         self._ledger = ledger
         self._kafka = kafka
@@ -62,6 +65,7 @@ class Heartbeat:
         self._pausing = pausing
         self._drainage = drainage
         self._ledger_clock = ledger_clock
+        self._recreated = recreated
         self._clock = clock
         self._collect_garbage = OccasionalCollection()
         self._lock = threading.Lock()
@@ -149,6 +153,11 @@ class Heartbeat:
             payload = {"receiver": str(receiver_id), "error": commit_error}
             self._ledger.events.append(receiver_id.stream, EventKind.COMMIT_FAILED, payload)
         for status in self._kafka.status():
-            if status.state is FetchState.FAILED and status.partition not in self._told_failed:
+            if (
+                status.state is FetchState.FAILED
+                and status.partition not in self._told_failed
+                # No failure where its topic was deleted: the tracker sees that, ends it, and begins with the new one.
+                and self._recreated(status.partition) is False
+            ):
                 self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")
                 self._told_failed.add(status.partition)

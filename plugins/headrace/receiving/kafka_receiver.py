@@ -140,6 +140,17 @@ class KafkaReceiver:
         self._troubles.unassign(key)
         self.leader_epochs.forget(partition)
 
+    def put_back(self, partition: TopicPartition, next_offset: int, error: str, *, seconds: float) -> None:
+        """Read it again from ``next_offset`` on, in so many ``seconds``; what was read of it since was not stored."""
+        key = (partition.topic, partition.partition)
+        with self._lock:
+            owned = self._owned.get(key)
+            if owned is None or owned.partition != partition or owned.state is FetchState.FAILED:
+                return
+            owned.next_offset = next_offset
+        self._troubles.unassign(key)
+        self._troubles.wait_for(owned, error, seconds)
+
     @property
     def partitions(self) -> dict[TopicPartition, int]:
         """The partitions owned now, with their next offsets."""

@@ -208,12 +208,12 @@ class PartitionTroubles:
         owned.doubts = 0
         if search.found is not None:
             self._end_search(owned, search.found, found)
-            self._wait_until(owned, owned.error or "", 0.0)
+            self.wait_for(owned, owned.error or "", 0.0)
         elif search.hopeless:
             owned.search = None
             self.back_off(owned, f"{owned.error}; nothing after it can be read either")
         else:
-            self._wait_until(owned, owned.error or "", 0.0)
+            self.wait_for(owned, owned.error or "", 0.0)
 
     def _try_again(self, owned: OwnedPartition, error: str) -> None:
         """The offset that the search is at."""
@@ -221,7 +221,7 @@ class PartitionTroubles:
         if owned.doubts > _MOST_DOUBTS:
             self.back_off(owned, error)
         else:
-            self._wait_until(owned, owned.error or error, 0.0)
+            self.wait_for(owned, owned.error or error, 0.0)
 
     def _end_search(self, owned: OwnedPartition, until: int, found: Findings) -> None:
         logger.error("%s: passing over [%d, %d)", partition_name(owned.partition), owned.next_offset, until)
@@ -243,9 +243,10 @@ class PartitionTroubles:
         seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MOST_DOUBLINGS))
         logger.warning("%s: %s; fetched again in %.0f s", partition_name(owned.partition), error, seconds)
         owned.attempts += 1
-        self._wait_until(owned, error, seconds)
+        self.wait_for(owned, error, seconds)
 
-    def _wait_until(self, owned: OwnedPartition, error: str, seconds: float) -> None:
+    def wait_for(self, owned: OwnedPartition, error: str, seconds: float) -> None:
+        """Fetch it again in so many seconds, for an error that is its own."""
         with self._lock:
             owned.state, owned.error = FetchState.BACKING_OFF, error
             owned.retry_at = self._clock.monotonic() + seconds

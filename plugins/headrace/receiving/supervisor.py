@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.ledger import Ledger
-from headrace.ledger.errors import JobStoppingError, LeaseLostError
+from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerUnavailableError
 from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import PartitionState, ReceiverState
 from headrace.receiving.block_generator import BlockGenerator, GeneratedBlock
@@ -29,7 +29,7 @@ from headrace.receiving.disk_room import room_for
 from headrace.receiving.drainage import AdminEndOffsets, Drainage, EndOffsets
 from headrace.receiving.errors import GeneratorStateError, ReceivingError
 from headrace.receiving.event_times import EventTimes
-from headrace.receiving.heartbeat import Heartbeat
+from headrace.receiving.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from headrace.receiving.jumps import kafka_jumps
 from headrace.receiving.kafka_config import admin_config, consumer_config, isolation_level
 from headrace.receiving.kafka_ranges import RangeClients
@@ -43,7 +43,8 @@ from headrace.receiving.pausing import Pausing
 from headrace.receiving.rate_limiter import RateLimiter
 from headrace.receiving.receiver_stats import ReceiverStats
 from headrace.receiving.record_batches import RecordChunk
-from headrace.receiving.topic_ids import AdminTopicIds, IncarnationGuard, TopicIds
+from headrace.receiving.topic_ids import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
+from headrace.receiving.withheld_partitions import WithheldPartitions
 from headrace.stream import Stream
 from headrace.wal.storage import LogStorage
 from headrace.wal.writer import WriteAheadLogWriter
@@ -103,11 +104,13 @@ class ReceiverSupervisor:
         self._ledger_clock = LedgerClock(ledger.now_ms, self._clock)
         self._event_times: EventTimes | None = None
         self._give_up_at = float("inf")
+        self._next_beat = 0.0
         self._releasing: set[TopicPartition] = set()
         self._next_offsets: dict[TopicPartition, int] = {}
         self._lease: ReceiverLease
         self._kafka: KafkaReceiver
         self._pausing: Pausing
+        self._withheld: WithheldPartitions
         self._lag_watch: LagWatch
         self._stats: ReceiverStats
         self._store: BlockStore
@@ -148,7 +151,8 @@ class ReceiverSupervisor:
         self._kafka = self._kafka_factory()
         # One client for all questions, made when there is one to ask.
         admin = cache(lambda: AdminClient(admin_config(self._source)))
-        guard = IncarnationGuard(self._topic_ids or AdminTopicIds(admin()), self._wait)
+        topic_ids = self._topic_ids or AdminTopicIds(admin())
+        self._withheld = WithheldPartitions(IncarnationGuard(topic_ids, self._wait))
         ends = cache(lambda: self._end_offsets or AdminEndOffsets(admin(), isolation_level(self._source)))
         self._lag_watch = LagWatch(ends, lambda: list(self._kafka.partitions), self._ledger_clock.now_ms, self._clock)
         self._stats = ReceiverStats(self._lag_watch, self._stored_positions, self._ledger_clock.now_ms)
@@ -178,6 +182,7 @@ class ReceiverSupervisor:
             clock=self._clock,
             positions=lambda: self._next_offsets,
             accepted=self._accepted,
+            progress=self._still_setting_up,
         )
         self._stats.torn_tail_bytes = writer.torn_tail_bytes
         self._stats.log_damages = len(writer.inheritance.damage)
@@ -193,7 +198,7 @@ class ReceiverSupervisor:
             room_for=partial(room_for, self._storage.url),
             next_offsets=self._next_offsets,
             epoch_end=self._kafka.leader_epochs.end_at,
-            recreated=guard.recreated,
+            recreated=self._withheld.not_to_store,
             stored=self.on_tick,
         )
         self._generator = BlockGenerator(
@@ -215,8 +220,20 @@ class ReceiverSupervisor:
             pausing=self._pausing,
             drainage=drainage,
             ledger_clock=self._ledger_clock,
+            recreated=RecreatedTopics(topic_ids).look,
             clock=self._clock,
         )
+
+    def _still_setting_up(self) -> None:
+        """A heartbeat between two steps of the set-up: to read the log's last segment may take longer than a lease."""
+        now = self._clock.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + HEARTBEAT_SECONDS
+        try:
+            self._ledger.receivers.heartbeat(self._lease, sealed_through_ms=0, state=ReceiverState.STARTING)
+        except LedgerUnavailableError as error:
+            logger.warning("receiver %s: no heartbeat while it is set up: %s", self._receiver_id, error)
 
     def _budget(self) -> LogBudget | None:
         most = self._stream.limits.max_log_bytes
@@ -239,6 +256,7 @@ class ReceiverSupervisor:
             if self._generator.failure is not None:
                 return
             self._lag_watch.look()
+            self._withheld.put_back(self._kafka, self._next_offsets.get, self._generator.after_push)
             if self._pausing.reason is not None:
                 self._kafka.listen()
                 self._clock.wait(stop, _POLL_SECONDS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -61,6 +62,15 @@ def _id_of(future: concurrent.futures.Future[Any]) -> str | None:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Partitions whose records must not be stored: their topic has another id by now (``recreated``), or may not be
+    described (``untold``)."""
+
+    recreated: tuple[TopicPartition, ...] = ()
+    untold: tuple[TopicPartition, ...] = ()
+
+
 class IncarnationGuard:
     """Says which partitions' records must not be stored. ``wait`` lets heartbeats pass while Kafka is silent."""
 
@@ -68,18 +78,19 @@ class IncarnationGuard:
         self._ids = ids
         self._wait = wait
 
-    def recreated(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Those of ``partitions`` whose topic has another id by now, or may not be described. A topic that is gone has
-        not: what was read of it is its own. Waits as long as Kafka is silent; ``wait`` raises to give up."""
+    def look(self, partitions: Sequence[TopicPartition]) -> Foreign:
+        """Of ``partitions``. A topic that is gone has no other id: what was read of it is its own. Waits as long as
+        Kafka is silent; ``wait`` raises to give up."""
         topics = {partition.topic for partition in partitions}
         if not topics:
-            return []
+            return Foreign()
         current = self._current(topics)
-        gone = [each for each in partitions if current[each.topic] not in (None, each.topic_id)]
-        for each in gone:
-            why = "may not be described" if current[each.topic] == _UNTOLD else "was created again"
-            logger.error("%s-%d %s; what was read under its name is dropped", each.topic, each.partition, why)
-        return gone
+        untold = tuple(each for each in partitions if current[each.topic] == _UNTOLD)
+        recreated = tuple(each for each in partitions if current[each.topic] not in (None, _UNTOLD, each.topic_id))
+        for found, why in ((recreated, "was created again"), (untold, "may not be described")):
+            for each in found:
+                logger.error("%s-%d %s; what was read under its name is dropped", each.topic, each.partition, why)
+        return Foreign(recreated, untold)
 
     def _current(self, topics: Collection[str]) -> Mapping[str, str | None]:
         while True:
@@ -99,3 +110,28 @@ class IncarnationGuard:
                 self._wait(1.0)
             else:
                 return current
+
+
+class RecreatedTopics:
+    """Says without waiting whether a topic was created again; one thread's."""
+
+    def __init__(self, ids: TopicIds) -> None:
+        self._ids = ids
+        self._questions: dict[str, Callable[[float], Mapping[str, str | None] | None]] = {}
+
+    def look(self, partition: TopicPartition) -> bool | None:
+        """Whether the partition's topic is another one by now, or gone; None: Kafka has not answered yet. False also
+        where it does not answer."""
+        topic = partition.topic
+        try:
+            answer = self._questions.get(topic)
+            if answer is None:
+                answer = self._questions[topic] = self._ids.ask([topic])
+            told = answer(0.0)
+        except KafkaException:
+            self._questions.pop(topic, None)
+            return False
+        if told is None:
+            return None
+        del self._questions[topic]
+        return told[topic] != partition.topic_id

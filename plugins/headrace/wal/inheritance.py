@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.wal.errors import (
@@ -35,11 +36,18 @@ class Inheritance:
     damage: tuple[DamagedFrameError, ...] = ()
 
 
-def take_inheritance(storage: LogStorage, names: list[SegmentName], accepted: Accepted | None = None) -> Inheritance:
+def take_inheritance(
+    storage: LogStorage,
+    names: list[SegmentName],
+    accepted: Accepted | None = None,
+    *,
+    progress: Callable[[], None] = lambda: None,
+) -> Inheritance:
     """Looks at the newest of ``names`` (in the order of writing), and at those before it as long as they have no
     header that could speak of their own predecessors; cuts torn tails off. Their writers must be fenced.
 
     ``accepted``: the blocks that the ledger has accepted in a segment. Bytes on which it relies are never cut off.
+    ``progress`` is called after each frame that was read.
     """
     segments: list[PreviousSegment] = []
     torn_tails: list[TornTail] = []
@@ -47,7 +55,7 @@ def take_inheritance(storage: LogStorage, names: list[SegmentName], accepted: Ac
     for name in reversed(names):
         known = KnownOfSegment(accepted=None if accepted is None else accepted(name.path))
         try:
-            scan, error = _read_through(storage, name.path, known)
+            scan, error = _read_through(storage, name.path, known, progress)
             length = scan.valid_bytes
             if error is not None:
                 # Not this writer's to mend. All of it is declared, so that every reader meets the damage too.
@@ -68,7 +76,7 @@ def take_inheritance(storage: LogStorage, names: list[SegmentName], accepted: Ac
 
 
 def _read_through(
-    storage: LogStorage, path: str, known: KnownOfSegment
+    storage: LogStorage, path: str, known: KnownOfSegment, progress: Callable[[], None]
 ) -> tuple[SegmentScan, DamagedFrameError | None]:
     """The scan of a segment, finished or ended by damage. What a disk refuses again and again to read is damage too:
     no writer could ever go on otherwise."""
@@ -78,7 +86,7 @@ def _read_through(
         scan = scan_segment(storage, path, newest=True, known=known)
         try:
             for _ in scan:
-                pass
+                progress()
         except DamagedFrameError as error:
             return scan, error
         except StorageError as error:

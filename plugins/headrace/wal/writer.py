@@ -74,7 +74,8 @@ class WriteAheadLogWriter:
 
     Reads, when made, the last segment of the receiver's earlier epochs, and cuts off what a crash left behind the last
     whole frame there: ``inheritance`` tells of it, and of what is damaged. With ``accepted`` (the blocks in a segment
-    that the ledger has accepted) nothing is cut off on which the ledger relies. StaleWriterError when there are
+    that the ledger has accepted) nothing is cut off on which the ledger relies. ``progress`` is called again and again
+    meanwhile: a segment of many megabytes takes a slow disk longer than a lease lasts. StaleWriterError when there are
     segments of this epoch or a later one, LogVersionError when the last one is of a newer version of headrace. The
     ledger must have granted the epoch before: what older writers write from then on does not count.
     """
@@ -92,6 +93,7 @@ class WriteAheadLogWriter:
         codec: Codec = "zstd",
         positions: Callable[[], Mapping[TopicPartition, int]] = dict,
         accepted: Accepted | None = None,
+        progress: Callable[[], None] = lambda: None,
         close_after_write: bool | None = None,
     ) -> None:
         self._storage = storage.below(root)
@@ -111,7 +113,7 @@ class WriteAheadLogWriter:
         self._is_closed = False
         self._previous: list[PreviousSegment] = []
         self._closed: list[str] = []
-        self.inheritance = self._inherit(accepted)
+        self.inheritance = self._inherit(accepted, progress)
         self._previous.extend(self.inheritance.segments)
 
     @property
@@ -301,11 +303,11 @@ class WriteAheadLogWriter:
         self._closed.clear()
         return closed
 
-    def _inherit(self, accepted: Accepted | None) -> Inheritance:
+    def _inherit(self, accepted: Accepted | None, progress: Callable[[], None]) -> Inheritance:
         names = segments_in(self._storage.list(receiver_directory(self._receiver)))
         if names and names[-1].epoch >= self._epoch:
             raise StaleWriterError(
                 f"The log of {self._receiver} has segments of epoch {names[-1].epoch}, this writer's is {self._epoch}.",
                 remedy="Register the receiver with the ledger again: it then gets an epoch of its own.",
             )
-        return take_inheritance(self._storage, names, accepted)
+        return take_inheritance(self._storage, names, accepted, progress=progress)

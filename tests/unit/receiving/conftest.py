@@ -14,7 +14,7 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.rows import JobLease
 from headrace.receiving.kafka_receiver import KafkaReceiver
-from headrace.receiving.supervisor import ReceiverReport, ReceiverSupervisor
+from headrace.receiving.supervisor import LEASE_MS, ReceiverReport, ReceiverSupervisor
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.wal.reader import read_block
@@ -65,7 +65,9 @@ class Setting:
     def start(self, index: int = 0, **options: Any) -> Running:
         return Running(self.supervisor(index, **options))
 
-    def supervisor(self, index: int = 0, storage: Any = None, ledger: Any = None) -> ReceiverSupervisor:
+    def supervisor(
+        self, index: int = 0, storage: Any = None, ledger: Any = None, lease_ms: int = LEASE_MS
+    ) -> ReceiverSupervisor:
         return ReceiverSupervisor(
             self.stream,
             ReceiverId("air", "records", index),
@@ -75,6 +77,7 @@ class Setting:
             kafka_factory=lambda: KafkaReceiver(
                 {}, on_lost_offsets=self.stream.inputs[0].on_lost_offsets, consumer_factory=self.kafka.consumer
             ),
+            lease_ms=lease_ms,
             topic_ids=FakeTopicIds(self.kafka),
             end_offsets=self.ends,
         )

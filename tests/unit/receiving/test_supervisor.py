@@ -8,11 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.receiving import lag_watch, supervisor, withheld_partitions
 from headrace.stream import Limits, Stream
-from headrace.testing.fake_kafka import FakeKafka
+from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
+from headrace.wal import inheritance
 from headrace.wal.log_scan import scan_log
 from headrace.wal.storage import LogStorage
 
@@ -405,3 +408,69 @@ def test_a_receiver_keeps_to_its_rate(
         eventually(lambda: setting.positions() == [1_000])
     # 1,000 records at 500 a second, less the burst of a fifth of a second.
     assert time.monotonic() - begun > 1.5
+
+
+def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_again(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(withheld_partitions, "_READ_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
+    setting.assign(0, 0)
+    ask = FakeTopicIds.ask
+    denied = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "told by the test"))
+
+    def refused(_: float) -> Any:
+        raise denied
+
+    monkeypatch.setattr(FakeTopicIds, "ask", lambda ids, topics: refused if setting.ends.refused else ask(ids, topics))
+
+    def stats() -> dict[str, Any]:
+        (row,) = setting.ledger.receivers.list("air")
+        return row.stats
+
+    with setting.running():
+        setting.kafka.produce("flights", 0, b"a")
+        eventually(lambda: setting.positions() == [1, 0])
+        setting.ends.refused.add("flights")
+        setting.kafka.produce("flights", 0, b"b", b"c")
+        eventually(lambda: stats().get("dropped", 0) >= 2)
+        eventually(lambda: stats()["lag"]["flights-0"] is None)
+        eventually(lambda: [entry["topic"] for entry in stats()["unasked"]] == ["flights"])
+        assert setting.positions() == [1, 0]
+        setting.ends.refused.clear()
+        eventually(lambda: setting.positions() == [3, 0])
+        eventually(lambda: stats()["lag"]["flights-0"] == 0)
+    assert [value for _, _, value in setting.stored()] == [b"a", b"b", b"c"]
+    assert len(setting.ledger.events.list("air", kinds=[EventKind.RECEIVER_STARTED])) == 1, "it did not fail for it"
+
+
+def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting.assign(0, 0)
+    with setting.running():
+        for number in range(1, 9):
+            setting.kafka.produce("flights", 0, b"x")
+            eventually(lambda number=number: setting.positions() == [number, 0])  # type: ignore[misc]
+    monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.05)
+    looked: list[bool] = []
+
+    class Slow:
+        def __init__(self, scan: Any) -> None:
+            self.scan = scan
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.scan, name)
+
+        def __iter__(self) -> Any:
+            for each in self.scan:
+                time.sleep(0.2)
+                (row,) = setting.ledger.receivers.list("air")
+                looked.append(row.alive(setting.ledger.now_ms()))
+                yield each
+
+    scan_segment = inheritance.scan_segment
+    monkeypatch.setattr(inheritance, "scan_segment", lambda *given, **options: Slow(scan_segment(*given, **options)))
+    with setting.running(lease_ms=1_000):
+        setting.kafka.produce("flights", 0, b"x")
+        eventually(lambda: setting.positions() == [9, 0])
+    assert len(looked) >= 8
+    assert all(looked)

@@ -46,6 +46,27 @@ def test_a_topic_created_again_is_another_incarnation(setting: Setting) -> None:
     assert len(setting.ledger.events.list("air", kinds=[EventKind.TOPIC_RECREATED])) == 1
 
 
+def test_a_topic_created_again_with_fewer_records_is_no_failed_partition(setting: Setting) -> None:
+    """The receiver finds the end before its position, some time before the tracker looks at the topics."""
+    setting.begin()
+    setting.kafka.produce("flights", 0, b"old", b"old", b"old")
+    eventually(lambda: setting.positions() == 3)
+    setting.discoverer.failure = KafkaNotAskedError("The tracker does not look yet.")
+    with setting.kafka.lock:
+        setting.kafka.create("flights", 4)
+        setting.kafka.produce("flights", 0, b"new")
+
+    def seen_by_the_receiver() -> bool:
+        rows = setting.ledger.receivers.list("air")
+        return any(row.stats.get("failed") for row in rows) and min(row.heartbeat_ms for row in rows) > until_ms
+
+    until_ms = setting.ledger.now_ms() + 2_000
+    eventually(seen_by_the_receiver)
+    setting.discoverer.failure = None
+    eventually(lambda: setting.positions() == 4)
+    assert setting.ledger.events.list("air", kinds=[EventKind.PARTITION_FAILED]) == []
+
+
 def test_a_failed_partition_is_tried_again_by_the_next_job(setting: Setting, make_stream: MakeStream) -> None:
     for partition in range(4):
         setting.kafka.produce("flights", partition, b"a", b"b", b"c")
