@@ -30,6 +30,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
 from headrace.ledger.codec import dump_ranges
+from headrace.ledger.runs import BatchBounds
 from headrace.ledger.tables import (
     batch_attempts,
     batch_inputs,
@@ -50,6 +51,7 @@ RECORDS = 100
 BLOCKS_PER_SEGMENT = 1_000
 NEW_BLOCKS = 5
 OUTPUTS = ("index", "files")
+BOUNDS = BatchBounds(500_000, 256 * 1024 * 1024)
 RUN: dict[str, Any] = {"holder": "benchmark", "way": "connect", "lease_ms": 60_000}
 REPLAY: dict[str, Any] = {"target": "copy", "definition": '{"outputs": [{"id": "index"}]}', "outputs": ["index"], **RUN}
 
@@ -95,7 +97,7 @@ class Grown:
         self._time("sensor: unpassed", ledger.positions.unpassed, STREAM, batch_ms)
         self._time("sensor: find", found.find, STREAM, batch_ms)
         self._time("sensor: earlier_unfinished", found.earlier_unfinished, STREAM, batch_ms)
-        self._time("runs.assign", ledger.runs.assign, STREAM, f"run-{batch_ms}", coalesces=True)
+        self._time("runs.take", ledger.runs.take, STREAM, f"run-{batch_ms}", bounds=BOUNDS, date_ms=batch_ms)
         self._time("allocation", self._allocate, batch_ms)
         for output in OUTPUTS:
             attempt = self._time("attempt: begin", found.begin_attempt, STREAM, batch_ms, outputs=[output], **RUN)
@@ -140,7 +142,7 @@ class Grown:
     def _allocate(self, batch_ms: int) -> object:
         found = self.ledger.batches
         found.seal(STREAM, batch_ms)
-        earlier = found.unclaimed_before(STREAM, batch_ms)
+        earlier = found.absorbable(STREAM, batch_ms)
         taken = found.blocks_of(STREAM, batch_ms, absorb=earlier)
         return found.allocate(
             STREAM, batch_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=len(taken), absorb=earlier

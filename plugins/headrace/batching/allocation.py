@@ -39,16 +39,18 @@ class Allocation:
     fresh: bool
 
 
-def allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> Allocation:
+def allocate(
+    stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, takes_over: bool = False
+) -> Allocation:
     """Allocate the batch time's blocks, or give back the allocation that there is.
 
-    A stream that coalesces takes over every earlier time that has blocks and no batch. A time that another batch has
-    absorbed stays as it is, and takes nothing. An allocated batch's manifest is written again where its file is missing
-    or damaged, if what the ledger has still gives the same.
+    A time that another batch has absorbed stays as it is, and takes nothing. An allocated batch's manifest is written
+    again where its file is missing or damaged, if what the ledger has still gives the same.
 
     Args:
         storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
         batch_time_ms: the end of an interval, in milliseconds since the epoch.
+        takes_over: absorb the times before it, back to the batch before it, that have blocks and no batch.
 
     Raises:
         BatchTimeError: the time is no interval end, or has not come.
@@ -58,16 +60,16 @@ def allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms:
     existing = ledger.batches.find(stream.name, batch_time_ms)
     if existing is not None:
         restore_manifest(stream, ledger, storage.below(stream.name), existing)
-    batch = existing or _allocate(stream, ledger, storage, batch_time_ms)
+    batch = existing or _allocate(stream, ledger, storage, batch_time_ms, takes_over=takes_over)
     inputs = tuple(ledger.batches.inputs(stream.name, batch_time_ms))
     return Allocation(batch=batch, inputs=inputs, fresh=existing is None)
 
 
-def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> BatchRow:
+def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, takes_over: bool) -> BatchRow:
     ledger.batches.seal(stream.name, batch_time_ms)
     drawn: list[Manifest] = []
     for _ in range(_CONFLICTS):
-        absorb = ledger.batches.unclaimed_before(stream.name, batch_time_ms) if stream.coalesces else []
+        absorb = ledger.batches.absorbable(stream.name, batch_time_ms) if takes_over else []
         blocks = ledger.batches.blocks_of(stream.name, batch_time_ms, absorb=absorb)
         drawn.append(draw_up(stream, batch_time_ms, blocks))
         try:

@@ -161,6 +161,7 @@ def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
         **stream_status(ledger, row).to_json(),
         "last_batch_ms": newest[0].batch_time_ms if newest else None,
         "unclaimed": len(ledger.blocks.unclaimed(row.name)),
+        "slow_runs": _slow_runs(ledger, row),
     }
 
 
@@ -201,6 +202,14 @@ def _oldest(unfinished: dict[str, Any] | None) -> str | None:
     return f"{time_text(unfinished['batch_time_ms'])}, {unfinished['state']}{error}"
 
 
+def _slow_runs(ledger: Ledger, row: StreamRow) -> str | None:
+    from headrace.batching.pace import slow_runs
+    from headrace.stream import Stream
+
+    found = slow_runs(ledger, row.name, coalesces=Stream.from_json(row.definition).coalesces)
+    return None if found is None else str(found)
+
+
 def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     row = ledger.streams.get(name)
     job = ledger.jobs.current(name)
@@ -225,6 +234,8 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     for trouble in summary["troubles"]:
         typer.echo(f"Trouble: {trouble}")
     unasked = input_troubles(job, receivers, now_ms)
+    if summary["slow_runs"]:
+        typer.echo(f"Behind: {summary['slow_runs']}.")
     for receiver in receivers:
         if receiver.paused_reason is not None and receiver.alive(now_ms):
             typer.echo(f"Paused: receiver {receiver.receiver_id}: {receiver.paused_reason}")

@@ -64,6 +64,11 @@ def run_identity(context: Context) -> RunIdentity:
     return RunIdentity(run.run_id, run.clear_number or 0, started, min(times, default=None))
 
 
+def of_schedule(context: Mapping[str, Any]) -> bool:
+    """Whether the clock has begun the task's run: nobody asked for it, and no backfill."""
+    return bool(context["dag_run"].run_type == "scheduled")
+
+
 def _made_ms(task_instance_id: UUID) -> int | None:
     return task_instance_id.int >> 80 if task_instance_id.version == 7 else None
 

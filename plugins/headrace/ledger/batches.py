@@ -99,10 +99,17 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         with self._database.read() as connection:
             return connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalar_one_or_none()
 
-    def unclaimed_before(self, stream: str, batch_time_ms: int) -> builtins.list[int]:
-        """Every batch time below this one that has blocks and no batch, oldest first."""
-        query = select(unclaimed_times.c.batch_time_ms).where(
-            unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms < batch_time_ms
+    def absorbable(self, stream: str, batch_time_ms: int) -> builtins.list[int]:
+        """The batch times below this one that have blocks and no batch, oldest first, back to the batch before it.
+
+        Those before another batch are left: with them the records of a batch would be more than one range of offsets.
+        """
+        before = select(batches.c.batch_time_ms).where(
+            batches.c.stream == stream, batches.c.batch_time_ms < batch_time_ms, batches.c.state != BatchState.ABSORBED
         )
+        newest_first = before.order_by(batches.c.batch_time_ms.desc())
+        time = unclaimed_times.c.batch_time_ms
         with self._database.read() as connection:
-            return builtins.list(connection.execute(query.order_by(unclaimed_times.c.batch_time_ms)).scalars())
+            after_ms = connection.execute(newest_first.limit(1)).scalar_one_or_none() or 0
+            query = select(time).where(unclaimed_times.c.stream == stream, time > after_ms, time < batch_time_ms)
+            return builtins.list(connection.execute(query.order_by(time)).scalars())

@@ -80,7 +80,7 @@ class Streams(Role):
                 definition's ``outputs``.
             max_concurrent_batches: how many batches run at once; by default the definition's
                 ``limits.max_concurrent_batches``, else 1.
-            ordered: the stream runs one batch at a time in batch-time order (windows, state, aggregates, coalescing).
+            ordered: the stream runs one batch at a time in batch-time order (windows, state, aggregates).
             batch_by: "arrival" or "timestamp".
             allowed_lateness_ms: how long a batch by timestamp waits for a partition without newer records.
 

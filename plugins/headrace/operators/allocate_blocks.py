@@ -8,12 +8,15 @@ from headrace.hooks.environment import connections_in_environment
 from headrace.hooks.run_request import run_request
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.claims import claim
+from headrace.timetables.batch_time import NothingToRun, begin_run, takes_over
+from headrace.timetables.micro_batch import from_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.batching.allocation import Allocation
     from headrace.ledger import Ledger
+    from headrace.ledger.rows import BatchRow
     from headrace.stream import Stream
     from headrace.wal.storage import LogStorage
 
@@ -23,9 +26,10 @@ class AllocateBlocksOperator(BatchStepOperator):
 
     A batch that is allocated already keeps its blocks, however often the task runs. Returns a small summary.
 
-    Earlier batch times that hold records and have no run get one: nothing is left lying because the schedule began
-    later than the receiver, or does not reach back far enough. (Where the stream coalesces, the batch has taken them
-    over.) A batch time from before the stream began is empty, unless the run asks for it to be built from Kafka.
+    Where the stream coalesces, the batch of a run of the schedule takes over the earlier times that have no batch. In
+    other streams those of them that hold records and have no run get one: nothing is left lying because the schedule
+    began later than the receiver, or does not reach back far enough. A batch time from before the stream began is
+    empty, unless the run asks for it to be built from Kafka.
 
     :param stream: the stream.
     :param claim_missed: whether to trigger those runs; otherwise the task's log names them.
@@ -40,7 +44,10 @@ class AllocateBlocksOperator(BatchStepOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Allocate, and tell how many blocks and records the batch has."""
         with self.opened() as (ledger, storage):
-            at_ms = self.batch_time_ms(context, ledger)
+            try:
+                at_ms = begin_run(context, self.stream, ledger)
+            except NothingToRun as nothing:
+                raise nothing.skip(self) from None
             return allocate_for_run(
                 self.stream, ledger, storage, at_ms, context, claim_missed=self.claim_missed, log=self.log
             )
@@ -58,21 +65,49 @@ def allocate_for_run(
 
     if run_request(context, stream).from_kafka:
         _build(stream, ledger, storage, at_ms, log)
-    told = summary(allocate(stream, ledger, storage, at_ms))
+    over = takes_over(context, stream)
+    allocation = allocate(stream, ledger, storage, at_ms, takes_over=over)
+    told = summary(allocation)
     log.info("Batch %d: %s", at_ms, ", ".join(f"{name} {value}" for name, value in told.items()))
-    missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < at_ms]
-    if missed:
-        records = sum(time.records for time in missed)
-        log.warning(
-            "%d earlier batch time(s) hold %d records and are not allocated yet, from %d to %d (ms since the epoch).",
-            len(missed), records, missed[0].batch_time_ms, missed[-1].batch_time_ms,
-        )  # fmt: skip
-        if claim_missed:
-            claimed = claim(context, [time.batch_time_ms for time in missed], stream.batch_interval_ms)
-            log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
-        else:
-            log.warning("Run them: by a backfill of this DAG over these times.")
+    if over:
+        _name_taken(stream, ledger, allocation.batch, log)
+    elif not stream.coalesces:
+        _claim_missed(stream, ledger, at_ms, context, claim_missed=claim_missed, log=log)
     return told
+
+
+def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> None:
+    """Say which batch times the batch took over, and how many are left for the next run."""
+    if batch.absorbed:
+        log.info(
+            "It took over %d earlier batch time(s) that nobody had run, from %s on.",
+            len(batch.absorbed), from_ms(batch.absorbed[0]).isoformat(),
+        )  # fmt: skip
+    open_ms = ledger.streams.get(stream.name).batch_time_after(ledger.now_ms())
+    left = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < open_ms]
+    if left:
+        log.info(
+            "%d more batch time(s) with %d records wait for the next run (limits.max_coalesced_records and _bytes).",
+            len(left), sum(time.records for time in left),
+        )  # fmt: skip
+
+
+def _claim_missed(
+    stream: Stream, ledger: Ledger, at_ms: int, context: Context, *, claim_missed: bool, log: Any
+) -> None:
+    """Trigger runs for earlier batch times that hold records and have none, or name them."""
+    missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < at_ms]
+    if not missed:
+        return
+    log.warning(
+        "%d earlier batch time(s) hold %d records and are not allocated yet, from %d to %d (ms since the epoch).",
+        len(missed), sum(time.records for time in missed), missed[0].batch_time_ms, missed[-1].batch_time_ms,
+    )  # fmt: skip
+    if claim_missed:
+        claimed = claim(context, [time.batch_time_ms for time in missed], stream.batch_interval_ms)
+        log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
+    else:
+        log.warning("Run them: by a backfill of this DAG over these times.")
 
 
 def _build(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
@@ -97,6 +132,7 @@ def summary(allocation: Allocation) -> dict[str, Any]:
         "fresh": allocation.fresh,
         "blocks": batch.blocks,
         "records": batch.records,
+        "absorbed": len(batch.absorbed),
         "payload_bytes": batch.payload_bytes,
         "partitions": len(allocation.inputs),
         "manifest_uri": batch.manifest_uri,

@@ -6,13 +6,17 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowSkipException
+
 from headrace.hooks.run_request import run_request
 from headrace.operators.allocate_blocks import allocate_for_run
 from headrace.operators.batch_events import batch_alias, emit_batch_events
 from headrace.operators.checkpoint import warn_of_what_is_left, write_checkpoint_after
 from headrace.operators.cleanup import clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found
+from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
 from headrace.triggers.patience import look_for_a_moment
 
 if TYPE_CHECKING:
@@ -52,10 +56,18 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         self.claim_missed = claim_missed
 
     def run_step(self, context: Context) -> Any:
-        """Wait for the blocks; with them, do the batch."""
+        """Take the run's batch and wait for its blocks; with them, do the batch."""
         run_request(context, self.stream)  # Refused before anything is waited for.
         with self.opened() as (ledger, storage):
-            at_ms = self.batch_time_ms(context, ledger)
+            awaited = FirstReceiverTrigger.awaited(context, self.stream, ledger)
+            if awaited is not None and self.deferrable:
+                self.defer(trigger=awaited, method_name="receiver_began")
+            if awaited is not None:
+                check_began(awaited.look_until_it_fires(ledger), self.stream)
+            try:
+                at_ms = begin_run(context, self.stream, ledger)
+            except NothingToRun as nothing:
+                raise AirflowSkipException(f"Nothing to run: {nothing}.") from None
             trigger = BlocksReadyTrigger.of(self.stream, at_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace)
             found = look_for_a_moment(trigger, ledger)
             if found is None and self.deferrable:
@@ -64,6 +76,11 @@ class MicroBatchOperator(WalSparkSubmitOperator):
                 time.sleep(trigger.poll_interval)
                 found = trigger.look(ledger)
             return self._do(ledger, storage, at_ms, context, found)
+
+    def receiver_began(self, context: Context, event: dict[str, Any]) -> Any:
+        """Called when the stream's first receiver has begun, or was waited for in vain."""
+        check_began(event, self.stream)
+        return self.execute(context)
 
     def blocks_are_ready(self, context: Context, event: dict[str, Any]) -> Any:
         """Called when the trigger has seen the blocks."""

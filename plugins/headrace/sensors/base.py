@@ -56,8 +56,12 @@ class LedgerSensor(BaseSensorOperator):
         """Look; defer if there is nothing yet."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
             register(ledger, self.stream)
-            trigger = self.make_trigger(context, ledger)
-            payload = look_for_a_moment(trigger, ledger, None if self.deferrable else 0.0)
+            return self.wait(context, ledger)
+
+    def wait(self, context: Context, ledger: Ledger) -> Any:
+        """Look at a ledger that knows the stream; defer if there is nothing yet."""
+        trigger = self.make_trigger(context, ledger)
+        payload = look_for_a_moment(trigger, ledger, None if self.deferrable else 0.0)
         if payload is not None:
             return self.found(context, payload)
         if not self.deferrable:

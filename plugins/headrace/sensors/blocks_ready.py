@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.hooks.run_request import run_request
 from headrace.sensors.base import LedgerSensor
-from headrace.timetables.batch_time import batch_time_of_run
+from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found
+from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -17,10 +18,15 @@ if TYPE_CHECKING:
 
 
 class BlocksReadySensor(LedgerSensor):
-    """Waits until this batch time has all the blocks that it can get.
+    """Begins a run: takes its batch, and waits until this has all the blocks that it can get.
 
-    By arrival: until every live receiver has stored all it cut for it. After ``grace`` it waits no longer: blocks that
-    come later join the next open batch.
+    Of a stream that coalesces, a run of the schedule takes over all batch times that have ended and have no batch, as
+    one batch; where there is none, the tasks after this one are skipped. Other runs are about the interval of their
+    date. In a stream that has never received, a run of the schedule waits for the first receiver before that, and fails
+    after 5 minutes.
+
+    By arrival: until every live receiver has stored all it cut for the batch. After ``grace`` it waits no longer:
+    blocks that come later join the next open batch.
 
     By timestamp: until every active partition has passed it or is drained; no grace ends that wait, only the task's
     ``timeout``.
@@ -39,6 +45,7 @@ class BlocksReadySensor(LedgerSensor):
     def __init__(self, *, grace: timedelta | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.grace = grace
+        self._at_ms: int | None = None
         self._waiting_since_ms: int | None = None
 
     def execute(self, context: Context) -> Any:
@@ -46,13 +53,30 @@ class BlocksReadySensor(LedgerSensor):
         run_request(context, self.stream)
         return super().execute(context)
 
+    def receiver_began(self, context: Context, event: dict[str, Any]) -> Any:
+        """Called when the stream's first receiver has begun, or was waited for in vain."""
+        check_began(event, self.stream)
+        return self.execute(context)
+
+    def wait(self, context: Context, ledger: Ledger) -> Any:
+        awaited = FirstReceiverTrigger.awaited(context, self.stream, ledger)
+        if awaited is not None and self.deferrable:
+            self.defer(trigger=awaited, method_name="receiver_began")
+        if awaited is not None:
+            check_began(awaited.look_until_it_fires(ledger), self.stream)
+        try:
+            return super().wait(context, ledger)
+        except NothingToRun as nothing:
+            raise nothing.skip(self) from None
+
     def make_trigger(self, context: Context, ledger: Ledger) -> BlocksReadyTrigger:
-        at_ms = batch_time_of_run(context, self.stream, ledger)
+        if self._at_ms is None:
+            self._at_ms = begin_run(context, self.stream, ledger)
         if self._waiting_since_ms is None:
             self._waiting_since_ms = ledger.now_ms()
         return BlocksReadyTrigger.of(
             self.stream,
-            at_ms,
+            self._at_ms,
             waiting_since_ms=self._waiting_since_ms,
             grace=self.grace,
             poll_interval=self.trigger_poll_interval,

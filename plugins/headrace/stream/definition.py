@@ -61,10 +61,11 @@ class Stream(Part):
         description="How long a batch by timestamp waits, after its interval has ended, for records of a partition "
         "that has nothing newer. What comes later joins the next batch that is open, and is counted as late.",
     )
-    coalesce: bool = Field(
-        default=False,
-        description="Whether a batch takes over the batch times before it that nobody has run, as Spark did after a "
-        "down-time; otherwise each of them is run by itself.",
+    coalesce: bool | None = Field(
+        default=None,
+        description="Whether a run of the schedule takes over all batch times that have ended and have no batch, as "
+        "one batch, so that a stream that fell behind catches up; otherwise each batch time is a batch of its own. By "
+        "default batch times are taken over by arrival, unless there are windows, and not by timestamp.",
     )
     trigger: BatchTrigger | None = Field(
         default=None, description="Start batches by what has been received, in place of the clock. Includes coalesce."
@@ -72,8 +73,8 @@ class Stream(Part):
     state: State | None = None
     ordered: bool | None = Field(
         default=None,
-        description="Run one batch at a time, in the order of batch times. Windows, state, coalescing, and documents "
-        "that a later batch replaces need it and have it without being asked.",
+        description="Run one batch at a time, in the order of batch times. Windows, state, and documents that a later "
+        "batch replaces need it and have it without being asked.",
     )
     parameters: dict[str, JsonValue] = Field(
         default_factory=dict,
@@ -169,8 +170,11 @@ class Stream(Part):
 
     @property
     def coalesces(self) -> bool:
-        """Whether a batch takes over the unclaimed batch times before it."""
-        return self.coalesce or self.trigger is not None
+        """Whether runs of the schedule, or of the trigger, take over the batch times that nobody has run."""
+        if self.trigger is not None:
+            return True
+        # A window is to be written at every batch time, so one that has no batch of its own would be missing.
+        return self.batch_by == "arrival" and not self.window_ms if self.coalesce is None else self.coalesce
 
     @property
     def is_ordered(self) -> bool:

@@ -42,5 +42,9 @@ class Limits(Part):
     segment_interval: Duration = timedelta(seconds=60)
     seal_grace: Duration = timedelta(seconds=10)
     """How long a batch waits for live receivers to say that they have stored all blocks of its time."""
+    max_coalesced_records: PositiveInt = 500_000
+    """Records of a batch that takes over other batch times; the next batch takes the rest. One time may hold more."""
+    max_coalesced_bytes: PositiveInt = 256 * MIB
+    """The same in bytes as they are in the log."""
     max_concurrent_batches: PositiveInt = 1
     """Batches of the stream that run at the same time."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 def reasons_for_order(stream: Stream) -> Iterator[str]:
     """A clause for each part of the stream that needs the order; none where any order gives the same."""
-    if stream.coalesces:
-        yield "a batch takes over the batch times before it that were not run"
     if stream.state is not None:
         yield "each batch starts from the state that the one before left"
     for output in stream.outputs:

@@ -7,15 +7,33 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import DownstreamTasksSkipped
+
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
-from headrace.timetables.micro_batch import MicroBatchTimetable, to_ms
+from headrace.hooks.first_receiver import find_beginning
+from headrace.hooks.run_identity import of_schedule
+from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 
 if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+
     from headrace.ledger import Ledger
     from headrace.stream import Stream
 
 log = logging.getLogger(__name__)
+
+
+class NothingToRun(Exception):  # noqa: N818 - not an error: the run ends well
+    """The run has no batch; the text says why."""
+
+    def skip(self, task: BaseOperator) -> DownstreamTasksSkipped:
+        """What ends a run by its first task: this succeeds, those after it are skipped, teardowns too. (Mapped ones
+        Airflow skips itself, as what comes before them.)"""
+        task.log.info("Nothing to run: %s.", self)
+        after = task.get_flat_relatives(upstream=False)
+        skipped = [other.task_id for other in after if not other.is_mapped]
+        return DownstreamTasksSkipped(tasks=skipped)  # type: ignore[no-untyped-call]
 
 
 class NoBatchTimeError(HeadraceError):
@@ -27,13 +45,71 @@ class NoBatchTimeError(HeadraceError):
 def batch_time_of_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int:
     """The batch that the task's run is about, in milliseconds since the epoch; the same for all tasks of a run.
 
-    A run without logical date (an asset event triggered it, or a person who gave none) is given a batch by the ledger,
-    which has to know the stream.
+    Where the ledger has given the run a batch (`begin_run`), it is that one, else the one of its logical date. A
+    run without a date is given a batch by the ledger here too. The ledger has to know the stream.
     """
     run = context["dag_run"]
     if run.logical_date is None:
-        return ledger.runs.assign(stream.name, run.run_id, coalesces=stream.coalesces)
+        taken = _take(context, stream, ledger)
+        if taken is None:
+            raise NoBatchTimeError(f"The DAG run {run.run_id} has neither a logical date nor a batch.")
+        return taken
+    if takes_over(context, stream):
+        found = ledger.runs.find(stream.name, run.run_id)
+        if found is not None:
+            return found
     return batch_time_ms(context, stream.batch_interval)
+
+
+def begin_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int:
+    """`batch_time_of_run` for a run's first task, which has the ledger decide which batch the run is about.
+
+    Raises:
+        NothingToRun: there is none: another run has taken the batch time over, or it ended before the stream began.
+    """
+    from headrace.batching.pace import slow_runs
+
+    if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):
+        log.warning("This stream falls behind: %s.", slow)
+    if not takes_over(context, stream):
+        at_ms = batch_time_of_run(context, stream, ledger)
+        if of_schedule(context) and stream.batch_by == "arrival" and _is_before_the_first(ledger, stream, at_ms):
+            raise NothingToRun("the batch time ended before the stream's first receiver began")
+        return at_ms
+    taken = _take(context, stream, ledger)
+    if taken is None:
+        raise NothingToRun("an earlier run has taken this batch time over, and no later one has ended since")
+    log.info("This run takes the batch times up to %s that nobody has run.", from_ms(taken).isoformat())
+    return taken
+
+
+def _is_before_the_first(ledger: Ledger, stream: Stream, at_ms: int) -> bool:
+    began_ms = find_beginning(ledger, stream.name).at_ms
+    return began_ms is not None and at_ms <= began_ms and ledger.batches.find(stream.name, at_ms) is None
+
+
+def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
+    """Whether the run takes over the batch times that nobody has run: one of the schedule or of the trigger, or one
+    that was asked for without a date. One with a date, and a backfill's, is about its own interval alone.
+    """
+    run = context["dag_run"]
+    return stream.coalesces and (run.logical_date is None or of_schedule(context))
+
+
+def _take(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int | None:
+    run = context["dag_run"]
+    if not stream.coalesces:
+        return ledger.runs.assign(stream.name, run.run_id)
+    from headrace.ledger.runs import BatchBounds
+
+    limits = stream.limits
+    return ledger.runs.take(
+        stream.name,
+        run.run_id,
+        bounds=BatchBounds(limits.max_coalesced_records, limits.max_coalesced_bytes),
+        date_ms=None if run.logical_date is None else batch_time_ms(context, stream.batch_interval),
+        keeps_date=bool(run.clear_number),
+    )
 
 
 def batch_time_ms(context: Mapping[str, Any], batch_interval: timedelta) -> int:

@@ -165,7 +165,7 @@ def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> N
     attempt = batches.begin_attempt("shop", T1, holder="test", way="connect", lease_ms=60_000)
     batches.record_output(attempt, "console", {"printed": 1})
     batches.fail_attempt(attempt, "disk full")
-    receiving.ledger.runs.assign("shop", "manual", coalesces=False)
+    receiving.ledger.runs.assign("shop", "manual")
     checkpoint = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
     assert checkpoint is not None
     (batch,) = checkpoint.state["batches"]

@@ -24,7 +24,6 @@ T1, T2, T3, T4 = (START_MS + 10_000 * number for number in range(1, 5))
 @pytest.fixture
 def coalescing(receiving: Receiving) -> Receiving:
     """Ten records in each of T1, T2 and T3, which have ended."""
-    receiving.stream = receiving.stream.model_copy(update={"coalesce": True})
     for _ in range(3):
         receiving.store(10)
         receiving.clock.advance(10_000)
@@ -32,7 +31,7 @@ def coalescing(receiving: Receiving) -> Receiving:
 
 
 def take(receiving: Receiving, batch_time_ms: int) -> Allocation:
-    return allocate(receiving.stream, receiving.ledger, receiving.storage, batch_time_ms)
+    return allocate(receiving.stream, receiving.ledger, receiving.storage, batch_time_ms, takes_over=True)
 
 
 def manifest_of(allocation: Allocation) -> Manifest:
@@ -72,9 +71,18 @@ def test_a_window_holds_whole_batches_and_each_record_once(coalescing: Receiving
     assert read == {T1: [10], T3: [20], T4: [20, 0]}
 
 
-def test_a_stream_that_does_not_coalesce_takes_each_by_itself(coalescing: Receiving) -> None:
-    coalescing.stream = coalescing.stream.model_copy(update={"coalesce": False})
-    assert take(coalescing, T3).batch.records == 10
+def test_a_batch_that_takes_nothing_over_has_its_own_time_alone(coalescing: Receiving) -> None:
+    taken = allocate(coalescing.stream, coalescing.ledger, coalescing.storage, T3)
+    assert (taken.batch.records, taken.batch.absorbed) == (10, ())
+
+
+def test_times_before_another_batch_are_left_to_a_batch_of_their_own(coalescing: Receiving) -> None:
+    """With them the ranges of T3 would hold the records of T2."""
+    allocate(coalescing.stream, coalescing.ledger, coalescing.storage, T2)
+    taken = take(coalescing, T3)
+    assert taken.batch.absorbed == ()
+    assert [(row.from_offset, row.until_offset) for row in taken.inputs] == [(20, 30)]
+    assert take(coalescing, T1).batch.records == 10
 
 
 def test_a_time_that_is_claimed_meanwhile_is_left_out(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +97,7 @@ def test_a_time_that_is_claimed_meanwhile_is_left_out(coalescing: Receiving, mon
         return blocks_of(*key, **absorb)
 
     monkeypatch.setattr(batches, "blocks_of", claim_one_meanwhile)
-    taken = allocate(stream, coalescing.ledger, coalescing.storage, T3)
+    taken = allocate(stream, coalescing.ledger, coalescing.storage, T3, takes_over=True)
     assert (taken.batch.absorbed, manifest_of(taken).records) == ((T2,), 20)
 
 
@@ -118,7 +126,7 @@ def test_an_allocator_that_was_overtaken_harms_no_manifest_and_takes_its_own_awa
             # This one has read T1 as unclaimed and written its manifest; now T1 is claimed, and the other's is written.
             calls.append(1)
             allocate_in_ledger("shop", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
-            overtaking = allocate(coalescing.stream, coalescing.ledger, coalescing.storage, T3)
+            overtaking = take(coalescing, T3)
             assert manifest_of(overtaking).records == 20
         return allocate_in_ledger(*key, **arguments)
 

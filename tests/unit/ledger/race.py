@@ -112,7 +112,7 @@ def write_output(ledger: Ledger, me: str, stream: str, times: list[int], outputs
 def assign(ledger: Ledger, me: str, stream: str, rounds: int, shared: int) -> list[int]:
     """Ask for the batch times of runs: the first ``shared`` runs are the other's too."""
     names = [f"run-{number}" if number < shared else f"{me}-{number}" for number in range(rounds)]
-    return [ledger.runs.assign(stream, name, coalesces=False) for name in names]
+    return [ledger.runs.assign(stream, name) for name in names]
 
 
 def absorb(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list[int]]:
@@ -121,7 +121,7 @@ def absorb(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list[
     for time_ms in times:
         ledger.batches.seal(stream, time_ms)
         while True:
-            earlier = ledger.batches.unclaimed_before(stream, time_ms)
+            earlier = ledger.batches.absorbable(stream, time_ms)
             count = len(ledger.batches.blocks_of(stream, time_ms, absorb=earlier))
             try:
                 row = ledger.batches.allocate(

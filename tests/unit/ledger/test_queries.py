@@ -12,6 +12,7 @@ from sqlalchemy import event
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.rows import BatchInputRow
+from headrace.ledger.runs import BatchBounds
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
@@ -68,8 +69,9 @@ def walk(world: Any) -> None:
     ledger.positions.advance(world.receiver, world.partitions[2], 0, 5, gap="lost")
     world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=T1, drained={world.partitions[0]: NOW_MS})
     ledger.positions.unpassed("flights", T1)
-    ledger.runs.assign("flights", "manual", coalesces=False)
-    ledger.runs.assign("flights", "asset", coalesces=True)
+    ledger.runs.assign("flights", "manual")
+    ledger.runs.take("flights", "asset", bounds=BatchBounds(1, 1))
+    ledger.runs.find("flights", "asset")
     ledger.runs.newest("flights")
     ledger.receivers.unsealed("flights", T1)
     ledger.jobs.renew(world.job)
@@ -78,7 +80,7 @@ def walk(world: Any) -> None:
     ledger.blocks.unclaimed("flights")
     ledger.blocks.waiting("flights", T2)
     ledger.batches.next_unclaimed("flights")
-    ledger.batches.unclaimed_before("flights", T2)
+    ledger.batches.absorbable("flights", T2)
     ledger.batches.earlier_unfinished("flights", T2)
     world.allocate(T1, absorb=[])
     world.allocate(T2, absorb=[NOW_MS])

@@ -129,7 +129,7 @@ def test_everything_is_as_it_was_found(restored: Any) -> None:
     assert restored.segments.stored_bytes("flights") == 400
     assert restored.topics.list("flights") == found().topics
     assert restored.positions.list("flights") == found().positions
-    assert restored.runs.assign("flights", "manual", coalesces=False) == T1
+    assert restored.runs.assign("flights", "manual") == T1
 
 
 def test_work_goes_on_with_higher_epochs_from_the_same_positions(restored: Any, clock: Any) -> None:

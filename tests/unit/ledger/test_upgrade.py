@@ -184,7 +184,7 @@ def test_receiving_and_allocation_go_on(upgraded: Ledger) -> None:
     ranges = (OffsetRange(tp, 70, 80, 10),)
     added = upgraded.blocks.add(lease, BlockInfo(receiver, 1, 7, NOW_MS, BlockHandle("a", 700, 100), ranges, 10, 100))
     assert (added.block_id, added.batch_time_ms, added.late) == (8, NOW_MS + 1000, False)
-    assert upgraded.runs.assign("flights", "manual", coalesces=False) == OPEN
+    assert upgraded.runs.assign("flights", "manual") == OPEN
     batch = upgraded.batches.allocate("flights", OPEN, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
     assert batch.records == 10
 

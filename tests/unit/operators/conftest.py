@@ -40,6 +40,8 @@ def stream(tmp_path) -> Stream:
         inputs=KafkaInput(bootstrap_servers="localhost:9", topics="flights"),
         outputs=ElasticsearchOutput(hosts="http://localhost:9", index="flights"),
         batch_interval="200 ms",
+        # A task here is about the time of its date; what takes over others asks for it.
+        coalesce=False,
         storage=str(tmp_path / "storage"),
         ledger=f"sqlite:///{tmp_path}/ledger.db",
         spark={"master": "local[2]"},

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped, TaskDeferred
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
@@ -21,6 +23,7 @@ from headrace.testing.records import TOPIC_ID
 from headrace.timetables.micro_batch import from_ms
 from headrace.triggers import patience
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
+from headrace.triggers.first_receiver import FirstReceiverTrigger, NoReceiverError
 
 T = 1_700_000_000_000
 
@@ -83,11 +86,11 @@ def fail(ledger: Ledger, job: Job, error: str) -> None:
     ledger.positions.fail(job.leases[0], partition, error)
 
 
-def context(logical_date: datetime | None = None):
-    run = SimpleNamespace(
-        logical_date=logical_date, run_after=datetime.now(UTC), data_interval_end=None, run_id="run", conf={},
-        clear_number=0, run_type="scheduled", start_date=None,
-    )  # fmt: skip
+def context(logical_date: datetime | None = None, **run):
+    run = SimpleNamespace(**{
+        "logical_date": logical_date, "run_after": datetime.now(UTC), "data_interval_end": None, "run_id": "run",
+        "conf": {}, "clear_number": 0, "run_type": "scheduled", "start_date": None, **run,
+    })  # fmt: skip
     return {"dag_run": run, "ti": SimpleNamespace(id=uuid4())}
 
 
@@ -516,6 +519,7 @@ class TestBatchByChangedUnderALiveJob:
 
 class TestSensors:
     def test_what_is_there_is_found_without_deferring(self, stream, ledger):
+        Job(ledger, 2).run(sealed=T)
         sensor = BlocksReadySensor(task_id="await", stream=stream)
         assert sensor.execute(context(from_ms(T - 10_000))) is None
 
@@ -567,3 +571,71 @@ class TestSensors:
         assert sensor.poke(context()) is False
         Job(ledger, 2).run()
         assert sensor.poke(context()) is True
+
+
+class TestTheBeginningOfARun:
+    """The stream's first receiver, then the batch that the run takes."""
+
+    def test_a_run_of_the_schedule_waits_for_the_first_receiver_and_makes_no_empty_batches(
+        self, stream, ledger, clock, capsys
+    ):
+        sensor = BlocksReadySensor(task_id="await", stream=stream)
+        with pytest.raises(TaskDeferred) as deferred:
+            sensor.execute(context(from_ms(T - 10_000)))
+        trigger = deferred.value.trigger
+        assert isinstance(trigger, FirstReceiverTrigger)
+        assert "has no receiver job yet" in capsys.readouterr().out
+        # Two intervals later it begins, and a third has to end with it: what is before that is empty.
+        clock.advance(20_500)
+        job = Job(ledger, 2).run()
+        assert trigger.look(ledger) is None
+        clock.advance(10_000)
+        began = trigger.look(ledger)
+        for lease in job.leases:
+            ledger.receivers.heartbeat(lease, sealed_through_ms=T + 30_000)
+        assert sensor.receiver_began(context(from_ms(T - 10_000)), began) is None
+        assert ledger.runs.find("flights", "run") == T + 30_000
+
+    def test_it_waits_no_longer_than_it_may_and_then_says_why(self, stream, ledger, clock):
+        sensor = BlocksReadySensor(task_id="await", stream=stream)
+        with pytest.raises(TaskDeferred) as deferred:
+            sensor.execute(context(from_ms(T - 10_000)))
+        lease = ledger.jobs.acquire("flights", holder="test", lease_ms=30_000)
+        ledger.jobs.release(lease, "failed", "no such master")
+        clock.advance(300_000)
+        event = deferred.value.trigger.look(ledger)
+        with pytest.raises(NoReceiverError, match="ended before its receivers began: no such master"):
+            sensor.receiver_began(context(from_ms(T - 10_000)), event)
+
+    @pytest.mark.parametrize("run", [{"run_type": "manual"}, {"run_type": "backfill"}])
+    def test_a_run_that_somebody_asked_for_does_not(self, stream, ledger, run):
+        sensor = BlocksReadySensor(task_id="await", stream=stream)
+        assert sensor.execute(context(from_ms(T - 20_000), **run)) is None
+
+    def test_a_run_whose_time_was_taken_over_skips_its_other_tasks(self, stream, ledger, clock, capsys):
+        Job(ledger, 2).run(sealed=T)
+        with DAG("flights_batches", schedule=None):
+            sensor = BlocksReadySensor(task_id="await", stream=stream)
+            sensor >> EmptyOperator(task_id="allocate") >> EmptyOperator(task_id="cleanup").as_teardown()
+        ledger.batches.seal("flights", T)
+        with pytest.raises(DownstreamTasksSkipped) as skipped:
+            sensor.execute(context(from_ms(T - 20_000)))
+        assert set(skipped.value.tasks) == {"allocate", "cleanup"}
+        assert "Nothing to run: an earlier run has taken this batch time over" in capsys.readouterr().out
+
+    def test_where_each_time_is_a_batch_those_before_the_first_receiver_are_none(self, stream, ledger, clock):
+        exact = stream.model_copy(update={"coalesce": False})
+        clock.advance(500)
+        Job(ledger, 2).run(sealed=T)
+        clock.advance(10_000)
+        sensor = BlocksReadySensor(task_id="await", stream=exact)
+        with pytest.raises(DownstreamTasksSkipped):
+            sensor.execute(context(from_ms(T - 10_000)))
+        with pytest.raises(TaskDeferred):
+            sensor.execute(context(from_ms(T)))
+
+    def test_without_deferring_it_waits_in_its_slot(self, stream, ledger, clock, monkeypatch):
+        sensor = BlocksReadySensor(task_id="await", stream=stream, deferrable=False)
+        monkeypatch.setattr("headrace.triggers.first_receiver.time.sleep", lambda _: clock.advance(100_000))
+        with pytest.raises(NoReceiverError):
+            sensor.execute(context(from_ms(T - 10_000)))

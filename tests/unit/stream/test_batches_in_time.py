@@ -74,7 +74,6 @@ def test_the_log_is_kept_for_the_longest_window_and_an_interval() -> None:
         ({"state": State(update="a:b", fields="a INT", keys="a", window="15 s")}, "state.window"),
         ({"state": State(update="a:b", fields="a INT", keys="a", timeout="1 s", returns="changes")}, "state.timeout"),
         ({"state": COUNTS, "limits": Limits(max_concurrent_batches=2)}, "limits.max_concurrent_batches"),
-        ({"coalesce": True, "ordered": False}, "ordered"),
         (
             {"coalesce": True, "outputs": elasticsearch(window=Window(length="30 s", slide="30 s"))},
             "outputs.elasticsearch.window.slide",
@@ -99,8 +98,8 @@ def test_what_cannot_work_is_refused_with_its_field(changes: dict[str, Any], fie
     [
         ({}, False),
         ({"ordered": True}, True),
-        ({"coalesce": True}, True),
-        ({"trigger": BatchTrigger(min_records=10, max_delay="1 min")}, True),
+        ({"coalesce": True}, False),
+        ({"trigger": BatchTrigger(min_records=10, max_delay="1 min")}, False),
         ({"state": COUNTS}, True),
         ({"outputs": elasticsearch(window=Window(length="30 s"))}, True),
         ({"outputs": elasticsearch(document_ids=RecordIds())}, False),
@@ -114,6 +113,26 @@ def test_batches_are_ordered_where_a_later_one_builds_on_or_replaces_an_earlier(
     changes: dict[str, Any], ordered: bool
 ) -> None:
     assert stream(**changes).is_ordered is ordered
+
+
+@pytest.mark.parametrize(
+    ("changes", "coalesces"),
+    [
+        ({}, True),
+        ({"coalesce": False}, False),
+        ({"batch_by": "timestamp"}, False),
+        ({"batch_by": "timestamp", "coalesce": True}, True),
+        ({"batch_by": "timestamp", "trigger": BatchTrigger(min_records=10, max_delay="1 min")}, True),
+        ({"state": COUNTS}, True),
+        # A window that should end at a time that was taken over would never be written.
+        ({"outputs": elasticsearch(window=Window(length="30 s"))}, False),
+        ({"outputs": elasticsearch(window=Window(length="30 s")), "coalesce": True}, True),
+    ],
+)
+def test_batch_times_are_taken_over_by_arrival_unless_windows_end_at_them(
+    changes: dict[str, Any], coalesces: bool
+) -> None:
+    assert stream(**changes).coalesces is coalesces
 
 
 @pytest.mark.parametrize("slide", [None, "10 s"])

@@ -6,10 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from headrace.clock import ManualClock
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.timetables.batch_time import NoBatchTimeError, batch_time_ms, batch_time_of_run
+from headrace.timetables.batch_time import (
+    NoBatchTimeError,
+    NothingToRun,
+    batch_time_ms,
+    batch_time_of_run,
+    begin_run,
+)
 
 TEN = timedelta(seconds=10)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -35,12 +42,19 @@ def ledger(stream):
         yield opened
 
 
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOON_MS)
+
+
 @dataclass
 class Run:
     logical_date: datetime | None = None
     data_interval_end: datetime | None = None
     run_after: datetime | None = None
     run_id: str = "manual__x"
+    run_type: str = "manual"
+    clear_number: int = 0
 
 
 def test_a_scheduled_runs_batch_is_the_end_of_its_interval():
@@ -65,6 +79,37 @@ def test_a_run_without_logical_date_has_its_batch_from_the_ledger(stream, ledger
     first = batch_time_of_run(context, stream, ledger)
     assert first % stream.batch_interval_ms == 0
     assert batch_time_of_run(context, stream, ledger) == first
+
+
+def test_a_run_of_the_schedule_is_about_what_the_ledger_gives_it_and_others_about_their_date(stream, clock):
+    """The run's own interval ended half a minute ago: a batch that is late takes over what has come since."""
+    clock.advance(40_500)
+    with Ledger.open(stream.ledger, clock=clock) as ledger:
+        register(ledger, stream)
+
+        def begin(run_type: str, stream: Stream = stream, **fields) -> int:
+            run = Run(NOON, NOON + TEN, NOON + TEN, run_id=f"{run_type}__{stream.coalesce}", run_type=run_type)
+            taken = begin_run({"dag_run": run}, stream, ledger)
+            # Every later task of the run finds the same.
+            assert batch_time_of_run({"dag_run": run}, stream, ledger) == taken
+            return taken
+
+        exact = stream.model_copy(update={"coalesce": False})
+        by_timestamp = stream.model_copy(update={"batch_by": "timestamp"})
+        own = NOON_MS + 10_000
+        assert begin("scheduled") == NOON_MS + 40_000
+        assert [begin(kind) for kind in ("manual", "backfill")] == [own, own]
+        assert [begin("scheduled", other) for other in (exact, by_timestamp)] == [own, own]
+
+
+def test_a_run_that_has_no_batch_says_so(stream, clock):
+    clock.advance(12_000)
+    with Ledger.open(stream.ledger, clock=clock) as ledger:
+        register(ledger, stream)
+        ledger.batches.seal("flights", NOON_MS + 10_000)
+        run = Run(NOON, NOON + TEN, NOON + TEN, run_type="scheduled")
+        with pytest.raises(NothingToRun, match="taken this batch time over"):
+            begin_run({"dag_run": run}, stream, ledger)
 
 
 def test_a_date_needs_no_ledger(stream):

@@ -1,0 +1,47 @@
+"""Whether a stream's runs take longer than its batch interval, so that each begins later than it should."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.ledger import Ledger
+from headrace.ledger.states import BatchState
+
+# As many batches in a row: one late start is caught up.
+_BATCHES = 5
+_TAKEN = [state for state in BatchState if state is not BatchState.ABSORBED]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRuns:
+    """Each of the last batches began after another batch time had ended. Milliseconds.
+
+    ``run_ms`` is the mean time from the allocation of one batch to that of the next, ``late_ms`` how long after the
+    first of its batch times the newest batch was allocated.
+    """
+
+    run_ms: int
+    interval_ms: int
+    late_ms: int
+    coalesces: bool
+
+    def __str__(self) -> str:
+        grows = "batches take over several batch times" if self.coalesces else "the delay grows with each"
+        return (
+            f"runs take {self.run_ms / 1000:.1f} s and the batch interval is {self.interval_ms / 1000:g} s, so {grows} "
+            f"(the last one began {self.late_ms / 1000:.1f} s after its first batch time). Give the stream a longer "
+            "batch_interval, or its batch DAG single_task=True"
+        )
+
+
+def slow_runs(ledger: Ledger, stream: str, *, coalesces: bool) -> SlowRuns | None:
+    """What there is to say of a stream whose runs take longer than its interval; None where they do not."""
+    newest = ledger.batches.list(stream, _BATCHES, _TAKEN)
+    if len(newest) < _BATCHES:
+        return None
+    interval_ms = ledger.streams.get(stream).batch_interval_ms
+    late_ms = [row.allocated_at_ms - min((row.batch_time_ms, *row.absorbed)) for row in newest]
+    run_ms = (newest[0].allocated_at_ms - newest[-1].allocated_at_ms) // (_BATCHES - 1)
+    if run_ms <= interval_ms or min(late_ms) <= interval_ms:
+        return None
+    return SlowRuns(run_ms, interval_ms, late_ms[0], coalesces)

@@ -1,0 +1,40 @@
+"""Whether a stream has begun to receive: before that there is nothing for a batch to hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+
+LONG_AGO_MS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """When the stream's first receiver began, in milliseconds since the epoch; None: not yet, for this ``reason``.
+
+    ``LONG_AGO_MS`` where a later receiver job than the first one has been there.
+    """
+
+    at_ms: int | None
+    reason: str = ""
+
+
+def find_beginning(ledger: Ledger, stream: str) -> Beginning:
+    """When the stream began to receive."""
+    job = ledger.jobs.current(stream)
+    if job is None:
+        return Beginning(
+            None, f"stream {stream!r} has no receiver job yet: its receiver DAG starts it, unless that is paused"
+        )
+    receivers = ledger.receivers.list(stream)
+    if receivers:
+        first_ms = min(receiver.registered_at_ms for receiver in receivers)
+        # A receiver's row is that of its newest instance.
+        return Beginning(first_ms if job.epoch == 1 else LONG_AGO_MS)
+    if job.alive(ledger.now_ms()):
+        return Beginning(None, f"the receiver job (epoch {job.epoch}) is {job.state.value} and has no receivers yet")
+    why = f": {job.error}" if job.error else ""
+    return Beginning(None, f"the receiver job (epoch {job.epoch}) ended before its receivers began{why}")

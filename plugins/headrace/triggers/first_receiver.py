@@ -1,0 +1,83 @@
+"""The trigger of a run that waits for the stream's first receiver."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+from headrace.hooks.first_receiver import find_beginning
+from headrace.hooks.run_identity import of_schedule
+from headrace.triggers.base import LedgerTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from headrace.ledger import Ledger
+    from headrace.stream import Stream
+
+MOST_WAITED = timedelta(minutes=5)
+"""How long a run waits for the stream's first receiver, before it fails."""
+
+
+class NoReceiverError(HeadraceError):
+    """The stream has never received."""
+
+
+def check_began(event: dict[str, Any], stream: Stream) -> None:
+    """Fail the run that waited in vain.
+
+    Raises:
+        NoReceiverError: no receiver has begun.
+    """
+    if not event["began"]:
+        raise NoReceiverError(
+            f"Waited for {MOST_WAITED} in vain: {event['reason']}.",
+            remedy=f"Unpause the DAG {stream.name}_receiver, and see the log of its task.",
+        )
+
+
+class FirstReceiverTrigger(LedgerTrigger):
+    """Fires once an interval has ended since the stream's first receiver began, or the ledger's clock is at
+    ``until_ms``: with ``began`` and why it has not."""
+
+    def __init__(
+        self, *, ledger: str, stream: str, interval_ms: int, until_ms: int, poll_interval: float | None = None
+    ) -> None:
+        super().__init__(
+            ledger=ledger, stream=stream, poll_interval=poll_interval, interval_ms=interval_ms, until_ms=until_ms
+        )
+        self._said = ""
+
+    @classmethod
+    def awaited(cls, context: Context, stream: Stream, ledger: Ledger) -> FirstReceiverTrigger | None:
+        """What a run of the schedule waits for before it takes a batch, in a stream that has not begun to receive;
+        None: nothing. Runs that somebody asked for, and batches by timestamp, whose records may be older, do not wait.
+        """
+        if not of_schedule(context) or stream.batch_by != "arrival":
+            return None
+        until_ms = ledger.now_ms() + MOST_WAITED // timedelta(milliseconds=1)
+        trigger = cls(ledger=stream.ledger, stream=stream.name, interval_ms=stream.batch_interval_ms, until_ms=until_ms)
+        return None if trigger.look(ledger) is not None else trigger
+
+    def look_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:
+        """For a task that waits without deferring."""
+        while (event := self.look(ledger)) is None:
+            time.sleep(self.poll_interval)
+        return event
+
+    def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        now_ms = ledger.now_ms()
+        beginning = find_beginning(ledger, self.stream)
+        if beginning.at_ms is None:
+            if now_ms >= self.parameters["until_ms"]:
+                return {"began": False, "reason": beginning.reason}
+            if beginning.reason != self._said:
+                self._said = beginning.reason
+                self.log.info("Waiting for the stream's first receiver: %s.", beginning.reason)
+            return None
+        interval_ms = self.parameters["interval_ms"]
+        if now_ms // interval_ms * interval_ms < beginning.at_ms:
+            return None
+        return {"began": True, "reason": "the stream's receivers have begun"}
