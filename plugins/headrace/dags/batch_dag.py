@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _DOC = """\
 # {name}: batches
 
-A run for each batch time, which is the end of its data interval. A batch's blocks are allocated once: however often its
-run is repeated, it processes the same records and writes the same documents.
+A run for each batch time, which is the end of its data interval. {late} A batch's blocks are allocated once: however
+often its run is repeated, it processes the same records and writes the same documents.
 
 To run a completed batch again: clear its run, or backfill its interval, or trigger a run with `reprocess` and any
 logical date inside its interval (its start has a run: Airflow gives a date only one). What failed of a batch is run
@@ -34,6 +34,10 @@ alone when its task, or its run, is cleared.
 
 {stream}
 """
+
+_LATE = """\
+A run that is late takes over all batch times that have ended and have no batch: the log of its first task names its
+batch, and where there is none, its other tasks are skipped."""
 
 
 def batch_dag(
@@ -50,8 +54,8 @@ def batch_dag(
     :param dag_id: by default ``<stream>_batches``.
     :param start_date: the first interval to run. By default that in which the scheduler first sees the DAG, since
         only the ledger knows when the stream began, and runs for the years before would all be empty.
-    :param catch_up: what becomes of intervals that were missed later on, see ``MicroBatchTimetable``. By default they
-        are caught up, unless the stream coalesces: then the next batch takes them over. Without effect where
+    :param catch_up: what becomes of intervals that were missed later on, see ``MicroBatchTimetable``. By default the
+        next run takes them over where the stream coalesces, and otherwise each gets a run. Without effect where
         ``start_date`` is given (every interval since gets a run), and where the stream has a ``trigger``.
     :param single_task: whether one task, ``micro_batch``, does all of a batch (``MicroBatchOperator``). Otherwise each
         of its parts is a task, and each output an instance of ``generate_batch`` that is tried again by itself.
@@ -61,7 +65,7 @@ def batch_dag(
     with DAG(
         dag_id=dag_id or f"{stream.name}_batches",
         description=f"Runs the batches of stream {stream.name}, {_when(stream)}",
-        doc_md=_DOC.format(name=stream.name, stream=describe(stream)),
+        doc_md=_DOC.format(name=stream.name, stream=describe(stream), late=_LATE if stream.coalesces else ""),
         schedule=_schedule(stream, catch_up),
         start_date=start_date or START_DATE,
         catchup=start_date is not None,

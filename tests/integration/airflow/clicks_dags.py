@@ -40,6 +40,7 @@ clicks = Stream(
         ParquetOutput(id="lake", path=f"{FOLDER}/lake"),
     ],
     batch_interval="4 s",
+    coalesce=False,
     parameters={"factor": 1},
     limits={"max_concurrent_batches": 3},
     **COMMON,

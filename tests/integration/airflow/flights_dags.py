@@ -25,6 +25,8 @@ stream = Stream(
     inputs=KafkaInput(bootstrap_servers="localhost:9", topics="flights"),
     outputs=ElasticsearchOutput(hosts="http://localhost:9", index="flights"),
     batch_interval="10 s",
+    # Each batch time has its own run here; outputs_dags.py has a stream that takes late ones over.
+    coalesce=False,
     storage=f"{FOLDER}/storage",
     ledger="connection:flights_ledger",
     # The tests run completed batches again, whenever a busy machine comes to it.

@@ -46,6 +46,7 @@ visits = Stream(
     outputs=ElasticsearchOutput(id="search", hosts="http://localhost:9", index="visits"),
     state=State(update="visits:update", fields="who STRING", keys="who"),
     batch_interval="5 s",
+    coalesce=False,
     **COMMON,
 )
 visits_receiver = receiver_dag(visits)

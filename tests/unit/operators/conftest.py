@@ -194,7 +194,7 @@ def allocated(stream, source, make_task):
     """A batch of three records, allocated, and the task whose run is about it."""
 
     def make(records: int = 3, **conf) -> tuple[int, Task]:
-        at_ms = source.store(records) if records else source.ledger.now_ms() // 200 * 200
+        at_ms = source.store(records) if records else (source.ledger.now_ms() // 200 + 1) * 200
         until(lambda: source.ledger.now_ms() >= at_ms)
         task = make_task(from_ms(at_ms - stream.batch_interval_ms), conf)
         AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)

@@ -33,6 +33,7 @@ class TestAllocateBlocks:
             "fresh": False,
             "blocks": 1,
             "records": 3,
+            "absorbed": 0,
             "payload_bytes": batch.payload_bytes,
             "partitions": 1,
             "manifest_uri": batch.manifest_uri,
