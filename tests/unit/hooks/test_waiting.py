@@ -17,6 +17,7 @@ from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.triggers.base import LedgerTrigger
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
+from headrace.triggers.first_receiver import FirstReceiverTrigger
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 from headrace.triggers.receivers_receiving import ReceiversReceivingTrigger
 from headrace.triggers.records_received import RecordsReceivedTrigger
@@ -24,6 +25,7 @@ from headrace.triggers.records_received import RecordsReceivedTrigger
 LEDGER = {"ledger": "sqlite:////nowhere/ledger.db", "stream": "flights"}
 TRIGGERS = {
     BlocksReadyTrigger: ({"batch_time_ms": 0, "grace_ms": 0}, 0.2),
+    FirstReceiverTrigger: ({"interval_ms": 1, "until_ms": 0}, 1.0),
     ReceiverJobTrigger: ({"epoch": 1}, 1.0),
     ReceiversReceivingTrigger: ({"receivers": 1, "max_silence_ms": 1}, 1.0),
     RecordsReceivedTrigger: ({"min_records": 1, "max_delay_ms": 1, "interval_ms": 1}, 1.0),
