@@ -95,13 +95,17 @@ def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) ->
             stream, len(batches), batches[0].batch_time_ms,
         )  # fmt: skip
     job = ledger.jobs.current(stream)
+    row, described = ledger.streams.get(stream), describe(ledger, stream, batches)
+    # Of the definitions those that are needed to say by what these batches were written.
+    named = {row.revision, *(revision for batch in described for revision in batch["revisions"].values())}
     return Checkpoint(
         stream=stream,
         written_at_ms=written_at_ms,
         batch_time_ms=batch_time_ms,
         state={
-            "stream": dataclasses.asdict(ledger.streams.get(stream)),
-            "batches": describe(ledger, stream, batches),
+            "stream": dataclasses.asdict(row),
+            "revisions": [dataclasses.asdict(each) for each in ledger.streams.revisions(stream, named)],
+            "batches": described,
             "history": {"files": len(numbers), "newest": numbers[-1] if numbers else 0},
             "moved_blocks": [dataclasses.astuple(block) for block in ledger.history.moved(stream)],
             "runs": ledger.runs.newest(stream),

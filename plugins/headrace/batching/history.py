@@ -57,14 +57,20 @@ def file_batches(stream: str, ledger: Ledger, folder: LogStorage) -> int:
 
 
 def describe(ledger: Ledger, stream: str, batches: Sequence[BatchRow]) -> list[dict[str, Any]]:
-    """The batches as checkpoints and history hold them: rows, the counts of their outputs, their replays."""
+    """The batches as checkpoints and history hold them: rows, what their outputs recorded and by which definitions,
+    their replays."""
     times = [batch.batch_time_ms for batch in batches]
     recorded = ledger.batches.recorded(stream, times)
     replays = ledger.history.replays_of(stream, times)
     return [
         {
             **dataclasses.asdict(batch),
-            "outputs": recorded[batch.batch_time_ms],
+            "outputs": {output: each.counts for output, each in recorded[batch.batch_time_ms].items()},
+            "revisions": {
+                output: each.revision
+                for output, each in recorded[batch.batch_time_ms].items()
+                if each.revision is not None
+            },
             "replays": [dataclasses.asdict(replay) for replay in replays[batch.batch_time_ms]],
         }
         for batch in batches

@@ -21,6 +21,7 @@ from headrace.ledger.rows import (
     MovedBlock,
     PositionRow,
     ReplayDefinitionRow,
+    StreamRevision,
     StreamRow,
     TopicRow,
 )
@@ -38,6 +39,7 @@ class KeptBatch:
     outputs: Mapping[str, Mapping[str, Any]]
     replays: tuple[FiledReplay, ...]
     history: int
+    revisions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,15 @@ class KeptReceiver:
 class KeptState:
     """All that the newest whole checkpoint and the history keep of a stream.
 
-    ``batches`` are by time. ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the
-    receiver job's, None if there was no job. ``segments`` are the log's files that there were, each with the latest
-    batch time of its blocks once it was closed; None: the checkpoint does not say.
+    ``batches`` are by time. ``revisions`` are the definitions that the checkpoint's batches name, and the stream's own.
+    ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the receiver job's, None if there
+    was no job. ``segments`` are the log's files that there were, each with the latest batch time of its blocks once it
+    was closed; None: the checkpoint does not say.
     """
 
     checkpoint: Checkpoint
     stream: StreamRow
+    revisions: Sequence[StreamRevision]
     batches: Mapping[int, KeptBatch]
     topics: Sequence[TopicRow]
     positions: Sequence[PositionRow]
@@ -88,6 +92,7 @@ def read_kept(folder: LogStorage) -> KeptState:
     return KeptState(
         checkpoint=checkpoint,
         stream=_stream_row(state["stream"]),
+        revisions=[_revision(fields) for fields in state.get("revisions", [_only_revision(state["stream"])])],
         batches=_batches(folder, checkpoint),
         topics=[_load(TopicRow, fields) for fields in state["topics"]],
         positions=[_position_row(fields) for fields in state["positions"]],
@@ -135,13 +140,24 @@ def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, Kept
     for fields in documents:
         row = _batch_row(fields)
         replays = tuple(_replay(each) for each in fields.get("replays", ()))
-        found[row.batch_time_ms] = KeptBatch(row, fields["outputs"], replays, number)
+        revisions = fields.get("revisions", {})
+        found[row.batch_time_ms] = KeptBatch(row, fields["outputs"], replays, number, revisions)
     return found
 
 
 def _stream_row(fields: Mapping[str, Any]) -> StreamRow:
     row = _load(StreamRow, fields)
     return dataclasses.replace(row, outputs=tuple(row.outputs), desired_state=DesiredState(row.desired_state))
+
+
+def _revision(fields: Mapping[str, Any]) -> StreamRevision:
+    row = _load(StreamRevision, fields)
+    return dataclasses.replace(row, outputs=tuple(row.outputs))
+
+
+def _only_revision(stream: Mapping[str, Any]) -> dict[str, Any]:
+    """The one that a document of before knows of, in which the stream's row is all there is."""
+    return {"batch_by": "arrival", "allowed_lateness_ms": 0, **stream, "created_at_ms": stream["updated_at_ms"]}
 
 
 def _batch_row(fields: Mapping[str, Any]) -> BatchRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
     from headrace.ledger import Ledger
     from headrace.ledger.rows import AttemptRow, BatchOrigin, BatchRow
+
+# What an output of Elasticsearch records beside its counts: the concrete index.
+_INDEX = "index"
 
 
 def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool) -> None:
@@ -30,9 +34,11 @@ def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool
     inputs = ledger.batches.inputs(stream, batch_time_ms)
     outputs = ledger.batches.outputs(stream, batch_time_ms)
     attempts = ledger.batches.attempts(stream, batch_time_ms)
+    revisions = {attempt.number: attempt.revision for attempt in attempts}
     if as_json:
         # The outputs are the batch's own; those of replays are with their attempts.
-        parts: dict[str, Any] = {"batch": batch, "origin": origin, "inputs": inputs, "outputs": outputs}
+        written = [{**asdict(output), "revision": revisions.get(output.attempt)} for output in outputs]
+        parts: dict[str, Any] = {"batch": batch, "origin": origin, "inputs": inputs, "outputs": written}
         print_json({**parts, "attempts": attempts})
         return
     for line in account(batch, origin):
@@ -45,11 +51,28 @@ def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool
         ],
     )
     print_table(
-        ("output", "state", "attempt", "counts", "code", "error"),
-        [(o.output_id, o.state.value, o.attempt, _counts(o.counts), o.code_version, o.error) for o in outputs],
+        ("output", "state", "attempt", "definition", "written to", "counts", "transform and code", "error"),
+        [
+            (
+                output.output_id,
+                output.state.value,
+                output.attempt,
+                revisions.get(output.attempt),
+                output.counts.get(_INDEX),
+                _counts(output.counts),
+                output.code_version,
+                output.error,
+            )
+            for output in outputs
+        ],
     )
+    if len(known := {revisions.get(output.attempt) for output in outputs}) > 1:
+        named = ", ".join(
+            "unknown" if number is None else str(number) for number in sorted(known, key=lambda n: n or 0)
+        )
+        typer.echo(f"The outputs of this batch were written under different definitions of the stream: {named}.")
     print_table(
-        ("attempt", "at", "replay", "outputs", "read from", "way", "state", "took", "holder", "error"),
+        ("attempt", "at", "replay", "definition", "outputs", "read from", "way", "state", "took", "holder", "error"),
         [_attempt(attempt) for attempt in attempts],
     )
 
@@ -99,6 +122,7 @@ def _attempt(attempt: AttemptRow) -> tuple[object, ...]:
         attempt.number,
         time_text(attempt.started_at_ms),
         attempt.target or None,
+        attempt.revision,
         ", ".join(attempt.outputs),
         attempt.source,
         attempt.way,
@@ -110,4 +134,7 @@ def _attempt(attempt: AttemptRow) -> tuple[object, ...]:
 
 
 def _counts(counts: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in counts.items() if value not in (0, {}, None)) or "nothing"
+    return (
+        ", ".join(f"{name} {value}" for name, value in counts.items() if name != _INDEX and value not in (0, {}, None))
+        or "nothing"
+    )

@@ -50,6 +50,9 @@ def streams(
                 for r in rows
             ],
         )
+        for row in rows:
+            if row["unadopted"] is not None:
+                typer.echo(f"{row['name']}: {row['unadopted']}")
 
 
 def stop(
@@ -151,6 +154,7 @@ def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], no
 
 def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
     from headrace.batching.stream_status import stream_status
+    from headrace.receiving.adoption import unadopted
 
     job = ledger.jobs.current(row.name)
     newest = ledger.batches.list(row.name, limit=1)
@@ -162,6 +166,9 @@ def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
         "last_batch_ms": newest[0].batch_time_ms if newest else None,
         "unclaimed": len(ledger.blocks.unclaimed(row.name)),
         "slow_runs": _slow_runs(ledger, row),
+        "revision": row.revision,
+        "job_revision": None if job is None else job.attributes.get("revision"),
+        "unadopted": unadopted(ledger, row.name),
     }
 
 
@@ -230,6 +237,8 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     typer.echo(f"Stream {name}, wanted {summary['desired_state']}; receiver job {summary['job']}", nl=False)
     typer.echo("" if job is None else f", held by {job.holder} since {time_text(job.acquired_at_ms)}")
     typer.echo(f"It is {summary['health']}. {_numbers(summary)}")
+    if summary["unadopted"] is not None:
+        typer.echo(str(summary["unadopted"]))
     now_ms = ledger.now_ms()
     for trouble in summary["troubles"]:
         typer.echo(f"Trouble: {trouble}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+from airflow.sdk import get_current_context
 from airflow.sdk.bases.hook import BaseHook
 
 from headrace.connections import CONNECTION_PREFIX, variable_name
@@ -87,16 +89,20 @@ class LedgerHook(BaseHook):
             return False, str(error)
 
 
-def register(ledger: Ledger, stream: Stream) -> None:
-    """Tell the ledger of the stream, as it is declared now; the same declaration again changes nothing.
+def register(ledger: Ledger, stream: Stream) -> int:
+    """Register the stream's definition; its revision. The same definition has the same revision every time.
+
+    Code of an older version of the DAG than that which declared the stream's newest definition gets its revision, and
+    the newest definition stays. A definition that the receiver job has to be started anew for makes an event.
 
     Raises:
         LostLedgerError: the ledger does not know the stream, and its folder tells of another one that did.
     """
     from headrace.batching.recovery.lost_ledger import refuse_if_lost
+    from headrace.receiving.adoption import record_unadopted
 
     refuse_if_lost(stream, ledger)
-    ledger.streams.register(
+    row = ledger.streams.register(
         stream.name,
         stream.to_json(),
         batch_interval_ms=stream.batch_interval_ms,
@@ -106,7 +112,23 @@ def register(ledger: Ledger, stream: Stream) -> None:
         ordered=stream.is_ordered,
         batch_by=stream.batch_by,
         allowed_lateness_ms=stream.allowed_lateness_ms,
+        declared_at_ms=_dag_version_ms(),
     )
+    record_unadopted(ledger, stream.name, row.revision)
+    return row.revision
+
+
+def _dag_version_ms() -> int | None:
+    """When the version of the DAG was made that this task runs, None outside of a task.
+
+    Airflow numbers DAG versions by UUIDs of version 7, which begin with the time. Factories put the definition's
+    digest into the DAG's documentation, so that each definition has a DAG version of its own.
+    """
+    try:
+        version = get_current_context()["ti"].dag_version_id
+    except (RuntimeError, KeyError, AttributeError):
+        return None
+    return version.int >> 80 if isinstance(version, UUID) and version.version == 7 else None
 
 
 def _open(url: str, environ: Mapping[str, str] | None, *, create: bool = True) -> Ledger:

@@ -30,6 +30,7 @@ def insert_attempt(
     target: str = "",
     definition: str | None = None,
     replay_revision: int | None = None,
+    revision: int | None = None,
 ) -> Attempt:
     """The batch's next attempt, at these outputs. Whoever runs one of them must have been fenced."""
     stream = locked.row.name
@@ -49,6 +50,7 @@ def insert_attempt(
             outputs=list(outputs),
             attributes=dict(attributes or {}),
             replay_revision=replay_revision,
+            revision=revision,
             started_at_ms=locked.now_ms,
             lease_ms=lease_ms,
             lease_until_ms=until_ms,
@@ -58,9 +60,8 @@ def insert_attempt(
     running = {**key, "attempt": number, "target": target, "state": AttemptState.RUNNING, "counts": {}}
     if outputs:
         connection.execute(insert(batch_outputs), [{**running, "output_id": output_id} for output_id in outputs])
-    return Attempt(
-        stream, batch_time_ms, number, holder, way, tuple(outputs), lease_ms, until_ms, source, target, definition
-    )
+    claimed = (holder, way, tuple(outputs), lease_ms, until_ms, source, target, definition, revision)
+    return Attempt(stream, batch_time_ms, number, *claimed)
 
 
 def end_attempt(connection: Connection, attempt: Attempt | AttemptRow, state: AttemptState, **values: Any) -> None:

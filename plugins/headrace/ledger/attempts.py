@@ -22,6 +22,7 @@ from headrace.ledger.attempt_rows import (
     require_running,
     running_attempts,
     select_attempts,
+    wrote_output,
 )
 from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.chunks import chunks
@@ -36,7 +37,8 @@ from headrace.ledger.events import record
 from headrace.ledger.origins import source_of
 from headrace.ledger.outcomes import is_recorded, settle
 from headrace.ledger.replays import present_revision, settle_replay
-from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.revisions import at_revision
+from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow, BatchRow, RecordedOutput
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
 from headrace.ledger.tables import batch_attempts, batch_outputs
 from headrace.ledger.turns import check_order, check_slots
@@ -58,6 +60,7 @@ class BatchAttempts(Role):
         outputs: Sequence[str] | None = None,
         force: bool = False,
         attributes: Mapping[str, Any] | None = None,
+        revision: int | None = None,
     ) -> Attempt:
         """Take outputs of the batch, from whoever is at one of them: an earlier attempt that still runs is fenced.
         Attempts at other outputs of the batch go on beside it.
@@ -67,6 +70,8 @@ class BatchAttempts(Role):
             way: how the batch is run, "connect" or "submit".
             outputs: ids of the stream's steps; None is all of them. Those that have a record of success are left out.
             force: run also what has completed again. It has no record of success until it is done again.
+            revision: of the definition that it is run with; by default the stream's newest. The attempt keeps it, and
+                the steps are that definition's, also when the stream has another one meanwhile.
 
         Raises:
             BatchNotFoundError: it was not allocated.
@@ -76,7 +81,8 @@ class BatchAttempts(Role):
             NotItsTurnError: the stream is ordered, and an earlier batch has not completed or was not claimed; or the
                 batch's state is to be updated first.
         """
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream) as (connection, now):
+            locked = at_revision(connection, now, revision)
             batch = require_batch(connection, stream, batch_time_ms)
             check_runnable(batch)
             asked = _asked(locked, outputs)
@@ -159,11 +165,12 @@ class BatchAttempts(Role):
             OutputsMissingError: an output has recorded no result.
         """
         stream, batch_time_ms = attempt.stream, attempt.batch_time_ms
-        with self._database.write_stream(stream) as (connection, locked):
+        with self._database.write_stream(stream) as (connection, now):
             batch = require_batch(connection, stream, batch_time_ms)
             if is_own(connection, attempt, AttemptState.COMPLETED):
                 return batch
             require_running(connection, attempt)
+            locked = at_revision(connection, now, attempt.revision)
             rows = connection.execute(select(batch_outputs).where(*outputs_of(attempt))).all()
             missing = [row.output_id for row in rows if row.state is not AttemptState.COMPLETED]
             if missing:
@@ -184,8 +191,9 @@ class BatchAttempts(Role):
         Raises:
             AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
         """
-        with self._database.write_stream(attempt.stream) as (connection, locked):
+        with self._database.write_stream(attempt.stream) as (connection, now):
             require_running(connection, attempt)
+            locked = at_revision(connection, now, attempt.revision)
             batch = require_batch(connection, attempt.stream, attempt.batch_time_ms)
             end_attempt(connection, attempt, AttemptState.FAILED, ended_at_ms=locked.now_ms, error=error)
             if attempt.target:
@@ -215,22 +223,26 @@ class BatchAttempts(Role):
             rows = newest_outputs(connection, stream, batch_time_ms, target, revision=revision).values()
         return sorted((row for row in rows if row.state in _ENDED), key=lambda row: row.output_id)
 
-    def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, dict[str, Any]]]:
-        """By batch time and output the counts of the outputs that have a record of success, of many batches at once."""
+    def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, RecordedOutput]]:
+        """By batch time and output what the outputs recorded that have a record of success, of many batches at once."""
         newest: dict[tuple[int, str], Row[Any]] = {}
         with self._database.read() as connection:
             for part in chunks(times):
-                query = select(batch_outputs).where(
-                    batch_outputs.c.stream == stream,
-                    batch_outputs.c.batch_time_ms.in_(part),
-                    batch_outputs.c.target == "",
+                query = (
+                    select(batch_outputs, batch_attempts.c.revision)
+                    .join(batch_attempts, wrote_output())
+                    .where(
+                        batch_outputs.c.stream == stream,
+                        batch_outputs.c.batch_time_ms.in_(part),
+                        batch_outputs.c.target == "",
+                    )
                 )
                 for row in connection.execute(query.order_by(batch_outputs.c.batch_time_ms, batch_outputs.c.attempt)):
                     newest[row.batch_time_ms, row.output_id] = row
-        found: dict[int, dict[str, dict[str, Any]]] = {time_ms: {} for time_ms in times}
+        found: dict[int, dict[str, RecordedOutput]] = {time_ms: {} for time_ms in times}
         for (time_ms, output_id), row in newest.items():
             if row.state is AttemptState.COMPLETED:
-                found[time_ms][output_id] = row.counts
+                found[time_ms][output_id] = RecordedOutput(row.counts, row.revision)
         return found
 
 
@@ -257,7 +269,7 @@ def _asked(locked: LockedStream, outputs: Sequence[str] | None) -> tuple[str, ..
         raise BatchStateError(
             f"Stream {locked.row.name!r} has no output {', '.join(map(repr, unknown)) or 'of no name'}, "
             f"but {', '.join(steps) or 'none'}.",
-            remedy="Name some of them, or none for all; a changed stream is registered when its receiver DAG runs.",
+            remedy="Name some of them, or none for all.",
         )
     return tuple(step for step in steps if step in outputs)
 
@@ -288,12 +300,15 @@ def _begin(
     if batch.required is None or recorded.union(taken).issuperset(locked.row.outputs):
         # Also an output that the stream has got since, for this attempt writes it.
         batch = replace(batch, required=locked.row.outputs)
-    attempt = insert_attempt(connection, locked, batch_time_ms, outputs=taken, source=source, **begun)
+    attempt = insert_attempt(
+        connection, locked, batch_time_ms, outputs=taken, source=source, revision=locked.row.revision, **begun
+    )
     goes_on = bool(beside) or (batch.state is BatchState.ALLOCATED and batch.started_at_ms is not None)
     settled = settle(connection, locked, batch, attempt=attempt.number, required=list(batch.required or ()))
     if settled.state is BatchState.RUNNING and not goes_on:
         settle(connection, locked, settled, started_at_ms=locked.now_ms)
     payload = {"attempt": attempt.number, "holder": attempt.holder, "way": attempt.way, "outputs": list(taken)}
+    payload["revision"] = attempt.revision
     _event(connection, locked, attempt, EventKind.BATCH_STARTED, payload)
     return attempt
 

@@ -46,6 +46,10 @@ class SchemaError(LedgerError):
     """The database's schema is not the one this version of headrace knows."""
 
 
+class RevisionNotFoundError(LedgerError):
+    """The stream has had no definition of that revision."""
+
+
 class StreamNotFoundError(LedgerError):
     """No stream of that name was registered."""
 

@@ -14,6 +14,7 @@ from headrace.ledger.rows import (
     GapRow,
     PositionRow,
     ReplayDefinitionRow,
+    StreamRevision,
     StreamRow,
     TopicRow,
 )
@@ -39,7 +40,8 @@ class FoundBlock:
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """A batch as it is to be. ``outputs`` are the counts of those that were recorded, by id.
+    """A batch as it is to be. ``outputs`` are the counts of those that were recorded, by id, and ``revisions`` those of
+    the definitions that wrote them, as far as they are known.
 
     ``history`` is the number of the file that holds it as it is, 0 if none does.
     """
@@ -49,6 +51,7 @@ class FoundBatch:
     outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     replays: tuple[FiledReplay, ...] = ()
     history: int = 0
+    revisions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,13 @@ class FoundStream:
     ``stream.job_epoch`` and ``receiver_epochs`` are at least the highest that a writer of the lost ledger can have had:
     the next ones are above them, so that no segment's name comes again and old writers stay fenced. So is
     ``last_attempt`` above the number of every attempt at a batch: outputs and states refuse lower ones than they know.
+    ``revisions`` are the definitions that are known, that of ``stream`` among them.
     ``runs`` are the batch times that runs were given. ``found_gaps`` are those that nobody had recorded: lost with a
     part of the log.
     """
 
     stream: StreamRow
+    revisions: Sequence[StreamRevision]
     receiver_epochs: Mapping[ReceiverId, int]
     last_attempt: int
     topics: Sequence[TopicRow] = ()

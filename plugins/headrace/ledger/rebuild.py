@@ -20,6 +20,7 @@ from headrace.ledger.rebuilt_receiving import (
     insert_receivers,
     insert_segments,
 )
+from headrace.ledger.revisions import Declared, insert_revision
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import (
     batch_attempts,
@@ -35,6 +36,7 @@ from headrace.ledger.tables import (
     replay_definitions,
     replays,
     segments,
+    stream_revisions,
     streams,
     topics,
     unclaimed_times,
@@ -57,6 +59,7 @@ _TABLES = (
     topics,
     gaps,
     receiver_jobs,
+    stream_revisions,
 )
 
 
@@ -99,6 +102,8 @@ class Rebuild(Role):
                 for table in _TABLES:
                     connection.execute(delete(table).where(table.c.stream == stream))
             _put_stream(connection, found)
+            for known in found.revisions:
+                insert_revision(connection, stream, known.revision, Declared.of(known), known.created_at_ms)
             locked = self._database.lock_stream(connection, stream)
             insert_positions(connection, found)
             insert_receivers(connection, locked, found)

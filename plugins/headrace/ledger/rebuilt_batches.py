@@ -1,7 +1,8 @@
 """The batches of a ledger that is rebuilt, and what is left of the attempts at them.
 
-Attempts are lost with the ledger. A batch gets one for itself and one for each of its replays, which are over: what was
-recorded is theirs, and the numbers of those that follow are above every number that an attempt of the lost ledger had.
+Attempts are lost with the ledger. A batch gets one for each definition that wrote it, and one for each of its replays,
+which are over: what was recorded is theirs, and the numbers of those that follow are above every number that an attempt
+of the lost ledger had.
 """
 
 from __future__ import annotations
@@ -63,11 +64,13 @@ def _row(batch: FoundBatch, last_attempt: int) -> dict[str, Any]:
 
 
 def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundStream, batch: FoundBatch) -> None:
-    """The last attempt at the batch, and before it one for each replay."""
+    """The last attempts at the batch, and before them one for each replay."""
     key = {"stream": locked.row.name, "batch_time_ms": batch.row.batch_time_ms}
     attempts: list[dict[str, Any]] = []
     outputs: list[dict[str, Any]] = []
-    numbers = range(found.last_attempt - len(batch.replays), found.last_attempt)
+    written = _by_revision(batch)
+    first = found.last_attempt + 1 - len(written)
+    numbers = range(first - len(batch.replays), first)
     for number, replay in zip(numbers, batch.replays, strict=True):
         state = AttemptState.COMPLETED if replay.state is BatchState.COMPLETED else AttemptState.FENCED
         of = {"number": number, "target": replay.target, "state": state}
@@ -76,11 +79,11 @@ def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundS
         )
         outputs += _outputs(locked, key, of, replay.recorded, replay.code_version)
     completed = batch.row.state is BatchState.COMPLETED
-    of = {"number": found.last_attempt, "target": "", "state": AttemptState.FENCED}
-    if completed:
-        of["state"] = AttemptState.COMPLETED
-    attempts.append(_attempt(locked, key, of, tuple(batch.outputs), batch.row.code_version))
-    outputs += _outputs(locked, key, of, batch.outputs, batch.row.code_version)
+    state = AttemptState.COMPLETED if completed else AttemptState.FENCED
+    for number, (revision, recorded) in enumerate(written, first):
+        of = {"number": number, "target": "", "state": state}
+        attempts.append(_attempt(locked, key, of, tuple(recorded), batch.row.code_version) | {"revision": revision})
+        outputs += _outputs(locked, key, of, recorded, batch.row.code_version)
     insert_all(connection, batch_attempts, attempts)
     insert_all(connection, batch_outputs, outputs)
     insert_all(
@@ -100,6 +103,14 @@ def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundS
     )
 
 
+def _by_revision(batch: FoundBatch) -> list[tuple[int | None, dict[str, Mapping[str, Any]]]]:
+    """The recorded outputs with the revision that wrote them, the newest last; one without any where none is known."""
+    groups: dict[int | None, dict[str, Mapping[str, Any]]] = {}
+    for output_id, counts in batch.outputs.items():
+        groups.setdefault(batch.revisions.get(output_id), {})[output_id] = counts
+    return sorted(groups.items(), key=lambda group: group[0] or 0) or [(None, {})]
+
+
 _REPLAY = ("target", "revision", "code_version", "started_at_ms", "completed_at_ms", "error")
 
 
@@ -117,6 +128,7 @@ def _attempt(
         "outputs": list(outputs),
         "attributes": {},
         "replay_revision": None,
+        "revision": None,
         "code_version": code_version,
         "lease_ms": 0,
         "lease_until_ms": 0,

@@ -76,6 +76,7 @@ class EventKind(StrEnum):
     """What happened to a stream."""
 
     STREAM_REGISTERED = "stream_registered"
+    DEFINITION_NOT_ADOPTED = "definition_not_adopted"
     STREAM_STATE_CHANGED = "stream_state_changed"
     JOB_STARTED = "job_started"
     JOB_STATE_CHANGED = "job_state_changed"

@@ -4,56 +4,24 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, exists, insert, select, update
 
 from headrace.ledger.database import Role, stream_row
 from headrace.ledger.errors import LedgerConflictError, LedgerError, StreamChangedError, StreamNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.rows import StreamRow
+from headrace.ledger.revisions import (
+    Declared,
+    as_declared,
+    insert_revision,
+    keep_revision,
+    require_revision,
+    revision_row,
+)
+from headrace.ledger.rows import StreamRevision, StreamRow
 from headrace.ledger.states import DesiredState, EventKind
-from headrace.ledger.tables import batches, blocks, streams, unclaimed_times
-
-
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    """What a registration asks for, as columns."""
-
-    definition: str
-    batch_interval_ms: int
-    block_interval_ms: int
-    outputs: tuple[str, ...]
-    max_concurrent_batches: int
-    ordered: bool
-    batch_by: str
-    allowed_lateness_ms: int
-
-    def same(self, row: StreamRow) -> bool:
-        return self == _Declared(
-            row.definition,
-            row.batch_interval_ms,
-            row.block_interval_ms,
-            row.outputs,
-            row.max_concurrent_batches,
-            row.ordered,
-            row.batch_by,
-            row.allowed_lateness_ms,
-        )
-
-    def columns(self) -> dict[str, Any]:
-        return {
-            "definition": self.definition,
-            "batch_interval_ms": self.batch_interval_ms,
-            "block_interval_ms": self.block_interval_ms,
-            "outputs": list(self.outputs),
-            "max_concurrent_batches": self.max_concurrent_batches,
-            "ordered": self.ordered,
-            "batch_by": self.batch_by,
-            "allowed_lateness_ms": self.allowed_lateness_ms,
-        }
+from headrace.ledger.tables import batches, blocks, stream_revisions, streams, unclaimed_times
 
 
 class Streams(Role):
@@ -71,8 +39,11 @@ class Streams(Role):
         ordered: bool = False,
         batch_by: str = "arrival",
         allowed_lateness_ms: int = 0,
+        declared_at_ms: int | None = None,
     ) -> StreamRow:
-        """Make the stream known, or its changed definition its next revision; the same again changes nothing.
+        """Make the stream known, or its changed definition its newest; the same again changes nothing.
+
+        A definition that the ledger has had before has its revision still.
 
         Args:
             definition: the stream as JSON text, kept as it is.
@@ -83,6 +54,11 @@ class Streams(Role):
             ordered: the stream runs one batch at a time in batch-time order (windows, state, aggregates).
             batch_by: "arrival" or "timestamp".
             allowed_lateness_ms: how long a batch by timestamp waits for a partition without newer records.
+            declared_at_ms: since when the definition's source says so. One from before that of the stream's newest
+                definition gets its revision and does not take its place: old code runs on beside new.
+
+        Returns:
+            The stream's row as this definition has it, with its revision.
 
         Raises:
             StreamChangedError: the batch interval changed, and blocks or batches of the old one exist.
@@ -98,31 +74,36 @@ class Streams(Role):
             allowed_lateness_ms=allowed_lateness_ms,
         )
         try:
-            return self._register(name, declared)
+            return self._register(name, declared, declared_at_ms)
         except LedgerConflictError:
             # Someone else registered it between our look and our insert: now it can be locked.
-            return self._register(name, declared)
+            return self._register(name, declared, declared_at_ms)
 
-    def _register(self, name: str, declared: _Declared) -> StreamRow:
+    def _register(self, name: str, declared: Declared, declared_at_ms: int | None) -> StreamRow:
         with self._database.write() as connection:
             try:
                 locked = self._database.lock_stream(connection, name)
             except StreamNotFoundError:
-                return self._create(connection, name, declared)
-            if declared.same(locked.row):
-                return locked.row
-            if declared.batch_interval_ms != locked.row.batch_interval_ms:
-                _refuse_if_used(connection, name, locked.row.batch_interval_ms, declared.batch_interval_ms)
-            revision = locked.row.revision + 1
-            connection.execute(
-                update(streams)
-                .where(streams.c.name == name)
-                .values(**declared.columns(), revision=revision, updated_at_ms=locked.now_ms)
-            )
-            record(connection, name, locked.now_ms, EventKind.STREAM_REGISTERED, {"revision": revision})
-            return _get(connection, name)
+                return self._create(connection, name, declared, declared_at_ms)
+            row, this = locked.row, update(streams).where(streams.c.name == name)
+            declared_ms = row.declared_at_ms if declared_at_ms is None else declared_at_ms
+            if declared == Declared.of(row):
+                if declared_ms > row.declared_at_ms:
+                    connection.execute(this.values(declared_at_ms=declared_ms))
+                return row
+            if declared.batch_interval_ms != row.batch_interval_ms:
+                _refuse_if_used(connection, name, row.batch_interval_ms, declared.batch_interval_ms)
+            revision, is_new = keep_revision(connection, name, declared, locked.now_ms)
+            is_newest = declared_ms >= row.declared_at_ms
+            if is_newest:
+                changed = {"revision": revision, "updated_at_ms": locked.now_ms, "declared_at_ms": declared_ms}
+                connection.execute(this.values(**declared.columns(), **changed))
+            if is_newest or is_new:
+                payload = {"revision": revision, "newest": revision if is_newest else row.revision}
+                record(connection, name, locked.now_ms, EventKind.STREAM_REGISTERED, payload)
+            return as_declared(_get(connection, name), declared, revision)
 
-    def _create(self, connection: Connection, name: str, declared: _Declared) -> StreamRow:
+    def _create(self, connection: Connection, name: str, declared: Declared, declared_at_ms: int | None) -> StreamRow:
         now_ms = self._database.now_ms(connection)
         connection.execute(
             insert(streams).values(
@@ -135,9 +116,11 @@ class Streams(Role):
                 job_epoch=0,
                 created_at_ms=now_ms,
                 updated_at_ms=now_ms,
+                declared_at_ms=declared_at_ms or 0,
             )
         )
-        record(connection, name, now_ms, EventKind.STREAM_REGISTERED, {"revision": 1})
+        insert_revision(connection, name, 1, declared, now_ms)
+        record(connection, name, now_ms, EventKind.STREAM_REGISTERED, {"revision": 1, "newest": 1})
         return _get(connection, name)
 
     def get(self, name: str) -> StreamRow:
@@ -148,6 +131,26 @@ class Streams(Role):
         """
         with self._database.read() as connection:
             return _get(connection, name)
+
+    def at_revision(self, name: str, revision: int) -> StreamRow:
+        """The stream's row as this revision of its definition has it.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+            RevisionNotFoundError: it has no such revision.
+        """
+        with self._database.read() as connection:
+            row = _get(connection, name)
+            return row if revision == row.revision else require_revision(connection, row, revision)
+
+    def revisions(self, name: str, numbers: Collection[int]) -> builtins.list[StreamRevision]:
+        """The definitions of these revisions, in their order, as far as the ledger has them."""
+        query = select(stream_revisions).where(
+            stream_revisions.c.stream == name, stream_revisions.c.revision.in_(numbers)
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(stream_revisions.c.revision))
+            return [revision_row(row) for row in rows]
 
     def list(self) -> builtins.list[StreamRow]:
         """All streams by name."""
@@ -189,7 +192,7 @@ def _declared(
     ordered: bool,
     batch_by: str,
     allowed_lateness_ms: int,
-) -> _Declared:
+) -> Declared:
     if batch_interval_ms <= 0 or block_interval_ms <= 0:
         raise LedgerError("A stream's intervals are at least one millisecond.")
     try:
@@ -205,7 +208,7 @@ def _declared(
         raise LedgerError("A stream runs at least one batch at a time (max_concurrent_batches).")
     if batch_by not in ("arrival", "timestamp") or allowed_lateness_ms < 0:
         raise LedgerError("Batches are by 'arrival' or 'timestamp', and the allowed lateness is not negative.")
-    return _Declared(
+    return Declared(
         definition,
         batch_interval_ms,
         block_interval_ms,

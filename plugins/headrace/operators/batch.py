@@ -25,6 +25,8 @@ class BatchStep:
     """The batch time of a run, and the ledger and storage of its stream. Mixed into operators."""
 
     stream: Stream
+    revision: int | None = None
+    """Of the stream's definition, as the ledger numbers it, once it is open."""
 
     def batch_time_ms(self, context: Context, ledger: Ledger) -> int:
         """The batch that this run is about, in milliseconds since the epoch."""
@@ -36,7 +38,7 @@ class BatchStep:
         from headrace.wal.storage import open_storage
 
         with LedgerHook(self.stream.ledger).opened() as ledger:
-            register(ledger, self.stream)
+            self.revision = register(ledger, self.stream)
             yield ledger, open_storage(self.stream.storage.url)
 
 

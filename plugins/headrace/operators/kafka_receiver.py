@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow
+    from headrace.ledger.rows import JobRow, StreamRow
     from headrace.stream import Stream
 
 # The job's own heartbeat is of this order; a look costs the ledger a millisecond.
@@ -80,13 +80,14 @@ class KafkaReceiverOperator(BaseOperator):
         self.spark_ui_url: str | None = None
         self._process: DetachedProcess | None = None
         self._holder = ""
+        self._revision: int | None = None
 
     def execute(self, context: Context) -> None:
         """Attach to the stream's live receiver job, or start one, and wait for its end."""
         from headrace.ledger.states import DesiredState
 
         with LedgerHook(self.stream.ledger).opened() as ledger:
-            register(ledger, self.stream)
+            self._revision = register(ledger, self.stream)
             if ledger.streams.get(self.stream.name).desired_state is DesiredState.STOPPED:
                 return self._wait_until_wanted(ledger, context)
             job = ledger.jobs.current(self.stream.name)
@@ -131,8 +132,9 @@ class KafkaReceiverOperator(BaseOperator):
     # --- starting
 
     def _start(self, ledger: Ledger, context: Context) -> JobRow:
-        previous = ledger.streams.get(self.stream.name).job_epoch
-        process = self._spawn(context)
+        row = ledger.streams.get(self.stream.name)
+        previous = row.job_epoch
+        process = self._spawn(context, self._newest(row), row.revision)
         deadline = time.monotonic() + self.start_timeout
         watch: JobWatch | None = None
         while True:
@@ -157,19 +159,34 @@ class KafkaReceiverOperator(BaseOperator):
                 raise self._did_not_start(f"was not running after {self.start_timeout:g} s", process)
             time.sleep(poll_seconds(self.poll_interval, otherwise=_START_POLL_SECONDS))
 
-    def _spawn(self, context: Context) -> DetachedProcess:
+    def _newest(self, row: StreamRow) -> Stream:
+        """The stream as it is defined now. A run of an older version of the DAG tries again for days, and its job is to
+        adopt what was declared since."""
+        from headrace.stream import Stream
+
+        if row.revision == self._revision:
+            return self.stream
+        self.log.info(
+            "This run's version of the DAG has revision %s of the definition, and the job begins by the newest, %d.",
+            self._revision, row.revision,
+        )  # fmt: skip
+        return Stream.from_json(row.definition)
+
+    def _spawn(self, context: Context, stream: Stream, revision: int) -> DetachedProcess:
         from headrace.hooks.spark_submit import StreamSparkSubmitHook, application
 
         hook = StreamSparkSubmitHook(
-            self.stream,
+            stream,
             # A holder is one process: a try that is run again gets another.
             application_args=[
                 *self._stream_arguments(),
+                "--revision",
+                str(revision),
                 "--holder",
                 f"{holder(context)}@{time.time_ns() // 1_000_000}",
             ],
-            name=f"headrace receiver {self.stream.name}",
-            receivers=self.stream.receivers,
+            name=f"headrace receiver {stream.name}",
+            receivers=stream.receivers,
         )
         log = log_file(self.stream.name)
         self.log.info("The receiver job writes its log to %s on this host.", log)

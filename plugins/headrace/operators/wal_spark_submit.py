@@ -217,6 +217,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 outputs=steps,
                 force=force,
                 attributes={**attributes, _TRY: run.context["ti"].try_number},
+                revision=self.revision,
             )
 
         return begin

@@ -22,13 +22,7 @@ def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
     Raises:
         KeyVersionsError: a topic has grown since it was first seen, or was created again.
     """
-    outputs = [
-        output.id
-        for output in stream.outputs
-        if isinstance(output, ElasticsearchOutput)
-        and isinstance(output.document_ids, KeyIds)
-        and output.document_ids.version_from is None
-    ]
+    outputs = versioned_by_offsets(stream)
     moved = _moved(topics) if outputs else []
     if not moved:
         return
@@ -39,6 +33,17 @@ def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
         remedy="Name a column that grows with every change of a key in version_from, its values above the offsets so "
         "far, or index the topic anew into another index by a stream of another name.",
     )
+
+
+def versioned_by_offsets(stream: Stream) -> list[str]:
+    """The ids of the outputs that take a record's offset for the version of its key."""
+    return [
+        output.id
+        for output in stream.outputs
+        if isinstance(output, ElasticsearchOutput)
+        and isinstance(output.document_ids, KeyIds)
+        and output.document_ids.version_from is None
+    ]
 
 
 def _moved(topics: Collection[TopicRow]) -> list[str]:

@@ -71,9 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, tell: Callable[[str], None]) -> BatchResult:
-    registered = Stream.from_json(ledger.streams.get(options.stream).definition)
-    attempt, given = _begin(options, ledger, registered) if options.attempt is None else _begun(options, ledger)
-    stream = registered if attempt.definition is None else Stream.from_json(attempt.definition)
+    attempt, given = _begin(options, ledger) if options.attempt is None else _begun(options, ledger)
+    stream = definition_of(attempt, ledger)
     replay = f" of replay {attempt.target}" if attempt.target else ""
     tell(f"attempt {attempt.number}{replay}, {options.way}: {', '.join(attempt.outputs)}")
     partitions = None
@@ -104,11 +103,22 @@ def _session(options: argparse.Namespace, ledger: Ledger, stream: Stream, attemp
     return spark
 
 
-def _begin(options: argparse.Namespace, ledger: Ledger, stream: Stream) -> tuple[Attempt, Any]:
-    """An attempt begun here, and what it is given of parameters."""
+def definition_of(attempt: Attempt, ledger: Ledger) -> Stream:
+    """The definition that the attempt began with, which need not be the stream's newest any more."""
+    if attempt.definition is not None:
+        return Stream.from_json(attempt.definition)
+    row = ledger.streams.get(attempt.stream)
+    if attempt.revision is not None:
+        row = ledger.streams.at_revision(attempt.stream, attempt.revision)
+    return Stream.from_json(row.definition)
+
+
+def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
+    """An attempt begun here by the stream's newest definition, and what it is given of parameters."""
+    newest = ledger.streams.get(options.stream)
     given = None if options.parameters is None else parameters.parse(options.parameters)
     # Before the attempt begins: one that cannot be run should not take the batch from another.
-    parameters.merged(stream, given)
+    parameters.merged(Stream.from_json(newest.definition), given)
     attempt = ledger.batches.begin_attempt(
         options.stream,
         options.batch_time,
@@ -118,6 +128,7 @@ def _begin(options: argparse.Namespace, ledger: Ledger, stream: Stream) -> tuple
         outputs=options.outputs,
         force=options.force,
         attributes=None if given is None else {parameters.ATTRIBUTE: given},
+        revision=newest.revision,
     )
     return attempt, given
 

@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
 from headrace.ledger.rows import JobLease
+from headrace.receiving.adoption import REVISION
 from headrace.receiving.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
 from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
@@ -57,8 +58,9 @@ class StorageNotUsableError(HeadraceError):
 class ReceiverJob:
     """Runs a stream's receivers until the ledger says stop. Use once."""
 
-    def __init__(self, stream: Stream, ledger: Ledger, *, holder: str, lease_ms: int = LEASE_MS) -> None:
+    def __init__(self, stream: Stream, ledger: Ledger, *, revision: int, holder: str, lease_ms: int = LEASE_MS) -> None:
         self._stream = stream
+        self._revision = revision
         self._ledger = ledger
         self._holder = holder
         self._lease_ms = lease_ms
@@ -80,12 +82,14 @@ class ReceiverJob:
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
                 "java_parent": under_spark_submit(),
+                REVISION: self._revision,
                 **self._secret(),
             },
         )
         logger.info(
-            "stream %s, receiver job of epoch %d, held by %s", self._stream.name, self._lease.epoch, self._holder
-        )
+            "stream %s by revision %d, receiver job of epoch %d, held by %s",
+            self._stream.name, self._revision, self._lease.epoch, self._holder,
+        )  # fmt: skip
         try:
             self._start(self._lease)
             return self._track(self._lease)
@@ -239,8 +243,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_on_sigterm()
     try:
         with Ledger.open(options.ledger, create=False) as ledger:
-            stream = Stream.from_json(ledger.streams.get(options.stream).definition)
-            return ReceiverJob(stream, ledger, holder=options.holder, lease_ms=options.lease_ms).run()
+            row = ledger.streams.get(options.stream)
+            if options.revision is not None:
+                row = ledger.streams.at_revision(options.stream, options.revision)
+            job = ReceiverJob(
+                Stream.from_json(row.definition),
+                ledger,
+                revision=row.revision,
+                holder=options.holder,
+                lease_ms=options.lease_ms,
+            )
+            return job.run()
     except Terminated:
         return EXIT_TERMINATED
     except LeaseHeldError as held:
@@ -255,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="receiver.py", description="Run a stream's receivers in Spark.")
     parser.add_argument("--ledger", required=True, help='SQLAlchemy URL without a password, or "connection:<id>"')
     parser.add_argument("--stream", required=True)
+    parser.add_argument("--revision", type=int, help="of the stream's definition; by default its newest")
     parser.add_argument("--holder", default=f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}")
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from datetime import timedelta
@@ -239,6 +240,11 @@ class Stream(Part):
     def to_json(self) -> str:
         """The definition as JSON, for `from_json` on any machine."""
         return self.model_dump_json()
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits, other ones for another definition."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:8]
 
     @classmethod
     def from_json(cls, text: str) -> Stream:

@@ -25,8 +25,15 @@ class ReceiversReceivingTrigger(LedgerTrigger):
             max_silence_ms=max_silence_ms,
         )
         self._told = ""
+        self._warned = ""
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
+        from headrace.receiving.adoption import unadopted
+
+        found_unadopted = unadopted(ledger, self.stream)
+        if found_unadopted is not None and str(found_unadopted) != self._warned:
+            self._warned = str(found_unadopted)
+            self.log.warning("%s", self._warned)
         found = receiving(ledger, self.stream, **self.parameters)
         if found.reason != self._told:
             self._told = found.reason

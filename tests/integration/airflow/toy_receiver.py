@@ -18,6 +18,7 @@ LEASE_MS = 3000
 parser = argparse.ArgumentParser()
 parser.add_argument("--ledger", required=True)
 parser.add_argument("--stream", required=True)
+parser.add_argument("--revision", type=int)
 parser.add_argument("--holder", required=True)
 arguments = parser.parse_args()
 

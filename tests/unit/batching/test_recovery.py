@@ -23,6 +23,7 @@ from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.ledger.rows import StoredBlock
 from headrace.ledger.tables import (
+    batch_attempts,
     batch_inputs,
     batch_outputs,
     batch_runs,
@@ -75,12 +76,16 @@ def contents(ledger: Ledger) -> dict[str, list[str]]:
     with ledger.streams._database.read() as connection:
         paths = dict(connection.execute(select(segments.c.segment_id, segments.c.path)).all())
         newest = newest_outputs(connection)
+        attempts = select(batch_attempts.c.batch_time_ms, batch_attempts.c.number, batch_attempts.c.revision)
+        revisions = {(row.batch_time_ms, row.number): row.revision for row in connection.execute(attempts)}
         for table in TABLES:
             rows = []
             for row in connection.execute(select(table)):
                 fields = {k: v for k, v in row._mapping.items() if k not in NOT_PROMISED.get(table.name, ())}
                 if table is blocks:
                     fields["segment"] = paths[row.segment_id]
+                if table is batch_outputs:
+                    fields["revision"] = revisions[row.batch_time_ms, row.attempt]
                 if table is batch_outputs and (row.batch_time_ms, row.attempt, row.output_id) not in newest:
                     continue
                 if fields.get("state") == "running":
@@ -146,6 +151,11 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     live: Callable[..., Life], new_url: str, kind: str, seed: int
 ) -> None:
     life = live(seed, **KINDS[kind])
+    # A deploy in the middle: what is written from here on is written by another definition.
+    life.stream = life.stream.model_copy(update={"parameters": {"deployed": "again"}})
+    life.register(life.ledger)
+    for _ in range(30):
+        life.step()
     life.finish()
     life.checkpoint()
     life.checkpoint()
@@ -155,6 +165,7 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     for table in expected:
         assert found[table] == expected[table], table
     assert check_stream(rebuilt, NAME, kafka=False).findings == []
+    assert rebuilt.streams.at_revision(NAME, 2).definition == life.stream.to_json()
     # The blocks are in the order in which they were added, so that the same manifests can be drawn up of them.
     folder, rows = life.storage.below(NAME), rebuilt.batches.list(NAME, 1000)
     origins = rebuilt.batches.origins(NAME, [row.batch_time_ms for row in rows])

@@ -84,6 +84,25 @@ def test_scripts_read_the_same(stream: Stream, batch_time_ms: int) -> None:
     assert [attempt["target"] for attempt in told["attempts"]] == ["", "", "v2"]
 
 
+def test_the_definition_and_the_index_of_each_output_and_attempt_are_shown(stream: Stream, batch_time_ms: int) -> None:
+    told = json.loads(shown(stream, batch_time_ms, "--json"))
+    assert [output["revision"] for output in told["outputs"]] == [1, 1]
+    assert [attempt["revision"] for attempt in told["attempts"]] == [1, 1, None]
+    assert "different definitions" not in shown(stream, batch_time_ms)
+    with Ledger.open(stream.ledger) as ledger:
+        revision = register(ledger, stream.model_copy(update={"parameters": {"deployed": "again"}}))
+        claim: dict[str, Any] = {"way": "connect", "lease_ms": 60_000, "holder": "four", "revision": revision}
+        again = ledger.batches.begin_attempt("shop", batch_time_ms, outputs=["second"], **claim)
+        ledger.batches.record_output(again, "second", {"indexed": 7, "index": "orders-2026-11"})
+        ledger.batches.complete_attempt(again)
+        register(ledger, stream)
+    text = shown(stream, batch_time_ms)
+    assert "The outputs of this batch were written under different definitions of the stream: 1, 2." in text
+    (second,) = [line for line in text.splitlines() if line.strip().startswith("second")]
+    assert second.split() == ["second", "completed", "4", "2", "orders-2026-11", "indexed", "7", "-", "-"]
+    assert [output["revision"] for output in json.loads(shown(stream, batch_time_ms, "--json"))["outputs"]] == [1, 2]
+
+
 def test_what_a_batch_took_over_is_told_on_both_sides(stream: Stream) -> None:
     coalescing = stream.model_copy(update={"name": "shop", "coalesce": True})
     with Ledger.open(stream.ledger) as ledger:

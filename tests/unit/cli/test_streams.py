@@ -14,6 +14,7 @@ from headrace.batching.allocation import allocate
 from headrace.blocks import ReceiverId
 from headrace.cli.main import app
 from headrace.cli.output import time_text
+from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.rows import JobLease
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
@@ -55,6 +56,21 @@ def test_streams_are_listed_and_shown(stream: Stream) -> None:
     assert shown["receiver_job"]["holder"] == "somebody"  # type: ignore[index]
     for arguments in (("streams",), ("streams", "shop")):
         assert "shop" in run(stream, *arguments).stdout
+
+
+def test_a_receiver_job_by_an_older_definition_is_shown_until_it_is_started_anew(stream: Stream) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        ledger.jobs.note("shop", 1, {"revision": 1})
+        register(ledger, stream.model_copy(update={"transform": "operator:itemgetter"}))
+        assert run(stream, "streams").stdout.count("still receives") == 0
+        register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
+    for arguments in (("streams",), ("streams", "shop")):
+        told = run(stream, *arguments).stdout
+        assert "still receives by revision 1 of the definition, and the stream has revision 3" in told
+        assert "batch_by was arrival and is timestamp" in told
+    (listed,) = answer(stream, "streams")  # type: ignore[misc]
+    assert (listed["revision"], listed["job_revision"]) == (3, 1)
+    assert listed["unadopted"]["differences"] == ["batch_by was arrival and is timestamp"]
 
 
 def test_a_receiver_that_pauses_is_shown_with_its_reason(stream: Stream) -> None:

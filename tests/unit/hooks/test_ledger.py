@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,3 +94,47 @@ def test_a_stream_is_registered_with_its_steps_order_and_lateness(tmp_path):
     assert row.outputs == ("state", "console", "parquet")
     assert (row.ordered, row.batch_by, row.allowed_lateness_ms) == (True, "timestamp", 30_000)
     assert row.max_concurrent_batches == 1
+
+
+@pytest.fixture
+def in_a_task(monkeypatch):
+    """A task of a version of its DAG that was made at this time."""
+
+    def run(at_ms: int | None) -> None:
+        version = uuid.uuid4() if at_ms is None else uuid.UUID(int=(at_ms << 80) | (7 << 76) | (2 << 62))
+        ti = SimpleNamespace(dag_version_id=version)
+        monkeypatch.setattr("headrace.hooks.ledger.get_current_context", lambda: {"ti": ti})
+
+    return run
+
+
+def test_tasks_of_an_older_dag_version_leave_the_newest_definition_as_it_is(tmp_path, in_a_task):
+    old = clicks(tmp_path)
+    new = old.model_copy(update={"batch_by": "timestamp"})
+    with Ledger.open(old.ledger) as ledger:
+        newest = []
+        for at_ms, stream in [(1_000, old), (2_000, new), (1_000, old), (2_000, new), (1_000, old), (3_000, old)]:
+            in_a_task(at_ms)
+            assert register(ledger, stream) == (1 if stream is old else 2)
+            newest.append(ledger.streams.get("clicks").revision)
+        assert newest == [1, 2, 2, 2, 2, 1]
+
+
+def test_without_a_version_the_last_one_counts(tmp_path, in_a_task):
+    old = clicks(tmp_path)
+    new = old.model_copy(update={"batch_by": "timestamp"})
+    in_a_task(None)
+    with Ledger.open(old.ledger) as ledger:
+        assert [register(ledger, stream) for stream in (old, new, old)] == [1, 2, 1]
+        assert ledger.streams.get("clicks").batch_by == "arrival"
+
+
+def clicks(folder) -> Stream:
+    return Stream(
+        name="clicks",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=str(folder),
+        ledger=f"sqlite:///{folder}/ledger.db",
+    )

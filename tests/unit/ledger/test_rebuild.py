@@ -22,6 +22,7 @@ from headrace.ledger.rows import (
     FiledReplay,
     PositionRow,
     ReplayDefinitionRow,
+    StreamRevision,
     StreamRow,
     TopicRow,
 )
@@ -84,6 +85,7 @@ STREAM = StreamRow(
     1,
     2,
 )
+REVISION = StreamRevision(3, '{"outputs": []}', 1000, 200, ("index", "files"), 2, False, "arrival", 0, 2)
 DONE = batch(T0, BatchState.COMPLETED, records=480, blocks=9, completed_at_ms=5, checkpointed_at_ms=6, steps=("index",))
 REPLAY = FiledReplay("march", BatchState.COMPLETED, 3, 1, ("again",), None, 1, 2, None, {"again": {"n": 1}})
 
@@ -92,6 +94,7 @@ def found(**changes: Any) -> FoundStream:
     inputs = (BatchInputRow("flights", T0, "kafka", OLD, 0, 500, 480, 9),)
     fields: dict[str, Any] = {
         "stream": STREAM,
+        "revisions": [REVISION],
         "receiver_epochs": {RECEIVER: 4},
         "last_attempt": LAST_ATTEMPT,
         "topics": [topic("id-0", 1, current=False), topic("id-1", 2, current=True)],

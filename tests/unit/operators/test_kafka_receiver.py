@@ -1,12 +1,18 @@
 # ruff: noqa: PLR0917 - fixtures are asked for by argument
 from __future__ import annotations
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
+import psutil
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
+from headrace.hooks.ledger import register
+from headrace.ledger import Ledger
+from headrace.ledger.revisions import Declared
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
@@ -41,6 +47,27 @@ def test_it_starts_the_job_shows_it_and_waits_deferred(operator, toy, ledger, ta
     assert "is running" in told
 
 
+def test_the_job_of_an_older_runs_retry_begins_by_the_newest_definition(
+    operator, toy, ledger, task, stream, monkeypatch
+):
+    """A run of the receiver DAG lasts as long as its job, and with versioned bundles so does its code."""
+    toy("run")
+    stale = register(ledger, stream)
+    newest = register(ledger, stream.model_copy(update={"block_interval": timedelta(milliseconds=100)}))
+    _declare_later(ledger, newest)
+    monkeypatch.setattr("headrace.hooks.ledger._dag_version_ms", lambda: 1_000)
+    deferred(operator, task.context)
+    arguments = psutil.Process(operator._process.pid).cmdline()
+    assert arguments[arguments.index("--revision") + 1] == str(newest) != str(stale)
+    assert ledger.streams.get("flights").revision == newest
+
+
+def _declare_later(ledger: Ledger, revision: int) -> None:
+    """Have code of a later version of the DAG declare this revision."""
+    declared = Declared.of(ledger.streams.at_revision("flights", revision))
+    ledger.streams.register("flights", **dataclasses.asdict(declared), declared_at_ms=2_000_000_000_000)
+
+
 def test_a_second_task_attaches_to_the_job_that_lives(operator, toy, ledger, task, stream):
     toy("run")
     deferred(operator, task.context)
@@ -59,9 +86,9 @@ def test_of_two_tries_that_start_a_job_at_once_one_does_and_the_other_attaches(
     both_saw_none = threading.Barrier(2, timeout=30)
     spawn = KafkaReceiverOperator._spawn
 
-    def spawn_together(operator, context):
+    def spawn_together(operator, *arguments):
         both_saw_none.wait()
-        return spawn(operator, context)
+        return spawn(operator, *arguments)
 
     monkeypatch.setattr(KafkaReceiverOperator, "_spawn", spawn_together)
     tries = [KafkaReceiverOperator(task_id="receive", stream=stream, start_timeout=30) for _ in range(2)]
@@ -80,7 +107,7 @@ def test_of_two_tries_that_start_a_job_at_once_one_does_and_the_other_attaches(
 
 def test_a_try_that_dies_between_spawn_and_lease_leaves_one_job(operator, toy, ledger, task, make_task, stream, until):
     toy("run")
-    left = operator._spawn(task.context)
+    left = operator._spawn(task.context, operator.stream, 1)
     again = KafkaReceiverOperator(task_id="receive", stream=stream, start_timeout=30)
     waiting = deferred(again, make_task().context)
     assert waiting.trigger.parameters == {"epoch": 1}

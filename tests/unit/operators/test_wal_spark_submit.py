@@ -8,10 +8,12 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from headrace.hooks.environment import secret_key
+from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.spark.connect_token import fingerprint
+from headrace.spark.micro_batch_job import definition_of
 from headrace.stream import ConsoleOutput
 
 
@@ -335,3 +337,43 @@ def test_a_later_attempt_takes_the_batch_from_a_zombie(stream, allocated, toy_ba
     assert states == ["fenced", "completed"]
     with pytest.raises(Exception, match="newer attempt"):
         ledger.batches.complete_attempt(zombie)
+
+
+def test_an_attempt_keeps_its_definition_while_tasks_register_another(
+    stream, allocated, toy_batch, connectable, ledger, monkeypatch
+):
+    """A deploy happens between the beginning of the attempt and the start of its process, and again before its end."""
+    at_ms, task = allocated()
+    deployed = stream.model_copy(update={"outputs": (stream.outputs[0].model_copy(update={"index": "deployed"}),)})
+    written = []
+    run_attempt = WalSparkSubmitOperator.run_attempt
+
+    def register_another(operator, ledger, attempt, batch, context):
+        register(ledger, deployed)
+        written.append(definition_of(attempt, ledger).output("elasticsearch").index)
+        return run_attempt(operator, ledger, attempt, batch, context)
+
+    monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", register_another)
+    make(stream).execute(task.context)
+    make(deployed).execute(task.again(conf={"reprocess": True}, run_id="again").context)
+    assert written == ["flights", "deployed"]
+    assert [row.revision for row in ledger.batches.attempts("flights", at_ms)] == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["connect", "submit"])
+def test_what_is_run_ahead_of_a_batch_is_run_by_the_definition_of_the_task_that_does_it(
+    stream, source, allocated, submitted, connectable, ledger, way
+):
+    ordered = stream.model_copy(update={"ordered": True})
+    register(ledger, ordered)
+    source.store()
+    _, task = allocated()
+    newest = register(ledger, stream.model_copy(update={"parameters": {"deployed": 1}}))
+    make(ordered, way=way).execute(task.context)
+    of_first = [
+        row.revision
+        for time in ledger.batches.list("flights", 9)
+        for row in ledger.batches.attempts("flights", time.batch_time_ms)
+    ]
+    assert set(of_first) == {2}
+    assert newest == 3

@@ -20,6 +20,7 @@ LEASE_MS = 1500
 parser = argparse.ArgumentParser()
 parser.add_argument("--ledger", required=True)
 parser.add_argument("--stream", required=True)
+parser.add_argument("--revision", type=int)
 parser.add_argument("--holder", required=True)
 arguments = parser.parse_args()
 behaviour = os.environ.get("TOY", "run")

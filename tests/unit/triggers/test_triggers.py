@@ -121,3 +121,14 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_task(stream, ledger):
     event = asyncio.run(asyncio.wait_for(first_event(trigger), 10))
     assert event.payload["complete"] is True
     assert trigger.looks == 3
+
+
+def test_the_receiver_sensors_trigger_warns_of_a_definition_that_the_job_has_not_adopted(stream, ledger, capsys):
+    ledger.jobs.acquire("flights", holder="test", lease_ms=10_000, attributes={"revision": 1})
+    register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
+    trigger = triggers(stream)[2]
+    for _ in range(2):
+        trigger.look(ledger)
+    told = capsys.readouterr().out
+    assert told.count("still receives by revision 1 of the definition") == 1
+    assert "headrace stop flights" in told

@@ -85,7 +85,7 @@ class _Finder:
         name = kept.row.manifest_uri.rpartition("/")[2]
         if kept.row.cleaned_at_ms is not None and not self._has(time_ms, name):
             self.notices.append(f"Batch {time_ms} is over, and its manifest {name} is gone: it cannot be run again.")
-            self.batches.append(FoundBatch(kept.row, (), kept.outputs, kept.replays, kept.history))
+            self.batches.append(FoundBatch(kept.row, (), kept.outputs, kept.replays, kept.history, kept.revisions))
             return
         found = self._manifest_of(time_ms, name)
         if found.sha256 != kept.row.manifest_sha256:
@@ -107,7 +107,7 @@ class _Finder:
         if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
             row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
         inputs = _inputs(self._stream.name, time_ms, found)
-        self.batches.append(FoundBatch(row, inputs, kept.outputs, kept.replays, kept.history))
+        self.batches.append(FoundBatch(row, inputs, kept.outputs, kept.replays, kept.history, kept.revisions))
 
     def unknown(self, time_ms: int) -> None:
         """A batch that has a manifest only: allocated since the checkpoint, or long before one without history."""

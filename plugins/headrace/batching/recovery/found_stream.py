@@ -13,7 +13,7 @@ from headrace.batching.recovery.found_batches import FoundBatches, find_batches,
 from headrace.batching.recovery.holes import account
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.ledger.found import FoundBlock, FoundSegment, FoundStream
-from headrace.ledger.rows import MovedBlock, PositionRow, StreamRow, TopicRow
+from headrace.ledger.rows import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
 from headrace.ledger.states import DesiredState, PartitionState
 from headrace.stream import Stream
 
@@ -73,6 +73,7 @@ def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str |
     known = [batch.row.attempt for batch in batches.batches]
     found = FoundStream(
         stream=stream,
+        revisions=[_only_revision(stream)] if kept is None else kept.revisions,
         receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(evidence).items()},
         last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *(number + EPOCH_JUMP for number in known), 1),
         topics=_topics(evidence, blocks.blocks, now_ms),
@@ -137,6 +138,11 @@ def _declared(stream: Stream, now_ms: int) -> StreamRow:
         batch_by=stream.batch_by,
         allowed_lateness_ms=stream.allowed_lateness_ms,
     )
+
+
+def _only_revision(stream: StreamRow) -> StreamRevision:
+    values = {each.name: getattr(stream, each.name) for each in dataclasses.fields(StreamRevision)}
+    return StreamRevision(**values)
 
 
 def _with_batch_times(

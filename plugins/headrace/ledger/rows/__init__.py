@@ -14,6 +14,7 @@ from headrace.ledger.rows.batches import (
     BatchRow,
     EarlierBatch,
     FiledReplay,
+    RecordedOutput,
     ReplayDefinitionRow,
     ReplayRow,
 )
@@ -33,7 +34,7 @@ from headrace.ledger.rows.receiving import (
     UnclaimedTime,
     WaitingTimes,
 )
-from headrace.ledger.rows.streams import JobLease, JobRow, JobStatus, StreamRow
+from headrace.ledger.rows.streams import JobLease, JobRow, JobStatus, StreamRevision, StreamRow
 
 __all__ = [
     "AddedBlock",
@@ -57,10 +58,12 @@ __all__ = [
     "ReceiverLease",
     "ReceiverOrders",
     "ReceiverRow",
+    "RecordedOutput",
     "ReplayDefinitionRow",
     "ReplayRow",
     "SegmentRow",
     "StoredBlock",
+    "StreamRevision",
     "StreamRow",
     "TopicRow",
     "UnclaimedTime",

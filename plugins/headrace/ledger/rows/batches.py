@@ -79,7 +79,8 @@ class Attempt:
     before it can complete.
 
     ``source`` is "log", or "kafka" when blocks of the batch are gone from the log or it was built from Kafka. A
-    replay's attempt has its name as ``target``, and the replay's stream as JSON in ``definition``.
+    replay's attempt has its name as ``target``, and the replay's stream as JSON in ``definition``; one at the batch
+    itself has the ``revision`` of the stream's definition that it began with.
     """
 
     stream: str
@@ -93,6 +94,7 @@ class Attempt:
     source: str = "log"
     target: str = ""
     definition: str | None = None
+    revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class AttemptRow:
     target: str = ""
     definition: str | None = None
     code_version: str | None = None
+    revision: int | None = None
 
     def alive(self, now_ms: int) -> bool:
         """Whether it runs and its lease is live at ``now_ms``."""
@@ -157,6 +160,14 @@ class BatchOutputRow:
     error: str | None = None
     code_version: str | None = None
     target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOutput:
+    """An output's record of success, and the ``revision`` of the definition that it was written with; None: lost."""
+
+    counts: Json
+    revision: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ class StreamRow:
     """A registered stream. ``sealed_until_ms``: no block joins a batch time up to it any more.
 
     ``ordered`` streams run one batch at a time, in batch-time order. ``job_epoch`` is the newest receiver job's, 0
-    before the first. ``batch_by`` is "arrival" or "timestamp".
+    before the first. ``batch_by`` is "arrival" or "timestamp". ``revision`` numbers the definitions that the stream has
+    had; ``declared_at_ms`` is since when the source of this one says so, 0 where nobody knows.
     """
 
     name: str
@@ -32,10 +33,27 @@ class StreamRow:
     updated_at_ms: int
     batch_by: str = "arrival"
     allowed_lateness_ms: int = 0
+    declared_at_ms: int = 0
 
     def batch_time_after(self, time_ms: int) -> int:
         """The first interval end strictly after ``time_ms``; interval ends are multiples of the batch interval."""
         return (time_ms // self.batch_interval_ms + 1) * self.batch_interval_ms
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRevision:
+    """A definition that the stream has had, as JSON, and what the ledger reads of it. Attempts and jobs name it."""
+
+    revision: int
+    definition: str
+    batch_interval_ms: int
+    block_interval_ms: int
+    outputs: tuple[str, ...]
+    max_concurrent_batches: int
+    ordered: bool
+    batch_by: str
+    allowed_lateness_ms: int
+    created_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)

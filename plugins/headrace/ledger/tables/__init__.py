@@ -19,7 +19,7 @@ from headrace.ledger.tables.batches import (
 from headrace.ledger.tables.columns import metadata
 from headrace.ledger.tables.history import events, gaps
 from headrace.ledger.tables.receiving import blocks, positions, receivers, segments, topics, unclaimed_times
-from headrace.ledger.tables.streams import receiver_jobs, streams
+from headrace.ledger.tables.streams import receiver_jobs, stream_revisions, streams
 
 __all__ = [
     "batch_attempts",
@@ -37,6 +37,7 @@ __all__ = [
     "replay_definitions",
     "replays",
     "segments",
+    "stream_revisions",
     "streams",
     "topics",
     "unclaimed_times",

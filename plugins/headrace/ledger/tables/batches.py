@@ -91,6 +91,7 @@ batch_attempts = Table(
     Column("outputs", Document, nullable=False),
     Column("attributes", Document, nullable=False),
     Column("replay_revision", Integer),
+    Column("revision", Integer),
     Column("code_version", Text),
     Column("started_at_ms", BigInteger, nullable=False),
     Column("lease_ms", BigInteger, nullable=False),

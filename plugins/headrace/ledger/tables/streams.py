@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, PrimaryKeyConstraint, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, PrimaryKeyConstraint, Table, Text, UniqueConstraint
 
 from headrace.ledger.states import DesiredState, JobState
 from headrace.ledger.tables.columns import Document, metadata, state_column, stream_column
@@ -26,6 +26,28 @@ streams = Table(
     Column("job_epoch", BigInteger, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
+    # Since when the newest definition's source says so; 0 where nobody knows.
+    Column("declared_at_ms", BigInteger, nullable=False, default=0, server_default="0"),
+)
+
+# Every definition that the stream has had; the row of the newest one's revision has the same in its columns.
+stream_revisions = Table(
+    "stream_revisions",
+    metadata,
+    stream_column(),
+    Column("revision", Integer, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("definition", Text, nullable=False),
+    Column("batch_interval_ms", BigInteger, nullable=False),
+    Column("block_interval_ms", BigInteger, nullable=False),
+    Column("outputs", Document, nullable=False),
+    Column("max_concurrent_batches", Integer, nullable=False),
+    Column("ordered", Boolean, nullable=False),
+    Column("batch_by", Text, nullable=False),
+    Column("allowed_lateness_ms", BigInteger, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("stream", "revision"),
+    UniqueConstraint("stream", "digest"),
 )
 
 receiver_jobs = Table(

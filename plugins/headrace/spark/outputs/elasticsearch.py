@@ -31,7 +31,8 @@ class ElasticsearchOutputWriter:
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
         """Index the rows, then write the undecodable records to the dead letters.
 
-        Counts are those of `headrace.indexing.counts.IndexingCounts`.
+        Counts are those of `headrace.indexing.counts.IndexingCounts`, and ``index``: the concrete one, where documents
+        went into it.
         """
         if frame is None:
             return {"rows": 0}
@@ -53,7 +54,9 @@ class ElasticsearchOutputWriter:
         for input_id, rows in batch.undecodable.items():
             with report_file(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
                 total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
-        return total.to_dict()
+        # An alias may mean another index tomorrow.
+        written_to = {} if report.concrete_index is None else {"index": report.concrete_index}
+        return {**total.to_dict(), **written_to}
 
 
 def write_undecodable(

@@ -1,0 +1,142 @@
+"""Which definition an attempt goes by, while several are registered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.ledger.conftest import INTERVAL_MS, STREAM, World
+
+from headrace.ledger import BatchState, EventKind, Ledger
+from headrace.ledger.errors import AlreadyCompletedError, BatchStateError, RevisionNotFoundError, SlotBusyError
+
+ONE = {"outputs": ["index"]}
+BOTH = {"outputs": ["index", "files"]}
+RUN = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+
+
+def register(ledger: Ledger, name: str, declared_at_ms: int | None = None, **options: object) -> int:
+    """Register a definition of this name; its revision."""
+    fields = {"batch_interval_ms": INTERVAL_MS, "block_interval_ms": 200} | ONE | options
+    definition = json.dumps({"name": name})
+    return ledger.streams.register(STREAM, definition, declared_at_ms=declared_at_ms, **fields).revision
+
+
+@pytest.fixture
+def batch_ms(world: World) -> int:
+    world.add({0: (0, 10)})
+    world.clock.advance(INTERVAL_MS)
+    time_ms = world.clock.now_ms() // INTERVAL_MS * INTERVAL_MS
+    world.allocate(time_ms)
+    return time_ms
+
+
+def test_the_same_content_has_the_same_revision_however_often_it_comes_back(ledger: Ledger) -> None:
+    assert [register(ledger, name) for name in "abababcab"] == [1, 2, 1, 2, 1, 2, 3, 1, 2]
+    assert ledger.streams.get(STREAM).revision == 2
+    assert [row.revision for row in ledger.streams.revisions(STREAM, range(9))] == [1, 2, 3]
+
+
+def test_a_definition_of_older_code_gets_its_revision_and_the_newest_stays(ledger: Ledger) -> None:
+    register(ledger, "a", 1_000)
+    register(ledger, "b", 2_000)
+    for _ in range(3):
+        assert register(ledger, "a", 1_000) == 1
+        assert register(ledger, "b", 2_000) == 2
+    # One that nobody had registered before it was old.
+    assert register(ledger, "late", 1_500) == 3
+    row = ledger.streams.get(STREAM)
+    assert (row.revision, row.definition) == (2, '{"name": "b"}')
+    payloads = [event.payload for event in ledger.events.list(STREAM, kinds=[EventKind.STREAM_REGISTERED])]
+    assert payloads == [{"revision": n, "newest": newest} for n, newest in ((1, 1), (2, 2), (3, 2))]
+
+
+def test_a_rollback_takes_the_place_of_the_newest_by_its_old_revision(ledger: Ledger) -> None:
+    register(ledger, "a", 1_000)
+    register(ledger, "b", 2_000)
+    assert register(ledger, "a", 3_000) == 1
+    assert register(ledger, "b", 2_000) == 2
+    assert ledger.streams.get(STREAM).revision == 1
+
+
+def test_the_row_at_a_revision_is_as_it_declared(ledger: Ledger) -> None:
+    register(ledger, "a", ordered=True)
+    register(ledger, "b", **BOTH)
+    row = ledger.streams.at_revision(STREAM, 1)
+    assert (row.revision, row.definition, row.outputs, row.ordered) == (1, '{"name": "a"}', ("index",), True)
+    assert ledger.streams.at_revision(STREAM, 2) == ledger.streams.get(STREAM)
+    with pytest.raises(RevisionNotFoundError, match="no revision 3 of stream 'flights'"):
+        ledger.streams.at_revision(STREAM, 3)
+
+
+def test_an_attempt_keeps_the_definition_that_it_began_with(world: World, batch_ms: int) -> None:
+    ledger = world.ledger
+    old, new = register(ledger, "old", **BOTH), register(ledger, "new", **ONE)
+    attempt = ledger.batches.begin_attempt(STREAM, batch_ms, revision=old, **RUN)
+    assert (attempt.revision, attempt.outputs) == (old, ("index", "files"))
+    register(ledger, "newer")
+    (row,) = ledger.batches.attempts(STREAM, batch_ms)
+    assert row.claim() == attempt
+    for output in attempt.outputs:
+        ledger.batches.record_output(attempt, output, {"n": 1})
+    batch = ledger.batches.complete_attempt(attempt)
+    assert (batch.state, batch.steps) == (BatchState.COMPLETED, ("index", "files"))
+    recorded = ledger.batches.recorded(STREAM, [batch_ms])[batch_ms]
+    assert {output: each.revision for output, each in recorded.items()} == {"index": old, "files": old}
+    assert new != old
+
+
+def test_an_output_that_the_newest_definition_dropped_keeps_its_batch_open_until_it_is_written(
+    world: World, batch_ms: int
+) -> None:
+    """Two tasks of one run write one output each; a deploy in between takes one output out."""
+    ledger = world.ledger
+    old = register(ledger, "old", **BOTH)
+    first = ledger.batches.begin_attempt(STREAM, batch_ms, outputs=["index"], revision=old, **RUN)
+    register(ledger, "new", **ONE)
+    ledger.batches.record_output(first, "index", {})
+    assert ledger.batches.complete_attempt(first).state is not BatchState.COMPLETED
+    second = ledger.batches.begin_attempt(STREAM, batch_ms, outputs=["files"], revision=old, **RUN)
+    ledger.batches.record_output(second, "files", {})
+    assert ledger.batches.complete_attempt(second).state is BatchState.COMPLETED
+
+
+def test_but_not_for_a_run_of_the_newest_definition(world: World, batch_ms: int) -> None:
+    ledger = world.ledger
+    old = register(ledger, "old", **BOTH)
+    attempt = ledger.batches.begin_attempt(STREAM, batch_ms, revision=old, **RUN)
+    ledger.batches.record_output(attempt, "index", {})
+    assert ledger.batches.fail_attempt(attempt, "no disk").state is BatchState.FAILED
+    new = register(ledger, "new", **ONE)
+    with pytest.raises(AlreadyCompletedError):
+        ledger.batches.begin_attempt(STREAM, batch_ms, revision=new, **RUN)
+    assert ledger.batches.get(STREAM, batch_ms).state is BatchState.COMPLETED
+
+
+def test_an_output_is_asked_of_the_attempts_definition_and_no_other(world: World, batch_ms: int) -> None:
+    ledger = world.ledger
+    old, new = register(ledger, "old", **ONE), register(ledger, "new", **BOTH)
+    with pytest.raises(BatchStateError, match="no output 'files', but index"):
+        ledger.batches.begin_attempt(STREAM, batch_ms, outputs=["files"], revision=old, **RUN)
+    begun = ledger.batches.begin_attempt(STREAM, batch_ms, outputs=["files"], revision=new, **RUN)
+    assert begun.revision == new
+    with pytest.raises(RevisionNotFoundError):
+        ledger.batches.begin_attempt(STREAM, batch_ms, revision=99, **RUN)
+
+
+def test_slots_and_order_are_the_stricter_ones_of_two_definitions(world: World, batch_ms: int) -> None:
+    ledger = world.ledger
+    register(ledger, "one", max_concurrent_batches=1)
+    four = register(ledger, "four", max_concurrent_batches=4)
+    ledger.batches.begin_attempt(STREAM, batch_ms, revision=four, **RUN)
+    world.clock.advance(INTERVAL_MS)
+    world.allocate(batch_ms + INTERVAL_MS)
+    register(ledger, "one", max_concurrent_batches=1)
+    with pytest.raises(SlotBusyError):
+        ledger.batches.begin_attempt(STREAM, batch_ms + INTERVAL_MS, revision=four, **RUN)
+
+
+def test_an_attempt_without_a_revision_is_by_the_newest_definition(world: World, batch_ms: int) -> None:
+    register(world.ledger, "a")
+    newest = register(world.ledger, "b")
+    assert world.ledger.batches.begin_attempt(STREAM, batch_ms, **RUN).revision == newest
