@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG
 
+from headrace.dags.declared_once import declare_once
 from headrace.dags.defaults import START_DATE, batch_retries, describe, output_retries, tags
 from headrace.dags.params import batch_params
 from headrace.dags.received_schedule import received_schedule
@@ -60,7 +61,11 @@ def batch_dag(
     :param single_task: whether one task, ``micro_batch``, does all of a batch (``MicroBatchOperator``). Otherwise each
         of its parts is a task, and each output an instance of ``generate_batch`` that is tried again by itself.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
+
+    Raises:
+        StreamDefinitionError: another DAG file declares a stream of this name.
     """
+    declare_once(stream, "batches")
     default_args = {**batch_retries(), **options.pop("default_args", {})}
     with DAG(
         dag_id=dag_id or f"{stream.name}_batches",

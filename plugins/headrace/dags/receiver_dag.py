@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG
 
+from headrace.dags.declared_once import declare_once
 from headrace.dags.defaults import START_DATE, describe, tags
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 
@@ -32,7 +33,11 @@ def receiver_dag(stream: Stream, *, dag_id: str | None = None, **options: Any) -
 
     :param dag_id: by default ``<stream>_receiver``.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
+
+    Raises:
+        StreamDefinitionError: another DAG file declares a stream of this name.
     """
+    declare_once(stream, "receiver")
     # A job that dies is restarted by a retry; one that cannot start shows itself after some minutes as a failed run,
     # and the schedule begins the next.
     default_args = {
