@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,7 @@ def up(
         plugins=(plugins or _existing("plugins") or data / "airflow" / "plugins").absolute(),
         without=tuple(without or ()),
     )
+    _make_folder(data, "--data")
     state = read_state(data)
     if state is not None and state.supervised:
         state = _revive(data, state)
@@ -144,7 +146,6 @@ def _hold(options: StackOptions, as_json: bool) -> None:
 
 
 def _start_detached(options: StackOptions) -> StackState:
-    options.data.mkdir(parents=True, exist_ok=True)
     log = options.data / "supervisor.log"
     command = [sys.executable, "-m", "headrace.local.supervisor", "--data", str(options.data)]
     command += ["--dags", str(options.dags), "--plugins", str(options.plugins)]
@@ -222,6 +223,18 @@ def _print(state: StackState, as_json: bool) -> None:
 
 def _all_run(state: StackState) -> bool:
     return state.phase is Phase.RUNNING and all(one.phase is Phase.RUNNING for one in state.services.values())
+
+
+def _make_folder(folder: Path, option: str) -> None:
+    remedy = f"Name a folder that this user can make and write, by {option}."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise LocalStackError(
+            f"The folder {folder} cannot be made or written: {error.strerror}.", remedy=remedy
+        ) from None
 
 
 def _existing(name: str) -> Path | None:

@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from headrace.stream.errors import StreamDefinitionError
@@ -109,11 +110,11 @@ def _parsed_file() -> str | None:
     if get_parsing_context().dag_id is not None:
         # A task parses its DAG's file too, in the version of its run.
         return None
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_DAG_FILE_MODULE):
-            return os.path.realpath(frame.f_globals["__file__"])
-        frame = frame.f_back  # type: ignore[assignment]
+        if str(frame.f_globals.get("__name__")).startswith(_DAG_FILE_MODULE):
+            return os.path.realpath(str(frame.f_globals["__file__"]))
+        frame = frame.f_back
     return None
 
 

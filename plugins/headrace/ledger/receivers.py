@@ -59,6 +59,9 @@ class Receivers(Role):
                 "stop_requested": False,
                 "paused_reason": None,
             }
+            if row is not None and row.job_epoch != job.epoch:
+                # That its last job ended, say, is over with the next one.
+                values["last_error"] = None
             if row is None:
                 connection.execute(insert(receivers).values(**_key(receiver_id), sealed_through_ms=0, **values))
             else:

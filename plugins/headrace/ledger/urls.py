@@ -17,6 +17,8 @@ _SECRET_OPTIONS = {"password", "sslpassword", "passwd", "pwd"}
 # What a connection has fields for; the rest of libpq's options are taken from its extra.
 _FIELDS = {"host", "port", "user", "dbname"}
 _POSTGRES_TYPES = {"postgres", "postgresql"}
+_SQLITE_FORM = "sqlite:////absolute/path.db"
+_POSTGRES_FORM = "postgresql+psycopg://user@host/db"
 # The type that headrace gives Airflow, for installations without Postgres's provider: no host means a SQLite file.
 _OWN_TYPE = "headrace_ledger"
 
@@ -37,14 +39,19 @@ def engine_url(url: str, environ: Mapping[str, str] | None = None) -> URL:
     except ArgumentError:
         raise LedgerUrlError(
             "The ledger's URL cannot be read.",
-            remedy="Use sqlite:////absolute/path.db, postgresql+psycopg://user@host/db or connection:<conn_id>.",
+            remedy=f"Use {_SQLITE_FORM}, {_POSTGRES_FORM} or connection:<conn_id>.",
         ) from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         return _sqlite(parsed.database)
     if backend == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
-    raise LedgerUrlError(f"A ledger cannot be kept in {backend!r}.", remedy="Use SQLite or Postgres.")
+    raise LedgerUrlError(
+        f"A ledger's URL does not begin with {parsed.drivername!r}.",
+        remedy=f"Use {_POSTGRES_FORM}."
+        if backend.startswith("postgres")
+        else f"Use {_SQLITE_FORM} or {_POSTGRES_FORM}.",
+    )
 
 
 def _refuse_secrets(url: str) -> None:
@@ -65,7 +72,7 @@ def _sqlite(database: str | None) -> URL:
         raise LedgerUrlError(
             f"A SQLite ledger needs the absolute path of a file, got {database or ':memory:'!r}: "
             "receivers, tasks and triggers open it from different folders.",
-            remedy="Use sqlite:////absolute/path.db (four slashes).",
+            remedy=f"Use {_SQLITE_FORM} (four slashes).",
         )
     return URL.create("sqlite", database=database)
 

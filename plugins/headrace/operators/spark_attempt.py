@@ -270,7 +270,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 )
         except BaseException as error:
             try:
-                ledger.batches.fail_attempt(attempt, f"{type(error).__name__}: {error}")
+                ledger.batches.fail_attempt(attempt, _cause(error))
             except LedgerError as refused:
                 # The process has told the ledger already, or a later attempt has the batch now.
                 self.log.debug("%s", refused)
@@ -346,6 +346,13 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:
     rows = ledger.batches.attempts(attempt.stream, attempt.batch_time_ms)
     return next(row for row in rows if row.number == attempt.number)
+
+
+def _cause(error: BaseException) -> str:
+    """Why the attempt failed. A task whose supervisor was killed hears of that when it logs its next line."""
+    if isinstance(error, BrokenPipeError):
+        return "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
+    return f"{type(error).__name__}: {error}"
 
 
 def _ending(code: int) -> str:

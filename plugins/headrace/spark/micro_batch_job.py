@@ -7,14 +7,16 @@ end. Other outputs of the batch may still be to do: the result's ``state`` tells
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 class AttemptUnknownError(HeadraceError):
     """The ledger has no such attempt at the batch, or it does not run any more."""
+
+
+class TaskGoneError(HeadraceError):
+    """Nothing reads what this process prints: the task that runs the attempt was killed, and could not end it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,9 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(terminated))
         return EXIT_TERMINATED
     except HeadraceError as error:
-        if error.__cause__ is not None:
-            print(error.__cause__ if options.traceback else python_account(error.__cause__), file=sys.stderr)
-        tell(f"failed: {error}")
+        with contextlib.suppress(TaskGoneError):
+            if error.__cause__ is not None:
+                account = error.__cause__ if options.traceback else python_account(error.__cause__)
+                print(account, file=ReadByTask(sys.stderr))
+            tell(f"failed: {error}")
         return EXIT_FAILED
     finally:
         if watch is not None:
@@ -85,6 +93,7 @@ def _run(options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, tell:
         ledger,
         attempt,
         parameters=parameters.merged(stream, given),
+        out=cast(IO[str], ReadByTask(sys.stdout)),
         tell=tell,
         partitions=partitions,
     )
@@ -195,6 +204,35 @@ def _teller(stream: str, batch_time_ms: int) -> Callable[[str], None]:
 
     def tell(line: str) -> None:
         # stderr: stdout belongs to console outputs and the result.
-        print(f"headrace: {stream}, batch {when}: {line}", file=sys.stderr, flush=True)
+        print(f"headrace: {stream}, batch {when}: {line}", file=ReadByTask(sys.stderr), flush=True)
 
     return tell
+
+
+class ReadByTask(io.TextIOBase):
+    """A stream that the attempt's task reads. Without a reader the attempt ends, with the cause."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Raises TaskGoneError."""
+        with self._told():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Raises TaskGoneError."""
+        with self._told():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError as error:
+            raise TaskGoneError(
+                "The Airflow task that ran this attempt was killed (its worker or machine died, or it ran out of "
+                "memory), so its process ended too.",
+                remedy="Airflow tries the task again; the worker's and the scheduler's logs say why it was killed.",
+            ) from error

@@ -194,6 +194,22 @@ def test_a_receiver_ends_with_its_error(world: Any) -> None:
     assert kinds == [EventKind.RECEIVER_FAILED, EventKind.RECEIVER_STARTED]
 
 
+def test_the_end_of_its_last_job_is_no_error_of_a_receiver_of_the_next(world: Any) -> None:
+    ledger = world.ledger
+    ledger.jobs.release(world.job, "failed", "no executors")
+    (row,) = ledger.receivers.list("flights")
+    assert row.last_error == "its job (epoch 1) failed"
+    job = ledger.jobs.acquire("flights", holder="next", lease_ms=10_000)
+    lease = ledger.receivers.register(job, row.receiver_id, host="here", lease_ms=10_000)
+    (row,) = ledger.receivers.list("flights")
+    assert row.last_error is None
+    # What happened in this job stays with its restarts.
+    ledger.receivers.release(lease, "failed", "disk full")
+    ledger.receivers.register(job, row.receiver_id, host="here", lease_ms=10_000)
+    (row,) = ledger.receivers.list("flights")
+    assert (row.last_error, row.restarts) == ("disk full", 1)
+
+
 def test_leases_pickle(world: Any) -> None:
     job, receiver = pickle.loads(pickle.dumps((world.job, world.receiver)))  # noqa: S301
     world.ledger.jobs.renew(job)

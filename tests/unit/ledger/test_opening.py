@@ -60,6 +60,15 @@ def test_postgres_means_psycopg() -> None:
     assert engine_url("postgresql://me@db/ledger").drivername == "postgresql+psycopg"
 
 
+@pytest.mark.parametrize("scheme", ["postgres", "mysql", "postgres+psycopg2"])
+def test_a_url_of_another_scheme_is_refused_with_the_forms_that_there_are(scheme: str) -> None:
+    with pytest.raises(LedgerUrlError) as refused:
+        engine_url(f"{scheme}://me@db/ledger")
+    assert f"does not begin with '{scheme}'" in str(refused.value)
+    assert "postgresql+psycopg://user@host/db" in str(refused.value)
+    assert ("sqlite:////absolute/path.db" in str(refused.value)) is (scheme == "mysql")
+
+
 def test_a_connection_brings_its_password_and_nobody_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "me", "password": SECRET}
     libpq = {"sslmode": "disable", "options": "-c statement_timeout=5000", "keepalives_idle": 7}

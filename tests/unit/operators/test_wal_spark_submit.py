@@ -377,3 +377,17 @@ def test_what_is_run_ahead_of_a_batch_is_run_by_the_definition_of_the_task_that_
     ]
     assert set(of_first) == {2}
     assert newest == 3
+
+
+def test_the_attempt_of_a_killed_task_says_so(stream, allocated, toy_batch, connectable, ledger, monkeypatch):
+    """Its supervisor is gone, and its next line in the log breaks the pipe."""
+
+    def broken(_):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    at_ms, task = allocated()
+    monkeypatch.setattr(WalSparkSubmitOperator, "_run_process", broken)
+    with pytest.raises(BrokenPipeError):
+        make(stream).execute(task.context)
+    (row,) = ledger.batches.attempts("flights", at_ms)
+    assert row.error == "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
