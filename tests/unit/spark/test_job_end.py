@@ -83,7 +83,7 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
     stream: Stream, ledger: Any, spark: SimpleNamespace, failures: int
 ) -> None:
     spark.ledger_failures = failures
-    assert ReceiverJob(stream, ledger, holder="a test").run() == 0
+    assert ReceiverJob(stream, ledger, revision=1, holder="a test").run() == 0
     job = ledger.jobs.current("clicks")
     assert (job.state, job.error) == (JobState.STOPPED, None)
     assert spark.stopped
@@ -95,5 +95,5 @@ def test_a_ledger_that_stays_away_keeps_no_job_alive(
     monkeypatch.setattr(receiver_job, "_RELEASE_SECONDS", 0.0)
     monkeypatch.setattr("headrace.spark.draining._MOST_INTERVALS", 0)
     spark.ledger_failures = 1_000_000
-    assert ReceiverJob(stream, ledger, holder="a test").run() == 0
+    assert ReceiverJob(stream, ledger, revision=1, holder="a test").run() == 0
     assert spark.stopped

@@ -29,7 +29,7 @@ def test_a_storage_that_cannot_be_written_to_ends_the_job_at_once_with_its_path(
     with Ledger.open(stream.ledger) as ledger:
         ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
         with pytest.raises(StorageNotUsableError):
-            ReceiverJob(stream, ledger, holder="test").run()
+            ReceiverJob(stream, ledger, revision=1, holder="test").run()
         job = ledger.jobs.current("shop")
     assert job is not None
     assert job.state.value == "failed"
@@ -44,7 +44,7 @@ def test_a_kafka_that_is_away_is_in_the_jobs_log_and_the_ledger_while_spark_star
     with Ledger.open(stream.ledger) as ledger:
         ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
         lease = ledger.jobs.acquire("shop", holder="test", lease_ms=60_000)
-        ReceiverJob(stream, ledger, holder="test")._look_at_inputs(lease)
+        ReceiverJob(stream, ledger, revision=1, holder="test")._look_at_inputs(lease)
         job = ledger.jobs.current("shop")
     assert job is not None
     (trouble,) = job.attributes["troubles"]
