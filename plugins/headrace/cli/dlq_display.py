@@ -82,6 +82,7 @@ def tell_counts(counts: ReplayCounts) -> None:
     outcomes = {
         "written": documents.created + documents.updated,
         "there already": documents.repeated,
+        "there already with other contents": documents.kept,
         "superseded by a newer one": documents.superseded,
         "deleted": documents.deleted,
         "without a value and ignored": documents.ignored_tombstones,

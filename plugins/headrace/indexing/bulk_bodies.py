@@ -54,6 +54,10 @@ class PreparedRows:
         """The external version sent with this line, if it has one."""
         return None if self._versions is None else int(self._versions[line].as_py())
 
+    def length(self, line: int) -> int:
+        """The bytes of this line in a body."""
+        return int(self.offsets[line + 1] - self.offsets[line])
+
     def document(self, line: int) -> bytes | None:
         """The document in this line; None if it deletes one."""
         _, _, document = bytes(self._view[self.offsets[line] : self.offsets[line + 1]]).partition(b"\n")
@@ -107,7 +111,7 @@ def prepare_rows(
         else:
             rejected |= {row: Reason(TOMBSTONE, "the value is null") for row in rows}
         tombstones = None
-    before = _rejected_before(batch)
+    before = rejected_before(batch)
     rejected |= before
     ignored = [row for row in ignored if row not in before]
     kept = _kept(batch.num_rows, [*rejected, *ignored])
@@ -122,7 +126,7 @@ def document_column(batch: pa.RecordBatch) -> str:
     return columns.DOCUMENT if columns.DOCUMENT in batch.schema.names else columns.VALUE
 
 
-def _rejected_before(batch: pa.RecordBatch) -> dict[int, Reason]:
+def rejected_before(batch: pa.RecordBatch) -> dict[int, Reason]:
     """The rows that a step before, a decoder or the transform, found to be dead letters."""
     if columns.REJECTED_BECAUSE not in batch.schema.names:
         return {}

@@ -6,7 +6,7 @@ column         type                        meaning
 topic          string                      the record's topic; needed by record ids, wanted for dead letters
 partition      int                         its partition
 offset         long                        its offset; the external version of key ids
-incarnation    int, optional               which topic of that name, from 1 (the default)
+incarnation    int, optional               which topic of that name, from 1 (all are, where the column is not there)
 key            binary | string, optional   the record's key; needed by key ids
 value          binary | string             the record's value, which *is* the document (a row that no transform changed)
 document       string | binary             or the JSON document that a transform made of it; null is a tombstone
@@ -17,8 +17,8 @@ original_...                               rows; without them the log is read, i
 rejected_...   string                      ``rejected_because``: a row that has a reason here is a dead letter at once
 =============  ==========================  ============================================================================
 
-Exactly one of ``value`` and ``document`` is there. The columns of column ids and the version column are named by the
-options ``id_columns`` and ``version_from``. Other columns are ignored.
+Exactly one of ``value`` and ``document`` is there. The columns of column ids, those that tell rows of one record
+apart, and the version column are named by the options ``id_columns`` and ``version_from``. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def needed_columns(options: IndexingOptions) -> tuple[str, ...]:
     """The columns, beside the document, without which these options cannot be carried out."""
     needed: list[str] = []
     if options.document_id is DocumentIdKind.RECORD:
-        needed += COORDINATES
+        needed += [*COORDINATES, *options.id_columns]
     elif options.document_id is DocumentIdKind.KEY:
         needed.append(KEY)
         needed += [] if options.version_from else COORDINATES

@@ -1,19 +1,27 @@
-"""A 409 says that the id is there; this tells whether by this very record (repeated) or by another (superseded).
+"""A 409 says that the id is there; this finds out by which document, since to take another record's for a repetition of
+this one would be to lose it in silence.
 
-A record's id is its own, and so is a key's offset as version: nothing to ask. But two rows may have the same named
-columns, or the same ``version_from``; then the document that is there is fetched and compared, since to take another
-record's document for a repetition of this one would be to lose it in silence.
+=============  =====================================================================================================
+repeated       the same document is there
+superseded     the index holds a newer version; or a document of another source that had the same version or id where
+               ids and versions come from columns (``version_from``, column ids without the batch time)
+kept           the id implies the source, the contents are others, and an earlier attempt at the batch, or an earlier
+               try of this request, may have written them: by another transform, or one that gives other values each
+               time, or through an ingest pipeline
+foreign        the same, but nobody can have written it for this batch before: it is another record's
+=============  =====================================================================================================
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 from headrace.indexing.bulk_bodies import PreparedRows
-from headrace.indexing.counts import IndexingCounts
-from headrace.indexing.options import DocumentIdKind, IndexingOptions
+from headrace.indexing.counts import EXAMPLES, IndexingCounts
+from headrace.indexing.options import IndexingOptions
 from headrace.indexing.retrying import Patience, request_patiently
 from headrace.indexing.transport import Transport
 from headrace.indexing.verdicts import Reason, current_version, refusal
@@ -28,28 +36,22 @@ class Conflicts:
         """Counts into ``counts``."""
         self._transport = transport
         self._index = index
+        self._options = options
         self._counts = counts
-        self._ids_tell = options.document_id is DocumentIdKind.RECORD
-        self._versions_tell = options.document_id is DocumentIdKind.KEY and options.version_from is None
         self._undecided: list[int] = []
 
     def take(self, prepared: PreparedRows, line: int, reason: Reason) -> None:
-        """Count this line's conflict if the answer tells what it is, or keep it for ``settle``."""
+        """Count this line's conflict if the answer says what it is, or keep it for ``settle``."""
         sent, held = prepared.version(line), current_version(reason)
-        if sent is None and self._ids_tell:
-            self._counts.repeated += 1
-        elif sent is not None and held is not None and held != sent:
+        if sent is not None and held is not None and held != sent:
             self._counts.superseded += 1
-        elif sent is not None and held is not None and self._versions_tell:
-            self._counts.repeated += 1
         else:
             self._undecided.append(line)
 
     def settle(self, prepared: PreparedRows, patience: Patience) -> None:
-        """Look at the documents that are there, and count the conflicts kept."""
+        """Fetch the documents that are there, a bounded number at once, and count the conflicts kept."""
         path = f"/{quote(self._index, safe='')}/_mget?filter_path=docs._version,docs.found,docs._source,docs._id"
-        for first in range(0, len(self._undecided), _FETCHED_AT_ONCE):
-            lines = self._undecided[first : first + _FETCHED_AT_ONCE]
+        for lines in self._portions(prepared):
             body = json.dumps({"ids": [prepared.id(line) for line in lines]}).encode()
             response = request_patiently(self._transport, patience, "POST", path, body)
             parsed = response.json()
@@ -57,23 +59,50 @@ class Conflicts:
             if response.status != 200 or not isinstance(found, list) or len(found) != len(lines):
                 raise refusal(response.status, Reason(*response.error()), self._index)
             for line, there in zip(lines, found, strict=True):
-                if self._is_same(prepared, line, there):
-                    self._counts.repeated += 1
-                else:
-                    self._counts.superseded += 1
+                self._count(prepared, line, there)
         self._undecided = []
 
-    def _is_same(self, prepared: PreparedRows, line: int, there: dict[str, Any]) -> bool:
-        sent = prepared.version(line)
-        document = prepared.document(line)
+    def _portions(self, prepared: PreparedRows) -> Iterator[list[int]]:
+        portion: list[int] = []
+        size = 0
+        for line in self._undecided:
+            length = prepared.length(line)
+            if portion and (len(portion) >= _FETCHED_AT_ONCE or size + length > self._options.bulk_bytes):
+                yield portion
+                portion, size = [], 0
+            portion.append(line)
+            size += length
+        if portion:
+            yield portion
+
+    def _count(self, prepared: PreparedRows, line: int, there: dict[str, Any]) -> None:
+        counts, options = self._counts, self._options
+        sent, document = prepared.version(line), prepared.document(line)
         if not there.get("found"):
             # A tombstone's version is remembered, its document is not.
-            return document is None
-        if document is None or (sent is not None and there.get("_version") != sent):
-            return False
-        if self._versions_tell or "_source" not in there:
-            return True
-        try:
-            return bool(json.loads(document) == there["_source"])
-        except ValueError:
-            return False
+            if document is None:
+                counts.repeated += 1
+            else:
+                counts.superseded += 1
+        elif sent is not None and there.get("_version") != sent:
+            counts.superseded += 1
+        elif document is not None and _is_same(document, there):
+            counts.repeated += 1
+        elif not options.ids_imply_source:
+            counts.superseded += 1
+        elif options.written_before or counts.retries:
+            counts.kept += 1
+        else:
+            counts.foreign += 1
+            if len(counts.foreign_ids) < EXAMPLES:
+                counts.foreign_ids.append(prepared.id(line))
+
+
+def _is_same(document: bytes, there: dict[str, Any]) -> bool:
+    if "_source" not in there:
+        # The index does not keep it.
+        return True
+    try:
+        return bool(json.loads(document) == there["_source"])
+    except ValueError:
+        return False

@@ -9,6 +9,9 @@ from typing import Any
 
 from headrace.indexing.errors import DocumentsUnaccountedError
 
+EXAMPLES = 5
+"""As many ids are named."""
+
 
 @dataclass(slots=True)
 class IndexingCounts:
@@ -18,7 +21,12 @@ class IndexingCounts:
     created: int = 0
     updated: int = 0
     repeated: int = 0
-    """In the index already, from this very record: an earlier run, or a request whose answer was lost."""
+    """In the index already, the very same document: an earlier run, or a request whose answer was lost."""
+    kept: int = 0
+    """In the index already from the same source, with other contents: an earlier attempt with another transform wrote
+    it, or one that is not the same twice. It was left as it is."""
+    foreign: int = 0
+    """In the index is a document of another source. The write fails by it."""
     superseded: int = 0
     """Not written, since the index holds a newer version of that id."""
     deleted: int = 0
@@ -35,6 +43,8 @@ class IndexingCounts:
     """The task's time; over several tasks their sum."""
     dead_letter_reasons: Counter[str] = field(default_factory=Counter)
     """Dead-lettered rows by type of reason."""
+    foreign_ids: list[str] = field(default_factory=list)
+    """Some of the ids behind ``foreign``."""
 
     @property
     def indexed(self) -> int:
@@ -45,12 +55,14 @@ class IndexingCounts:
         for each in fields(self):
             if each.name == "dead_letter_reasons":
                 self.dead_letter_reasons.update(other.dead_letter_reasons)
+            elif each.name == "foreign_ids":
+                self.foreign_ids = [*self.foreign_ids, *other.foreign_ids][:EXAMPLES]
             else:
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def check(self) -> None:
         """Raise DocumentsUnaccountedError unless every row has exactly one outcome."""
-        outcomes = self.indexed + self.repeated + self.superseded + self.deleted
+        outcomes = self.indexed + self.repeated + self.kept + self.foreign + self.superseded + self.deleted
         outcomes += self.dead_lettered + self.ignored_tombstones
         if outcomes != self.rows:
             raise DocumentsUnaccountedError(
@@ -59,8 +71,11 @@ class IndexingCounts:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it, ``indexed`` included."""
-        return {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
+        """As JSON has it, ``indexed`` included. Foreign documents are named where there are any."""
+        counts = {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
+        if not self.foreign:
+            del counts["foreign"], counts["foreign_ids"]
+        return counts
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> IndexingCounts:

@@ -82,7 +82,7 @@ class ReplayCounts:
         """As JSON has it."""
         whole = ("letters", "replayed", "without_documents", "refused", "written_anew", "left")
         numbers = {name: getattr(self, name) for name in whole}
-        names = ("created", "updated", "repeated", "superseded", "deleted", "ignored_tombstones")
+        names = ("created", "updated", "repeated", "kept", "superseded", "deleted", "ignored_tombstones")
         documents = {name: getattr(self.documents, name) for name in names}
         reasons = {"refused_because": dict(self.refused_because), "left_because": dict(self.left_because)}
         return {**numbers, "documents": documents, **reasons}
@@ -129,8 +129,9 @@ class DeadLetterReplay:
         self._letters = letters
         self._reader = reader
         self._clock = clock
-        # Not checked anew: that an id may keep its first value for ever is here what is wanted.
-        self._options = options.model_copy(update={"write_method": WriteMethod.CREATE})
+        # Not checked anew: that an id may keep its first value for ever is here what is wanted. A document that is
+        # there is of an earlier replay, or of the batch that was run again.
+        self._options = options.model_copy(update={"write_method": WriteMethod.CREATE, "written_before": True})
         self._sender = BulkSender(transport, options.index, self._options, clock=clock, cancelled=threading.Event())
 
     def cannot(self, letter: StoredLetter) -> str | None:

@@ -12,13 +12,14 @@ import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.indexing import columns
 from headrace.indexing.bulk_bodies import REJECTED_BEFORE, document_column
-from headrace.indexing.document_ids import MAX_ID_BYTES, identify, record_ids
+from headrace.indexing.document_ids import MAX_ID_BYTES, identify, record_ids, row_parts
 from headrace.indexing.options import DocumentIdKind, IndexingOptions
 from headrace.indexing.originals import OriginalRecord
 from headrace.indexing.verdicts import Reason
@@ -172,6 +173,8 @@ def _row_id(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> str:
         return f"{record}+row+{_digest(options.batch_time, one.to_pylist())}"
     if options.document_id is DocumentIdKind.KEY and document_column(batch) == columns.DOCUMENT:
         return f"{record}+key+{_digest(one.column(columns.KEY).to_pylist())}"
+    if options.id_columns:
+        return f"{record}~{quote(str(row_parts(one, options, {})[0]), safe='+')}"
     return record
 
 

@@ -42,13 +42,17 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
     """The ids and versions of a batch's rows (columns as in ``columns``)."""
     rejected: dict[int, Reason] = {}
     if options.document_id is DocumentIdKind.RECORD:
-        return Identities(record_ids(batch), None, rejected)
+        ids = record_ids(batch)
+        if options.id_columns:
+            ids = _appended(ids, row_parts(batch, options, rejected))
+        _reject_unusable_ids(ids, options, rejected)
+        return Identities(ids, None, rejected)
     if options.document_id is DocumentIdKind.KEY:
         if options.version_from is None:
             _refuse_restarted_offsets(batch, options)
         ids = _text(batch.column(columns.KEY), rejected)
     else:
-        ids = _column_ids(batch, options, rejected)
+        ids = _column_values(batch, options, rejected)
     _reject_unusable_ids(ids, options, rejected)
     versions = _versions(batch, options, rejected) if options.versioned else None
     return Identities(ids, versions, rejected)
@@ -71,12 +75,32 @@ def record_ids(batch: pa.RecordBatch) -> Any:
     return pc.if_else(pc.greater(incarnation, 1), with_incarnation, ids)
 
 
+def row_parts(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> Any:
+    """What tells the rows of one record apart, as it stands in their ids (large_string): ``id_columns``, a null as "".
+
+    Rows whose columns are binary that is no UTF-8 are added to ``rejected``.
+    """
+    return _column_values(batch, options, rejected, null="")
+
+
 def incarnations(batch: pa.RecordBatch) -> Any | None:
-    """The incarnation of each row's topic, 1 where it is not told; None if no row tells."""
+    """The incarnation of each row's topic; None if there is no such column, and so no second incarnation.
+
+    Raises UnsuitableRowsError where a row has a null there.
+    """
     index = batch.schema.get_field_index(columns.INCARNATION)
     if index < 0 or not batch.num_rows:
         return None
-    return pc.fill_null(_cast(batch.column(index), pa.int32()), 1)
+    column = batch.column(index)
+    if column.null_count:
+        row = pc.indices_nonzero(pc.is_null(column))[0].as_py()
+        where = [batch.column(name)[row].as_py() for name in columns.COORDINATES if name in batch.schema.names]
+        raise UnsuitableRowsError(
+            f"A row has no 'incarnation', and the batch has no record at its topic, partition and offset {where} that "
+            "would say which topic of that name it is.",
+            remedy="Let the transform keep the column incarnation, and topic, partition and offset as they are.",
+        )
+    return _cast(column, pa.int32())
 
 
 def _refuse_restarted_offsets(batch: pa.RecordBatch, options: IndexingOptions) -> None:
@@ -89,8 +113,16 @@ def _refuse_restarted_offsets(batch: pa.RecordBatch, options: IndexingOptions) -
         )
 
 
-def _column_ids(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> Any:
+def _appended(ids: Any, parts: Any) -> Any:
+    return pc.binary_join_element_wise(ids, parts, pa.scalar("~", pa.large_string()))
+
+
+def _column_values(
+    batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason], *, null: str | None = None
+) -> Any:
     parts = [_text(batch.column(name), rejected) for name in options.id_columns]
+    if null is not None:
+        parts = [pc.fill_null(part, null) for part in parts]
     if options.id_batch_time:
         parts.append(pa.array([str(options.batch_time)] * batch.num_rows, pa.large_string()))
     if len(parts) == 1:

@@ -20,6 +20,18 @@ class UnsuitableRowsError(IndexingError):
     failure = Failure.CODE
 
 
+class CollidingIdsError(IndexingError):
+    """Rows of one batch have the same id, so that all but one of them would be lost."""
+
+    failure = Failure.CODE
+
+
+class ForeignDocumentsError(IndexingError):
+    """The index holds other documents under ids of the batch, which the batch cannot have written."""
+
+    failure = Failure.CODE
+
+
 class UnsuitableTargetError(IndexingError):
     """The index is not one concrete index, so that ids would not be unique in it (rule 7)."""
 

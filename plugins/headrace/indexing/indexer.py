@@ -13,9 +13,11 @@ import pyarrow as pa
 from headrace.clock import Clock, SystemClock
 from headrace.indexing.bulk_bodies import PreparedRows, prepare_rows
 from headrace.indexing.bulk_sender import BulkSender, SentRequest
+from headrace.indexing.collisions import CollisionCheck
 from headrace.indexing.columns import check_columns
 from headrace.indexing.counts import IndexingCounts
 from headrace.indexing.dead_letter_office import DeadLetterOffice
+from headrace.indexing.document_ids import identify
 from headrace.indexing.options import IndexingOptions
 from headrace.indexing.originals import OriginalRecords
 from headrace.indexing.transport import Transport
@@ -34,7 +36,9 @@ class Indexer:
         *,
         originals: OriginalRecords | None = None,
         clock: Clock | None = None,
+        seed: int = 0,
     ) -> None:
+        """``seed`` is that of all tasks of the write (see ``CollisionCheck``)."""
         self._options = options
         self._cancelled = threading.Event()
         clock = clock or SystemClock()
@@ -42,12 +46,14 @@ class Indexer:
         to_dead_letters = BulkSender(transport, options.dead_letters, options, clock=clock, cancelled=self._cancelled)
         self._office = DeadLetterOffice(transport, to_dead_letters, options, originals)
         self._counts = IndexingCounts()
+        self._collisions = CollisionCheck(options, seed)
         self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
 
     def index(self, batches: Iterable[pa.RecordBatch]) -> IndexingCounts:
         """Index all rows and return when every one has its outcome, the dead letters written.
 
-        Raises an IndexingError if that cannot be; some rows are then indexed, and indexing all again does no harm.
+        Foreign documents are counted: whoever ends the write fails by them. Raises an IndexingError if not every row
+        can have its outcome; some rows are then indexed, and indexing all again does no harm.
         """
         started = time.monotonic()
         with ThreadPoolExecutor(self._options.requests_in_flight, thread_name_prefix="bulk") as pool:
@@ -65,9 +71,15 @@ class Indexer:
         self._counts.check()
         return self._counts
 
+    def digests(self) -> Any:
+        """Of the ids of all rows, as ``repeated_digests`` compares them (uint64 array)."""
+        return self._collisions.digests()
+
     def _index_batch(self, batch: pa.RecordBatch, pool: ThreadPoolExecutor) -> None:
         check_columns(batch.schema.names, self._options)
-        preparation = prepare_rows(batch, self._options)
+        identities = identify(batch, self._options)
+        self._collisions.take(batch, identities)
+        preparation = prepare_rows(batch, self._options, identities=identities)
         self._counts.rows += batch.num_rows
         self._counts.ignored_tombstones += preparation.ignored_tombstones
         self._office.take(batch, sorted(preparation.rejected.items()), self._counts)

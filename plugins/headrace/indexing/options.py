@@ -18,13 +18,13 @@ class DocumentIdKind(StrEnum):
 
     RECORD = "record"
     """``topic+partition+offset``; ``topic+partition+offset+incarnation`` from the topic's second incarnation on.
-    A topic's name holds no ``+``, so the two forms cannot be mistaken for each other."""
+    A topic's name holds no ``+``, so the two forms cannot be mistaken for each other. With ``id_columns``, which tell
+    the rows of one record apart, their values follow after ``~``."""
     KEY = "key"
     """The record's key, with its offset (or ``version_from``) as external version: the index holds the latest value."""
     COLUMNS = "columns"
     """The values of ``id_columns``; with several of them, or the batch time, joined by ``+`` (a ``+`` or ``%`` within
-    a value is written ``%2B`` or ``%25``). One batch has to hold an id once: of two rows with the same id and nothing
-    to tell the newer, either may be the one that stays."""
+    a value is written ``%2B`` or ``%25``)."""
 
 
 class WriteMethod(StrEnum):
@@ -74,6 +74,7 @@ class IndexingOptions(BaseModel):
     """One concrete index, or an alias of exactly one that does not roll over. Elasticsearch creates a missing one."""
     document_id: DocumentIdKind = DocumentIdKind.RECORD
     id_columns: Names = ()
+    """The columns of column ids; with record ids those that tell the rows of one record apart."""
     id_batch_time: bool = False
     """Whether the batch time ends each column id: for aggregates, whose rows are one per group and batch. Otherwise it
     is the document's version, unless ``version_from`` names another."""
@@ -112,6 +113,9 @@ class IndexingOptions(BaseModel):
     """Where they find them: Kafka is read again where the log has let the batch go, or never had it."""
     inputs: str | None = None
     """The stream's inputs (``KafkaInput``) as a JSON list, for what is found in Kafka."""
+    written_before: bool = False
+    """Whether an earlier attempt may have written this batch to this output. A document that is in the index with
+    other contents is then its work, and is kept; otherwise it is another record's, and the write fails."""
     earlier: Json[dict[Literal["log", "kafka"], tuple[str, ...]]] | None = None
     """With a window the manifests of its other batches, as a JSON object of lists by where their records are."""
 
@@ -140,6 +144,11 @@ class IndexingOptions(BaseModel):
         """Whether the batch time is the version: ids recur from batch to batch, and the newest batch's document is to
         stay, also when an older batch is run again after it."""
         return self._ids_recur and self.batch_time is not None
+
+    @property
+    def ids_imply_source(self) -> bool:
+        """Whether one source position, or one group of one batch, alone gives a document its id and version."""
+        return self.version_from is None and not self._ids_recur
 
     @property
     def method(self) -> WriteMethod:
@@ -190,8 +199,10 @@ class IndexingOptions(BaseModel):
     def _id_problems(self) -> list[str]:
         problems = []
         by_columns = self.document_id is DocumentIdKind.COLUMNS
-        if by_columns != bool(self.id_columns):
-            problems.append("'id_columns' go with document_id=columns, and it needs them")
+        if by_columns and not self.id_columns:
+            problems.append("document_id=columns needs 'id_columns'")
+        if self.id_columns and self.document_id is DocumentIdKind.KEY:
+            problems.append("'id_columns' go with document_id=columns or record: a key has one document")
         if self.id_batch_time and (not by_columns or self.batch_time is None):
             problems.append("'id_batch_time' goes with document_id=columns, and needs 'batch_time'")
         if self.version_from and self.document_id is DocumentIdKind.RECORD:

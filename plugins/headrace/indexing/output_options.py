@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
+from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds, RecordIds
 
 if TYPE_CHECKING:
     from headrace.stream.inputs import KafkaInput
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 VERSION = "version"
 """The column that the values of ``version_from`` stand in."""
 ID_PREFIX = "id_"
-"""The columns of column ids are named by this and their place, from 0."""
+"""The columns of column ids, and of those that tell rows of one record apart, are named by this and their place."""
+
+
+def id_columns(output: ElasticsearchOutput) -> tuple[str, ...]:
+    """The transform's columns that the options' ``id_columns`` are."""
+    ids = output.document_ids
+    if isinstance(ids, RecordIds):
+        return ids.rows
+    return ids.columns if isinstance(ids, ColumnIds) else ()
 
 
 def sink_options(
@@ -27,6 +35,7 @@ def sink_options(
     read_again: Sequence[KafkaInput] = (),
     earlier: Mapping[str, Sequence[str]] | None = None,
     inputs: Sequence[KafkaInput] = (),
+    written_before: bool = False,
 ) -> dict[str, str]:
     """The sink's options for rows that ``prepare_documents`` shaped; none of them is a secret.
 
@@ -37,6 +46,8 @@ def sink_options(
         read_again: the stream's inputs, where the batch is in Kafka alone.
         earlier: with a window the manifests of its other batches, of those in the "log" and of those in "kafka" alone.
         inputs: the stream's inputs, for the latter.
+
+    ``written_before``: whether an earlier attempt may have written this batch to this output.
     """
     options: dict[str, str | None] = {
         "connection": output.connection,
@@ -57,6 +68,7 @@ def sink_options(
         "batch_time": None if batch_time_ms is None else str(batch_time_ms),
         "report": report,
         "manifest": manifest,
+        "written_before": str(written_before).lower(),
     }
     if read_again:
         options["originals"] = "kafka"
@@ -65,8 +77,8 @@ def sink_options(
     if read_again or (earlier and earlier.get("kafka")):
         options["inputs"] = json.dumps([source.model_dump(mode="json") for source in read_again or inputs])
     ids = output.document_ids
+    options["id_columns"] = ",".join(f"{ID_PREFIX}{index}" for index in range(len(id_columns(output)))) or None
     if isinstance(ids, ColumnIds):
-        options["id_columns"] = ",".join(f"{ID_PREFIX}{index}" for index in range(len(ids.columns)))
         options["id_batch_time"] = str(ids.with_batch_time).lower()
     if isinstance(ids, KeyIds) and ids.version_from:
         options["version_from"] = VERSION

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.indexing.counts import IndexingCounts
-from headrace.indexing.errors import IndexingError
+from headrace.indexing.errors import ForeignDocumentsError, IndexingError
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage
 
@@ -35,6 +35,22 @@ class IndexingReport:
     dead_letter_index: str
     tasks: int
     counts: IndexingCounts
+    collisions: int = 0
+    """Rows that have the id of another row of the batch, in another part of it."""
+
+    def check_foreign(self) -> None:
+        """Raise ForeignDocumentsError if the index holds documents of another source under ids of the batch."""
+        counts = self.counts
+        if counts.foreign:
+            examples = ", ".join(map(repr, counts.foreign_ids))
+            raise ForeignDocumentsError(
+                f"Index {self.index!r} holds other documents under {counts.foreign} ids of the batch ({examples}), "
+                "which no attempt at this batch wrote. They were left as they are, and the batch's documents of these "
+                "ids are not in the index.",
+                remedy="Find out what wrote them: another stream or program, a stream of this name with an earlier "
+                'ledger, or a topic of the same name. Index into an index of its own, or set write_method="index" to '
+                "replace them.",
+            )
 
     def to_bytes(self) -> bytes:
         fields: dict[str, Any] = {"version": VERSION, **asdict(self), "counts": self.counts.to_dict()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -27,13 +27,23 @@ def check_manifests(origins: Iterable[BatchOrigin]) -> None:
     Raises:
         ManifestError: one is missing, damaged, or another one.
     """
+    for _ in load_manifests(origins):
+        pass
 
-    def check(origin: BatchOrigin) -> None:
-        Manifest.load(origin.manifest_uri, sha256=origin.manifest_sha256)
+
+def load_manifests(origins: Iterable[BatchOrigin]) -> Iterator[Manifest]:
+    """The manifests that the batches were allocated by, each once.
+
+    Raises:
+        ManifestError: one is missing, damaged, or another one.
+    """
+
+    def load(origin: BatchOrigin) -> Manifest:
+        return Manifest.load(origin.manifest_uri, sha256=origin.manifest_sha256)
 
     by_uri = {origin.manifest_uri: origin for origin in origins}
     with ThreadPoolExecutor(_MANIFEST_READERS) as pool:
-        list(pool.map(check, by_uri.values()))
+        yield from pool.map(load, by_uri.values())
 
 
 def read_inputs(

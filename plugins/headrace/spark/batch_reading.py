@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.spark.batch_inputs import read_inputs
+from headrace.spark.batch_inputs import load_manifests, read_inputs
+from headrace.spark.incarnations import BatchIncarnations
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +25,7 @@ class BatchReading:
         self._partitions = partitions
         self._spark: SparkSession | None = None
         self._inputs: dict[tuple[BatchOrigin, ...], dict[str, DecodedInput]] = {}
+        self._incarnations: dict[tuple[BatchOrigin, ...], BatchIncarnations] = {}
         self._undecodable: dict[tuple[BatchOrigin, ...], tuple[int, dict[str, DataFrame]]] = {}
 
     @property
@@ -42,6 +44,12 @@ class BatchReading:
     def decoded(self, origins: tuple[BatchOrigin, ...]) -> dict[str, DataFrame]:
         """The inputs as the user's functions see them."""
         return {name: views.decoded for name, views in self.inputs(origins).items()}
+
+    def incarnations(self, origins: tuple[BatchOrigin, ...]) -> BatchIncarnations:
+        """Of which incarnations of their topics the records of these batches are."""
+        if origins not in self._incarnations:
+            self._incarnations[origins] = BatchIncarnations.of(load_manifests(origins))
+        return self._incarnations[origins]
 
     def undecodable(self, origins: tuple[BatchOrigin, ...]) -> tuple[int, Mapping[str, DataFrame]]:
         """How many records of these batches do not decode, and those of the inputs that have any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from headrace.ledger.rows import Attempt, BatchOrigin
     from headrace.spark.batch_plan import OutputPlan
+    from headrace.spark.incarnations import BatchIncarnations
     from headrace.spark.job_scope import JobScope
     from headrace.stream import Stream, Window
 
@@ -40,6 +41,7 @@ class BatchWork:
         out: where console outputs print.
         tell: gets lines on the progress, for people.
         stopped: whether to begin no further step.
+        written_before: the outputs that an earlier attempt may have written.
     """
 
     stream: Stream
@@ -54,6 +56,7 @@ class BatchWork:
     tell: Callable[[str], None]
     stopped: Callable[[], bool] = lambda: False
     partitions: int | None = None
+    written_before: Collection[str] = ()
     results: dict[str, Counts] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
     _scope: JobScope | None = field(default=None, init=False)
@@ -122,11 +125,17 @@ class BatchWork:
             kept = isinstance(plan.output, ElasticsearchOutput)
             where = "go to the dead letters as they are" if kept else "are not among the rows"
             self.tell(f"{_named(plan.output.id)}: {undecodable:,} records do not decode and {where}")
-        counts = writer.write(frames.of(plan.output), self._batch(plan, letters))
+        incarnations = partial(reading.incarnations, plan.origins)
+        counts = writer.write(frames.of(plan.output), self._batch(plan, letters, incarnations))
         batches = {} if window is None else {"batches": len(plan.origins)}
         return {"undecodable": undecodable, **batches, **counts}
 
-    def _batch(self, plan: OutputPlan | None, undecodable: Mapping[str, DataFrame] | None = None) -> WrittenBatch:
+    def _batch(
+        self,
+        plan: OutputPlan | None,
+        undecodable: Mapping[str, DataFrame] | None = None,
+        incarnations: Callable[[], BatchIncarnations] | None = None,
+    ) -> WrittenBatch:
         return WrittenBatch(
             stream=self.stream,
             context=self._context(None if plan is None else plan.output.window),
@@ -139,6 +148,8 @@ class BatchWork:
             out=self.out,
             tell=self.tell,
             earlier=() if plan is None else tuple(origin for origin in plan.read if origin != self.own),
+            incarnations=incarnations,
+            written_before=plan is not None and plan.output.id in self.written_before,
         )
 
     def _context(self, window: Window | None) -> BatchContext:

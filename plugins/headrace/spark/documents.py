@@ -6,26 +6,35 @@ in classic sessions and over Spark Connect.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 
 from headrace.indexing import columns
-from headrace.indexing.errors import UnsuitableRowsError
-from headrace.indexing.output_options import ID_PREFIX, VERSION, sink_options
+from headrace.indexing.collisions import colliding
+from headrace.indexing.counts import EXAMPLES
+from headrace.indexing.document_ids import identify
+from headrace.indexing.errors import CollidingIdsError, UnsuitableRowsError
+from headrace.indexing.options import IndexingOptions
+from headrace.indexing.output_options import ID_PREFIX, VERSION, id_columns, sink_options
 from headrace.indexing.reports import IndexingReport
+from headrace.spark.incarnations import lacks_incarnation, needs_incarnation
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from headrace.spark.incarnations import BatchIncarnations
     from headrace.stream.inputs import KafkaInput
 
 _BESIDE = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADERS, columns.REJECTED_BECAUSE)
 
 
-def prepare_documents(df: DataFrame, output: ElasticsearchOutput) -> DataFrame:
+def prepare_documents(
+    df: DataFrame, output: ElasticsearchOutput, *, incarnations: BatchIncarnations | None = None
+) -> DataFrame:
     """The rows of ``df`` in the shape of ``headrace.indexing.columns``.
 
     - Rows with the columns of the log and no others are records as they are: ``value``, bytes or text, is the
@@ -35,11 +44,18 @@ def prepare_documents(df: DataFrame, output: ElasticsearchOutput) -> DataFrame:
       which is all the others.
     - All other rows, of an aggregate say, are documents with all their columns.
 
-    The columns that ids and versions are made of may be any of them. Raises UnsuitableRowsError.
+    The columns that ids and versions are made of may be any of them.
+
+    ``incarnations`` are those of the batch, for rows that have no incarnation.
+
+    Raises:
+        UnsuitableRowsError: a column is missing of which ids are made, or it is not clear what the document is.
     """
     types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
     _check_named_columns(types, output)
     beside = [*_id_expressions(output), *_record_expressions(types, output)]
+    if incarnations is not None and lacks_incarnation(types):
+        beside.append(f"CAST({_incarnation(incarnations, output)} AS INT) AS {columns.INCARNATION}")
     return df.selectExpr(*beside, _document_expression(types, output))
 
 
@@ -54,10 +70,18 @@ def write_documents(
     read_again: Sequence[KafkaInput] = (),
     earlier: Mapping[str, Sequence[str]] | None = None,
     inputs: Sequence[KafkaInput] = (),
+    incarnations: BatchIncarnations | None = None,
+    written_before: bool = False,
 ) -> IndexingReport:
     """Shape the rows, write them, and return what became of them.
 
     ``report`` is the URI of a file, new for every attempt, that the writing application and this process both reach.
+    ``written_before``: whether an earlier attempt may have written this batch to this output.
+
+    Raises:
+        UnsuitableRowsError: see ``prepare_documents``.
+        CollidingIdsError: rows of the batch have the same id.
+        ForeignDocumentsError: the index holds documents of another source under ids of the batch.
     """
     from headrace.spark.elasticsearch_sink import FORMAT, ElasticsearchDataSource
 
@@ -71,9 +95,27 @@ def write_documents(
         read_again=read_again,
         earlier=earlier,
         inputs=inputs,
+        written_before=written_before,
     )
-    prepare_documents(df, output).write.format(FORMAT).options(**options).mode("append").save()
-    return IndexingReport.load(report)
+    prepared = prepare_documents(df, output, incarnations=incarnations)
+    prepared.write.format(FORMAT).options(**options).mode("append").save()
+    written = IndexingReport.load(report)
+    if written.collisions:
+        raise _colliding(prepared, IndexingOptions.from_strings(options))
+    written.check_foreign()
+    return written
+
+
+def _colliding(prepared: DataFrame, options: IndexingOptions) -> CollidingIdsError:
+    """The error, with ids of several rows: the sink's tasks know only that there are some."""
+    of_ids = {*columns.needed_columns(options), columns.INCARNATION}
+    names = [name for name in prepared.columns if name in of_ids]
+    examples: list[str] = []
+    # A transform that gives other rows each time may give none now, and the error is worth more than its examples.
+    with contextlib.suppress(Exception):
+        found = prepared.groupBy(*names).count().where("count > 1").limit(EXAMPLES).toArrow().combine_chunks()
+        examples = [text for batch in found.to_batches() for text in identify(batch, options).ids.to_pylist()]
+    return colliding(options.index, options.document_id, examples)
 
 
 def _named_columns(output: ElasticsearchOutput) -> list[str]:
@@ -81,8 +123,22 @@ def _named_columns(output: ElasticsearchOutput) -> list[str]:
     if isinstance(ids, ColumnIds):
         return list(ids.columns)
     if isinstance(ids, KeyIds):
-        return [columns.KEY] + ([ids.version_from] if ids.version_from else [])
-    return list(columns.COORDINATES)
+        return [columns.KEY] + ([ids.version_from] if ids.version_from else list(columns.COORDINATES))
+    return [*columns.COORDINATES, *ids.rows]
+
+
+def _incarnation(incarnations: BatchIncarnations, output: ElasticsearchOutput) -> str:
+    if not needs_incarnation(output):
+        return f"COALESCE({incarnations.expression()}, 1)"
+    ambiguous = incarnations.ambiguous
+    if ambiguous:
+        raise UnsuitableRowsError(
+            f"The rows for output {output.id!r} have no column 'incarnation', and the batch has records of several "
+            f"topics named {', '.join(map(repr, ambiguous))} with the same offsets: one that was created again, or "
+            "topics of two clusters. Their documents would have the same ids.",
+            remedy="Let the transform keep the column incarnation beside topic, partition and offset.",
+        )
+    return incarnations.expression()
 
 
 def _check_named_columns(types: dict[str, DataType], output: ElasticsearchOutput) -> None:
@@ -97,8 +153,9 @@ def _check_named_columns(types: dict[str, DataType], output: ElasticsearchOutput
 
 def _id_expressions(output: ElasticsearchOutput) -> list[str]:
     ids = output.document_ids
-    if isinstance(ids, ColumnIds):
-        return [f"{_quoted(name)} AS {ID_PREFIX}{index}" for index, name in enumerate(ids.columns)]
+    named = id_columns(output)
+    if named:
+        return [f"{_quoted(name)} AS {ID_PREFIX}{index}" for index, name in enumerate(named)]
     if isinstance(ids, KeyIds) and ids.version_from:
         return [f"{_quoted(ids.version_from)} AS {VERSION}"]
     return []
@@ -110,9 +167,11 @@ def _record_expressions(types: dict[str, DataType], output: ElasticsearchOutput)
     if _is_record(types):
         wanted |= {*columns.COORDINATES, columns.INCARNATION, *_BESIDE}
         wanted |= {columns.KEY, columns.HEADERS, columns.TIMESTAMP} if _is_untouched(types, output) else set()
-    casts = {columns.PARTITION: "INT", columns.OFFSET: "BIGINT", columns.INCARNATION: "INT"}
+    casts = {columns.PARTITION: "CAST({} AS INT)", columns.OFFSET: "CAST({} AS BIGINT)"}
+    needed = needs_incarnation(output)
+    casts[columns.INCARNATION] = "CAST({} AS INT)" if needed else "COALESCE(CAST({} AS INT), 1)"
     return [
-        f"CAST({_quoted(name)} AS {casts[name]}) AS {_quoted(name)}" if name in casts else _quoted(name)
+        f"{casts[name].format(_quoted(name))} AS {_quoted(name)}" if name in casts else _quoted(name)
         for name in types
         if name in wanted
     ]

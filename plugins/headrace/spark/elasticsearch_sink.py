@@ -14,16 +14,20 @@ process's environment; its secrets travel to executors inside the pickled writer
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pydantic import TypeAdapter
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from headrace.clock import SystemClock
 from headrace.indexing.cluster import Cluster
+from headrace.indexing.collisions import colliding, repeated_digests
 from headrace.indexing.columns import check_columns
 from headrace.indexing.counts import IndexingCounts
 from headrace.indexing.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
@@ -76,6 +80,8 @@ class TaskCounts(WriterCommitMessage):
     """One task's commit message."""
 
     counts: IndexingCounts
+    digests: Any
+    """Of the rows' ids, as ``repeated_digests`` compares them."""
 
 
 class ElasticsearchWriter(DataSourceArrowWriter):
@@ -87,6 +93,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         self._options = options
         self._cluster = cluster
         self._kafka = kafka or {}
+        self._seed = secrets.randbits(64)
         self._index_before: ConcreteIndex | None = None
 
     def look_at_index(self) -> None:
@@ -103,23 +110,33 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Index one task's rows; every one has its outcome, and every dead letter is written, when this returns."""
         options = self._options
+        if _is_retry():
+            # What the task's first try wrote is there.
+            options = options.model_copy(update={"written_before": True})
         originals = self._originals()
         transport = self._transport(options.requests_in_flight)
         try:
+            indexer = Indexer(transport, options, originals=originals, seed=self._seed)
             with warnings_beside(options.report):
-                return TaskCounts(Indexer(transport, options, originals=originals).index(iterator))
+                counts = indexer.index(iterator)
+            return TaskCounts(counts, indexer.digests())
         finally:
             transport.close()
             if originals is not None:
                 originals.close()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks have succeeded: make sure that the index is still the one it was, and report the counts."""
+        """All tasks have succeeded: make sure that the index is still the one it was, and report the counts.
+
+        Without a report, raises CollidingIdsError and ForeignDocumentsError; otherwise whoever reads it does.
+        """
         total = IndexingCounts()
+        digests = []
         for message in messages:
             if not isinstance(message, TaskCounts):
                 raise DocumentsUnaccountedError("A task of the write told nothing of its rows.", remedy="Run it again.")
             total.add(message.counts)
+            digests.append(message.digests)
         total.check()
         concrete = self._index_after()
         if self._options.refresh:
@@ -134,9 +151,14 @@ class ElasticsearchWriter(DataSourceArrowWriter):
             dead_letter_index=options.dead_letters,
             tasks=len(messages),
             counts=total,
+            collisions=repeated_digests(digests),
         )
         if options.report:
             report.write(options.report)
+        else:
+            report.check_foreign()
+            if report.collisions:
+                raise colliding(options.index, options.document_id, ())
         logger.info("Indexed into %s: %s", options.index, total.to_dict())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -191,6 +213,11 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         return ElasticsearchTransport(
             self._cluster, connections=connections, timeout_seconds=self._options.request_timeout_seconds
         )
+
+
+def _is_retry() -> bool:
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from headrace.blocks import TopicPartition
 from headrace.indexing import columns
 from headrace.indexing.bulk_bodies import REJECTED_BEFORE
 from headrace.indexing.dead_letter_replay import LetterRows
@@ -15,6 +17,7 @@ from headrace.indexing.errors import LettersNotReplayableError
 from headrace.indexing.verdicts import Reason
 from headrace.spark.decoding import REASON, DecodedInput, decode_input
 from headrace.spark.documents import prepare_documents
+from headrace.spark.incarnations import BatchIncarnations, Range
 from headrace.spark.transforms import STATE_FRAMES, BatchContext, apply_transform, load_transform, takes
 from headrace.spark.wal_source import RECORD_SCHEMA
 from headrace.stream import ColumnIds
@@ -53,11 +56,19 @@ class ThroughTheTransform:
         return None
 
     def read(self, letters: Sequence[StoredLetter]) -> Iterator[LetterRows]:
-        """The documents that the transform makes of each batch's records."""
-        by_time: dict[int, list[StoredLetter]] = {}
+        """The documents that the transform makes of each batch's records.
+
+        The transform may drop the incarnation, so those of each are read by themselves. Where several rows of a record
+        became letters, each of these is read as the whole record: one is replayed when all of its record is indexed.
+        """
+        groups: dict[tuple[int, int, int], list[StoredLetter]] = {}
+        letters_of: Counter[Any] = Counter()
         for letter in letters:
-            by_time.setdefault(int(letter.fields.get("batch_time") or 0), []).append(letter)
-        for batch_time_ms, some in by_time.items():
+            batch_time_ms, place = int(letter.fields.get("batch_time") or 0), letter.coordinates
+            incarnation = 1 if place is None else place[3]
+            groups.setdefault((batch_time_ms, incarnation, letters_of[batch_time_ms, place]), []).append(letter)
+            letters_of[batch_time_ms, place] += 1
+        for (batch_time_ms, *_), some in groups.items():
             yield self._read(batch_time_ms, some)
 
     def _read(self, batch_time_ms: int, letters: Sequence[StoredLetter]) -> LetterRows:
@@ -73,7 +84,8 @@ class ThroughTheTransform:
             if views.undecodable is not None:
                 for row in views.undecodable.select(*_PLACE, REASON).collect():
                     rejected[places[tuple(row)[:4]]] = Reason(REJECTED_BEFORE, row[REASON])
-        frame = prepare_documents(self._transformed(inputs, batch_time_ms), self._output)
+        known = BatchIncarnations(map(_range, letters))
+        frame = prepare_documents(self._transformed(inputs, batch_time_ms), self._output, incarnations=known)
         missing = [name for name in columns.COORDINATES if name not in frame.columns]
         if missing:
             raise LettersNotReplayableError(
@@ -146,6 +158,13 @@ class ThroughTheTransform:
 
 
 _PLACE = (*columns.COORDINATES, columns.INCARNATION)
+
+
+def _range(letter: StoredLetter) -> Range:
+    if letter.coordinates is None:
+        raise ValueError("a letter that cannot be read was to be read")
+    topic, partition, offset, incarnation = letter.coordinates
+    return TopicPartition(topic, "", partition, incarnation), offset, offset + 1
 
 
 def _record(letter: StoredLetter) -> dict[str, Any]:

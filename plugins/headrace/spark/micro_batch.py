@@ -23,6 +23,7 @@ from headrace.spark.batch_inputs import check_manifests
 from headrace.spark.batch_plan import OutputPlan, plan_outputs
 from headrace.spark.batch_work import BatchWork
 from headrace.spark.code_version import code_version
+from headrace.spark.earlier_attempts import written_before
 from headrace.spark.failures import failure_of, first_cause
 from headrace.spark.job_scope import JobScope
 from headrace.spark.outputs.writer import Counts
@@ -184,6 +185,7 @@ class _Run:
             tell=self._tell,
             stopped=self._cancelled.is_set,
             partitions=partitions,
+            written_before=written_before(self._ledger, batch, attempt),
         )
 
     def _own(self, batch: BatchRow) -> BatchOrigin:

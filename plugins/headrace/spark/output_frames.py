@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.indexing.columns import INCARNATION
+from headrace.spark.incarnations import lacks_incarnation, needs_incarnation
 from headrace.spark.transforms import STATE_FRAMES, BatchContext, apply_transform, load_transform, takes
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaOutput
 
@@ -89,16 +92,53 @@ class OutputFrames:
             sent = {plan.output.id: views.original for plan in self._plans if _sends_bytes(plan.output)}
             rows = {plan.output.id: views.decoded for plan in self._plans if not _sends_bytes(plan.output)}
             return {**sent, **(rows if views.decoded is views.original else self._keep_shared(rows))}
-        frames = apply_transform(
+        decoded = {name: views.decoded for name, views in inputs.items()}
+        frames = self._transformed(transform, decoded)
+        needing = [plan.output for plan in self._plans if needs_incarnation(plan.output)]
+        lacking = [output for output in needing if lacks_incarnation(frames[output.id].columns)]
+        if lacking and len(decoded) == 1:
+            known = self._reading.incarnations(self._plans[0].origins)
+            if known.ambiguous:
+                frames |= self._by_incarnation(transform, decoded, known.numbers, lacking)
+        return self._keep_shared(frames)
+
+    def _transformed(self, transform: Callable[..., Any], inputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+        return apply_transform(
             transform,
-            {name: views.decoded for name, views in inputs.items()},
+            inputs,
             [plan.output.id for plan in self._plans],
             self._context,
             more=self._state_frames(transform),
             # A replay has some of the stream's outputs, the transform may know all of them.
             known=None if self._context.target else [known.id for known in self._stream.outputs],
         )
-        return self._keep_shared(frames)
+
+    def _by_incarnation(
+        self,
+        transform: Callable[..., Any],
+        inputs: Mapping[str, DataFrame],
+        numbers: Iterable[int],
+        outputs: Iterable[Output],
+    ) -> dict[str, DataFrame]:
+        """The rows of these outputs with their incarnation, which the transform drops: it is called with the records of
+        each incarnation by themselves, as if a batch had ended where the topic was created again."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        parts = {}
+        for number in numbers:
+            of_it = {name: frame.where(F.col(INCARNATION) == number) for name, frame in inputs.items()}
+            parts[number] = self._transformed(transform, of_it)
+        made: dict[Any, DataFrame] = {}
+        frames = {}
+        for output in outputs:
+            rows = {number: part[output.id] for number, part in parts.items()}
+            # Outputs that share a frame still share it, so that it is kept for them.
+            same = tuple(map(id, rows.values()))
+            if same not in made:
+                marked = [frame.withColumn(INCARNATION, F.lit(number)) for number, frame in rows.items()]
+                made[same] = reduce(lambda left, right: left.unionByName(right), marked)
+            frames[output.id] = made[same]
+        return frames
 
     def _keep_shared(self, frames: dict[str, DataFrame]) -> dict[str, DataFrame]:
         whole = {plan.output.id for plan in self._plans if not isinstance(plan.output, ConsoleOutput)}

@@ -18,13 +18,24 @@ Tombstones = Literal["delete", "ignore", "dead_letter"]
 
 
 class RecordIds(Part):
-    """``topic+partition+offset``, Kafka Connect's form: one document a record."""
+    """``topic+partition+offset``, Kafka Connect's form, with ``+incarnation`` from the topic's second incarnation on.
+
+    ``rows`` names the columns that tell the rows of one record apart, where a transform makes several of it: the
+    position that ``posexplode`` gives, or the joined row's own key. Their values follow after ``~``. Without it a
+    record is one document, and a batch with two rows of one record fails.
+    """
 
     kind: Literal["record"] = "record"
+    rows: tuple[str, ...] = ()
+
+    @field_validator("rows", mode="before")
+    @classmethod
+    def _one_column_is_a_list(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
 
 
 class KeyIds(Part):
-    """The record's key, with a version so that an older value never replaces a newer one.
+    """The record's key, with a version so that an older value never replaces a newer one: one document a key.
 
     The version is the offset, or the column ``version_from``, which must grow with every change of a key: an
     offset of another partition or of a re-created topic is no version (rule 7 of the design).

@@ -49,6 +49,7 @@ def records(
     topic: str = "clicks",
     partition: int = 0,
     timestamps: Sequence[int] | None = None,
+    incarnation: int = 1,
 ) -> pa.RecordBatch:
     count = len(values)
     times = [FIRST_TIMESTAMP_MS + index for index in range(count)] if timestamps is None else list(timestamps)
@@ -61,7 +62,7 @@ def records(
         pa.array(times, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
         pa.array([0] * count, pa.int8()),
         pa.array([[{"key": "trace", "value": b"\x00\xff"}]] * count, RECORD_SCHEMA.field("headers").type),
-        pa.array([1] * count, pa.int32()),
+        pa.array([incarnation] * count, pa.int32()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
@@ -81,7 +82,8 @@ class WrittenLog:
             self.writers[input_id] = WriteAheadLogWriter(storage, "log", ReceiverId(self.stream, input_id, 0), 1)
         writer = self.writers[input_id]
         first = batch.column("offset")[0].as_py()
-        partition = TopicPartition(batch.column("topic")[0].as_py(), "topic-id", batch.column("partition")[0].as_py())
+        topic, number, incarnation = (batch.column(name)[0].as_py() for name in ("topic", "partition", "incarnation"))
+        partition = TopicPartition(topic, "topic-id" if incarnation == 1 else f"id-{incarnation}", number, incarnation)
         ranges = (OffsetRange(partition, first, first + batch.num_rows, batch.num_rows),)
         accepted = writer.next_sequence - 1 if writer.next_sequence else None
         written = writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=accepted)

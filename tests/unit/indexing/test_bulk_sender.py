@@ -285,7 +285,51 @@ def test_two_rows_of_one_group_are_not_one(send: Send, make_rows: Any) -> None:
     other = make_rows([{"n": 2}], g=["x"])
     assert send(first, **options).counts.created == 1
     assert send(first, **options).counts.repeated == 1
-    assert send(other, **options).counts.superseded == 1
+    assert send(other, **options).counts.foreign == 1
+    assert send(other, **options, written_before="true").counts.kept == 1
+
+
+def test_a_repeated_record_is_the_same_document(send: Send, make_rows: Any) -> None:
+    """Whatever is there under a record's id was compared with it; the id alone proves nothing."""
+    send(make_rows([{"n": 1}, {"n": 2.0, "deep": {"a": [1]}}]))
+    again = send(make_rows([b'{"n":1}', b'{"deep": {"a": [1]}, "n": 2}', {"n": 3}]))
+    assert (again.counts.repeated, again.counts.created, again.counts.foreign) == (2, 1, 0)
+    other = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]))
+    assert (other.counts.repeated, other.counts.foreign) == (1, 2)
+    assert other.counts.foreign_ids == ["t+0+1", "t+0+2"]
+    later = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]), written_before="true")
+    assert (later.counts.repeated, later.counts.kept, later.counts.foreign_ids) == (1, 2, [])
+
+
+def test_a_key_at_the_same_offset_of_another_partition_is_no_repetition(send: Send, make_rows: Any) -> None:
+    send(make_rows([{"n": 1}], keys=[b"a"], offsets=[5]), **KEY)
+    assert send(make_rows([{"n": 2}], keys=[b"a"], offsets=[5]), **KEY).counts.foreign_ids == ["a"]
+
+
+def test_what_a_request_without_an_answer_wrote_is_its_own(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    """Though an ingest pipeline has changed it, so that it is not what was sent."""
+    elasticsearch.answer_lost.append(True)
+    rows = make_rows([{"n": 1}])
+    sent_bulk = elasticsearch._carry_out
+
+    def through_a_pipeline(index: str, action: Any) -> Any:
+        answer = sent_bulk(index, action)
+        elasticsearch.indices[index][action.id].document = {"n": 1, "ingested": "now"}
+        return answer
+
+    elasticsearch._carry_out = through_a_pipeline  # type: ignore[method-assign]
+    counts = send(rows).counts
+    assert (counts.kept, counts.foreign) == (1, 0)
+
+
+def test_a_fetch_of_conflicts_is_bounded_in_bytes(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+    rows = make_rows([{"n": "x" * 400}] * 20)
+    send(rows)
+    elasticsearch.requests.clear()
+    assert send(rows, bulk_bytes="2000").counts.repeated == 20
+    assert [path for _, path in elasticsearch.requests].count("/clicks/_mget") >= 5
 
 
 def test_an_unreadable_conflict_is_looked_up(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:

@@ -46,10 +46,10 @@ def test_two_that_share_a_dead_letter_index_keep_their_own_letters_of_one_record
     assert found == sorted(["s/o/i/t+0+0", "s/o/i/t+0+1", f"{other}/t+0+0", f"{other}/t+0+1"])
 
 
-@pytest.mark.parametrize("document_id", ["record", "key"])
-def test_two_rows_of_one_record_have_two_letters(letters: Letters, make_rows: Any, document_id: str) -> None:
-    rows = make_rows([{"n": 1}, {"n": 2}, {"n": 3}], offsets=[7, 7, 8], keys=[b"k", b"k", b"k"])
-    assert len(letters(rows.rename_columns({"value": "document"}), document_id=document_id)) == 3
+def test_two_rows_of_one_record_have_letters_that_name_them(letters: Letters, make_rows: Any) -> None:
+    rows = make_rows([{"n": 1}, {"n": 2}, {"n": 3}], offsets=[7, 7, 8], line=["a/2", "b", "a/2"])
+    found = letters(rows.rename_columns({"value": "document"}), id_columns="line")
+    assert found == ["clicks/t+0+7~a%2F2", "clicks/t+0+7~b", "clicks/t+0+8~a%2F2"]
 
 
 def test_rows_of_one_record_with_keys_of_their_own_have_letters_that_name_them(
@@ -64,8 +64,8 @@ def test_rows_of_one_record_with_keys_of_their_own_have_letters_that_name_them(
 
 
 def test_equal_rows_of_one_record_are_numbered(letters: Letters, make_rows: Any) -> None:
-    rows = make_rows([{"n": 1}] * 3, offsets=[7, 7, 7]).rename_columns({"value": "document"})
-    assert letters(rows) == ["clicks/t+0+7", "clicks/t+0+7/2", "clicks/t+0+7/3"]
+    rows = make_rows([{"n": 1}] * 3, offsets=[7, 7, 7], keys=[b"k"] * 3, rejected_because=["odd"] * 3)
+    assert letters(rows, document_id="key") == ["clicks/t+0+7", "clicks/t+0+7/2", "clicks/t+0+7/3"]
 
 
 def test_an_id_that_would_be_too_long_for_elasticsearch_is_a_digest_of_it(make_options: Any, make_rows: Any) -> None:

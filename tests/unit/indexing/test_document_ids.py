@@ -16,8 +16,33 @@ def test_a_records_id_is_where_it_stood(make_options: Any, make_rows: Any) -> No
 
 
 def test_from_the_second_incarnation_on_the_id_carries_it(make_options: Any, make_rows: Any) -> None:
-    rows = make_rows([b"{}"] * 3, offsets=[7, 7, 7], incarnations=[1, 2, None])
-    assert identify(rows, make_options()).ids.to_pylist() == ["t+0+7", "t+0+7+2", "t+0+7"]
+    rows = make_rows([b"{}"] * 2, offsets=[7, 7], incarnations=[1, 2])
+    assert identify(rows, make_options()).ids.to_pylist() == ["t+0+7", "t+0+7+2"]
+
+
+def test_a_row_of_an_unknown_incarnation_is_refused(make_options: Any, make_rows: Any) -> None:
+    rows = make_rows([b"{}"] * 2, offsets=[7, 8], incarnations=[1, None])
+    with pytest.raises(UnsuitableRowsError, match=r"no 'incarnation'.*\['t', 0, 8\]"):
+        identify(rows, make_options())
+
+
+def test_rows_of_one_record_are_told_apart_by_named_columns(make_options: Any, make_rows: Any) -> None:
+    rows = make_rows([b"{}"] * 4, offsets=[7, 7, 7, 8], incarnations=[1, 1, 2, 1], line=pa.array([0, 1, 1, None]))
+    ids = identify(rows, make_options(id_columns="line")).ids.to_pylist()
+    assert ids == ["t+0+7~0", "t+0+7~1", "t+0+7+2~1", "t+0+8~"]
+
+
+def test_several_columns_of_rows_stay_apart(make_options: Any, make_rows: Any) -> None:
+    rows = make_rows([b"{}"] * 2, offsets=[7, 7], a=["x+y", "x"], b=["z", "y+z"])
+    ids = identify(rows, make_options(id_columns="a,b")).ids.to_pylist()
+    assert ids == ["t+0+7~x%2By+z", "t+0+7~x+y%2Bz"]
+
+
+def test_a_records_id_with_a_long_row_is_rejected_alone(make_options: Any, make_rows: Any) -> None:
+    rows = make_rows([b"{}"] * 2, line=["x" * 600, "y"])
+    assert {row: each.type for row, each in identify(rows, make_options(id_columns="line")).rejected.items()} == {
+        0: "id_too_long"
+    }
 
 
 def test_dictionary_encoded_topics_are_taken(make_options: Any, make_rows: Any) -> None:

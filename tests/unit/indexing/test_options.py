@@ -53,7 +53,7 @@ def test_the_path_of_save_names_the_index() -> None:
         ({**HERE, "requests_in_flight": "0"}, "'requests_in_flight'"),
         ({**HERE, "document_id": "random"}, "'document_id'"),
         ({**HERE, "document_id": "columns"}, "'id_columns'"),
-        ({**HERE, "id_columns": "a"}, "'id_columns'"),
+        ({**HERE, "document_id": "key", "id_columns": "a"}, "'id_columns'"),
         ({**HERE, "document_id": "columns", "id_columns": "a", "id_batch_time": "true"}, "'batch_time'"),
         ({**HERE, "document_id": "columns", "id_columns": "a", "write_method": "create"}, "write_method=create"),
         ({**HERE, "version_from": "v"}, "'version_from'"),

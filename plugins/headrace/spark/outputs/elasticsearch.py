@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, TIMESTAMP, VALUE
 from headrace.indexing.output_options import sink_options
 from headrace.indexing.reports import IndexingReport
+from headrace.spark.incarnations import lacks_incarnation
 from headrace.spark.outputs.report_files import report_file
 from headrace.stream import ColumnIds, ElasticsearchOutput
 
@@ -38,6 +39,9 @@ class ElasticsearchOutputWriter:
             return {"rows": 0}
         from headrace.spark.documents import write_documents
 
+        incarnations = None
+        if batch.incarnations is not None and lacks_incarnation(frame.columns):
+            incarnations = batch.incarnations()
         with report_file(batch, self._output.id) as uri:
             report = write_documents(
                 frame,
@@ -49,6 +53,8 @@ class ElasticsearchOutputWriter:
                 read_again=_read_again(batch),
                 earlier=_earlier(batch),
                 inputs=batch.stream.inputs,
+                incarnations=incarnations,
+                written_before=batch.written_before,
             )
         total = report.counts
         for input_id, rows in batch.undecodable.items():

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.ledger.rows import BatchOrigin
+    from headrace.spark.incarnations import BatchIncarnations
     from headrace.spark.transforms import BatchContext
     from headrace.stream import Stream
 
@@ -23,8 +24,10 @@ class WrittenBatch:
 
     ``undecodable`` holds, by input id, the records that do not decode, as far as there are any. ``from_kafka``: the
     records are read from Kafka again, since the log has let them go. ``earlier`` are the other batches that the output
-    reads, those of its window. ``target`` names a replay's copy of the output, "" the output itself. ``out`` is where a
-    console prints, ``tell`` gets lines on the progress, for people.
+    reads, those of its window; ``incarnations`` gives the topics' incarnations of all that it reads.
+    ``written_before``: an earlier attempt may have written this batch to the output. ``target`` names a replay's copy
+    of the output, "" the output itself. ``out`` is where a console prints, ``tell`` gets lines on the progress, for
+    people.
     """
 
     stream: Stream
@@ -38,6 +41,8 @@ class WrittenBatch:
     out: IO[str]
     tell: Callable[[str], None]
     earlier: tuple[BatchOrigin, ...] = ()
+    incarnations: Callable[[], BatchIncarnations] | None = None
+    written_before: bool = False
 
 
 class OutputWriter(Protocol):

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.batching.manifest import Manifest, ManifestBlock
+from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
+from headrace.receiving.offset_ranges import RecordedRange
+from headrace.spark.incarnations import BatchIncarnations, Range, lacks_incarnation, needs_incarnation
+from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KeyIds, RecordIds
+
+
+def of(topic: str, incarnation: int, start: int, until: int, partition: int = 0) -> Range:
+    return TopicPartition(topic, f"id-{incarnation}", partition, incarnation), start, until
+
+
+def test_a_topic_of_one_incarnation_is_known_by_its_name() -> None:
+    known = BatchIncarnations([of("a", 1, 0, 5), of("a", 1, 5, 9, partition=1), of("b", 3, 0, 5), of("c", 1, 0, 5)])
+    assert known.expression() == "CASE WHEN topic IN ('a', 'c') THEN 1 WHEN topic IN ('b') THEN 3 END"
+    assert (known.ambiguous, known.numbers) == ([], [1, 3])
+
+
+def test_of_two_incarnations_the_offsets_decide() -> None:
+    known = BatchIncarnations([of("a", 1, 90, 95), of("a", 1, 95, 99), of("a", 2, 0, 5), of("a", 2, 95, 99, 1)])
+    assert known.ambiguous == []
+    assert known.expression() == (
+        "CASE WHEN topic = 'a' AND partition = 0 AND offset >= 90 AND offset < 99 THEN 1 "
+        "WHEN topic = 'a' AND partition = 0 AND offset >= 0 AND offset < 5 THEN 2 "
+        "WHEN topic = 'a' AND partition = 1 AND offset >= 95 AND offset < 99 THEN 2 END"
+    )
+
+
+@pytest.mark.parametrize("again", [(0, 4), (4, 5), (0, 9), (1, 2)])
+def test_offsets_that_stand_for_two_records_are_ambiguous(again: tuple[int, int]) -> None:
+    assert BatchIncarnations([of("a", 1, 0, 5), of("b", 1, 0, 5), of("a", 2, *again)]).ambiguous == ["a"]
+
+
+def test_a_batch_without_ranges_knows_no_row() -> None:
+    assert BatchIncarnations([]).expression() == "CAST(NULL AS INT)"
+
+
+def test_all_inputs_of_all_manifests_count() -> None:
+    where = TopicPartition("a", "id", 0, 1)
+    block = ManifestBlock(BlockHandle("s", 0, 1), 1, 1, (OffsetRange(where, 0, 5, 5),))
+    again = RecordedRange(TopicPartition("a", "other", 0, 2), 0, 3, None)
+    manifests = [
+        Manifest("s", 10_000, 10_000, {"east": (block,)}, "/folder"),
+        Manifest("s", 20_000, 10_000, {}, "/folder", {"west": (again,)}),
+    ]
+    known = BatchIncarnations.of(manifests)
+    assert (known.ambiguous, known.numbers) == (["a"], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("names", "lacks"),
+    [
+        (("topic", "partition", "offset", "item"), True),
+        (("topic", "partition", "offset", "incarnation"), False),
+        (("topic", "count"), False),
+    ],
+)
+def test_only_rows_of_records_lack_an_incarnation(names: tuple[str, ...], lacks: bool) -> None:
+    assert lacks_incarnation(names) is lacks
+
+
+def test_only_ids_by_source_position_need_one() -> None:
+    def output(ids: RecordIds | KeyIds | ColumnIds) -> ElasticsearchOutput:
+        return ElasticsearchOutput(hosts="http://h:9200", index="i", document_ids=ids)
+
+    assert needs_incarnation(output(RecordIds()))
+    assert needs_incarnation(output(KeyIds()))
+    assert not needs_incarnation(output(KeyIds(version_from="at")))
+    assert not needs_incarnation(output(ColumnIds(columns=("a",))))
+    assert not needs_incarnation(ConsoleOutput())
