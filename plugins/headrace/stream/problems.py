@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.stream.model import milliseconds
 from headrace.stream.order import reasons_for_order
-from headrace.stream.outputs import ElasticsearchOutput, KeyIds
+from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds, RecordIds
 from headrace.stream.state import STATE_STEP
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def problems(stream: Stream) -> Iterator[str]:
     """What each field allows but the whole does not, each with its field and remedy."""
     yield from _missing_or_double(stream)
+    yield from _shared_index_problems(stream)
     yield from _interval_problems(stream)
     yield from _window_problems(stream)
     yield from _order_problems(stream)
@@ -85,6 +86,28 @@ def _letters_among_documents(stream: Stream) -> Iterator[str]:
                 f"outputs.{letters.id}.dead_letter_index: {letters.dead_letters} is the index of output "
                 f"{documents.id}; name another"
             )
+
+
+def _shared_index_problems(stream: Stream) -> Iterator[str]:
+    outputs = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
+    for first, second in combinations(outputs, 2):
+        if first.index == second.index and first.shares_cluster(second) and not _ids_differ(first, second):
+            yield (
+                f"outputs.{second.id}.index: {second.index} is also the index of output {first.id}, and their "
+                "documents would have the same ids, so that those of one output are lost; give each an index of its "
+                "own, or make one output whose transform returns the rows of both, with ids that differ, such as "
+                'RecordIds(rows="column")'
+            )
+
+
+def _ids_differ(first: ElasticsearchOutput, second: ElasticsearchOutput) -> bool:
+    one, other = first.document_ids, second.document_ids
+    if isinstance(one, RecordIds) and isinstance(other, RecordIds):
+        # Only ids with rows hold a "~".
+        return bool(one.rows) != bool(other.rows)
+    if isinstance(one, ColumnIds) and isinstance(other, ColumnIds):
+        return one != other
+    return one.kind != other.kind
 
 
 def _interval_problems(stream: Stream) -> Iterator[str]:

@@ -16,6 +16,7 @@ from headrace.stream import (
     JsonDecoder,
     KafkaInput,
     KeyIds,
+    RecordIds,
     SparkSettings,
     StartingOffsets,
     StartingTimestamp,
@@ -44,6 +45,45 @@ def test_defaults_are_filled_in() -> None:
     assert stream.checkpoint_interval_ms == stream.remember_ms == stream.batch_interval_ms == 10_000
     assert stream.group_of(stream.inputs[0]) == "headrace-flights-records"
     assert stream.folder_url == "/data/headrace/flights"
+
+
+HOSTS = "http://127.0.0.1:9200"
+
+
+def two_into_one_index(first: Any, second: Any, **more: Any) -> dict[str, Any]:
+    both: list[dict[str, Any]] = [{"id": "a", "document_ids": first}, {"id": "b", "document_ids": second, **more}]
+    return fields(outputs=[ElasticsearchOutput(**{"hosts": HOSTS, "index": "flights", **each}) for each in both])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (RecordIds(), RecordIds()),
+        (RecordIds(rows="line"), RecordIds(rows=("leg",))),
+        (KeyIds(version_from="at"), KeyIds(version_from="seen")),
+        (ColumnIds(columns=("carrier",)), ColumnIds(columns=("carrier",))),
+    ],
+)
+def test_two_outputs_do_not_give_documents_of_one_index_the_same_ids(first: Any, second: Any) -> None:
+    with pytest.raises(
+        StreamDefinitionError, match=r"outputs\.b\.index: flights is also the index of output a.*RecordIds"
+    ):
+        Stream(**two_into_one_index(first, second))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "more"),
+    [
+        (RecordIds(), RecordIds(rows="line"), {}),
+        (RecordIds(), KeyIds(), {}),
+        (ColumnIds(columns=("carrier",)), ColumnIds(columns=("carrier", "origin")), {}),
+        (RecordIds(), RecordIds(), {"index": "others"}),
+        (RecordIds(), RecordIds(), {"hosts": "http://other:9200"}),
+        (RecordIds(), RecordIds(), {"hosts": (), "connection": "es"}),
+    ],
+)
+def test_two_outputs_share_an_index_where_their_ids_differ(first: Any, second: Any, more: dict[str, Any]) -> None:
+    Stream(**two_into_one_index(first, second, **more))
 
 
 def test_json_gives_the_same_stream_elsewhere() -> None:
