@@ -13,6 +13,8 @@ MINUTES ?= 10
 SEED ?= 7
 CLUSTER ?=
 ARGS ?=
+# Of pytest-xdist: "logical" is one process a core, also where two of them share a physical one.
+WORKERS ?= logical
 
 .DEFAULT_GOAL := help
 .PHONY: help demo wordcount faults test unit integration system lint format lock java jars clean
@@ -31,8 +33,8 @@ faults: $(VENV)/.installed java jars ## The hammer: MINUTES=10 SEED=7, CLUSTER=1
 
 test: lint unit integration system ## All the tests, and the linters
 
-unit: $(VENV)/.installed-dev ## Milliseconds each, no server
-	$(BIN)/python -m pytest tests/unit -q $(ARGS)
+unit: $(VENV)/.installed-dev ## Milliseconds each, no server, on every core (WORKERS=1 for one)
+	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 integration: $(VENV)/.installed-dev java jars ## Real Kafka, Elasticsearch, Postgres and Spark
 	$(BIN)/python -m pytest tests/integration -q $(ARGS)

@@ -151,7 +151,7 @@ def test_a_batch_is_what_arrived_in_its_interval(folder: Path, ledger: Ledger) -
     assert (batch.state, batch.built, batch.records) == (BatchState.ALLOCATED, True, 3)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(-45_000, 20_000), max_size=30), st.integers(0, 30)), min_size=1, max_size=3

@@ -161,10 +161,9 @@ def test_whatever_is_done_there_are_no_findings(
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=4,
+            max_examples=settings().max_examples // 10,
             stateful_step_count=25,
             phases=(Phase.explicit, Phase.generate),
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -193,6 +193,6 @@ def test_what_the_ledger_says_of_outputs_stays_true(tmp_path: Path, empty_ledger
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=settings().max_examples // 3, stateful_step_count=40, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -11,7 +11,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 
 
-def test_every_connection_syncs_and_waits(ledger: Any) -> None:
+def test_every_connection_syncs_and_waits(production_settings: None, ledger: Any) -> None:
     with ledger.streams._database.read() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()

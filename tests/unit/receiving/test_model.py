@@ -7,7 +7,6 @@ By timestamp, each is moreover in the interval of its partition's running maximu
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -376,8 +375,7 @@ class ByTimestamp(LogLedgerAndPositions):
 TestModel = LogLedgerAndPositions.TestCase
 TestModelByTimestamp = ByTimestamp.TestCase
 TestModel.settings = TestModelByTimestamp.settings = settings(
-    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "15")),
+    max_examples=settings().max_examples // 3,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -9,7 +9,6 @@ accepted, but for the last block of each writer's life.
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -332,8 +331,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 TestModel = LogLedgerAndPositions.TestCase
 TestModel.settings = settings(
-    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "15")),
+    max_examples=settings().max_examples // 3,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

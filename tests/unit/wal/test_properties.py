@@ -3,14 +3,13 @@ misses one in silence."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import BlockHandle, ReceiverId
@@ -29,8 +28,6 @@ from headrace.wal.writer import WriteAheadLogWriter
 RECEIVER = ReceiverId("flights", "kafka", 0)
 SEGMENT = "kafka-0/0000000001-000000-1700000000000.wal"
 Key = tuple[int, int]
-EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "50"))  # Raise it to search for longer.
-fast = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass
@@ -113,7 +110,6 @@ def damage(log: Written, data: st.DataObject) -> None:
         log.storage.overwrite(path, at, data.draw(st.binary(min_size=1, max_size=100)))
 
 
-@fast
 @given(logs())
 def test_an_undamaged_log_is_read_whole(log: Written) -> None:
     scan = scan_log(log.storage)
@@ -125,7 +121,6 @@ def test_an_undamaged_log_is_read_whole(log: Written) -> None:
         assert read_block(log.storage, handle)[1].equals(batch)
 
 
-@fast
 @given(logs())
 def test_verdicts_are_right_where_there_are_any(log: Written) -> None:
     for settled in scan_log(log.storage).settled():
@@ -135,7 +130,6 @@ def test_verdicts_are_right_where_there_are_any(log: Written) -> None:
     assert all(count == 1 for count in undecided.values())
 
 
-@fast
 @given(logs(), st.data())
 def test_a_damaged_log_says_so(log: Written, data: st.DataObject) -> None:
     damage(log, data)
@@ -156,7 +150,6 @@ def test_a_damaged_log_says_so(log: Written, data: st.DataObject) -> None:
             assert {later for later in log.storage.list("kafka-0") if later > path} <= headless
 
 
-@fast
 @given(logs(), st.data())
 def test_handles_of_a_damaged_log_give_the_block_or_an_error(log: Written, data: st.DataObject) -> None:
     damage(log, data)
@@ -168,7 +161,6 @@ def test_handles_of_a_damaged_log_give_the_block_or_an_error(log: Written, data:
         assert got.equals(batch)
 
 
-@fast
 @given(logs(), st.data())
 def test_skipping_saves_what_is_whole_and_reports_the_rest(log: Written, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
@@ -179,7 +171,6 @@ def test_skipping_saves_what_is_whole_and_reports_the_rest(log: Written, data: s
     log.check_nothing_missed(frames, scan)
 
 
-@fast
 @given(logs(), st.data())
 def test_repair_loses_nothing_that_could_be_read(log: Written, data: st.DataObject) -> None:
     damage(log, data)
@@ -199,7 +190,6 @@ def test_repair_loses_nothing_that_could_be_read(log: Written, data: st.DataObje
         assert before == []
 
 
-@fast
 @given(st.binary(max_size=2000), st.sampled_from(list(RecoveryMode)), st.booleans())
 def test_garbage_is_never_a_block(garbage: bytes, mode: RecoveryMode, with_magic: bool) -> None:
     storage = MemoryStorage()
@@ -211,14 +201,12 @@ def test_garbage_is_never_a_block(garbage: bytes, mode: RecoveryMode, with_magic
             assert isinstance(error, DamagedFrameError)
 
 
-@fast
 @given(st.binary(max_size=500))
 def test_a_payload_of_garbage_is_an_error(garbage: bytes) -> None:
     with pytest.raises(PayloadError):
         decode(garbage)
 
 
-@fast
 @given(
     st.lists(
         st.fixed_dictionaries(
