@@ -13,11 +13,13 @@ MINUTES ?= 10
 SEED ?= 7
 CLUSTER ?=
 ARGS ?=
-# Of pytest-xdist: "logical" is one process a core, also where two of them share a physical one.
+# Processes of pytest for the unit tests ("logical" is one a core), and for the tests with servers: each has its own.
 WORKERS ?= logical
+SERVERS ?= 2
+IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wordcount faults test unit integration system lint format lock java jars clean
+.PHONY: help demo wordcount faults test unit integration system system-and-integration lint format lock java jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -31,16 +33,20 @@ wordcount: $(VENV)/.installed java jars ## Spark's quick example as a stream, on
 faults: $(VENV)/.installed java jars ## The hammer: MINUTES=10 SEED=7, CLUSTER=1 for Spark as a cluster of two workers
 	$(BIN)/headrace faults --minutes $(MINUTES) --seed $(SEED) $(if $(CLUSTER),--cluster) $(ARGS)
 
-test: lint unit integration system ## All the tests, and the linters
+test: lint unit system-and-integration ## All the tests, and the linters
 
 unit: $(VENV)/.installed-dev ## Milliseconds each, no server, on every core (WORKERS=1 for one)
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
-integration: $(VENV)/.installed-dev java jars ## Real Kafka, Elasticsearch, Postgres and Spark
-	$(BIN)/python -m pytest tests/integration -q $(ARGS)
+integration: $(VENV)/.installed-dev java jars ## Real Kafka, Elasticsearch, Postgres and Spark (SERVERS=1 for one set of them)
+	$(BIN)/python -m pytest tests/integration -q $(IN_FILES) $(ARGS)
 
 system: $(VENV)/.installed-dev java jars ## The DAGs in a real Airflow, through its API
-	$(BIN)/python -m pytest tests/system -q $(ARGS)
+	$(BIN)/python -m pytest tests/system -q $(IN_FILES) $(ARGS)
+
+# At once, since both mostly wait; the long files of the system tests first.
+system-and-integration: $(VENV)/.installed-dev java jars
+	$(BIN)/python -m pytest tests/system tests/integration -q $(IN_FILES) $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and the layers
 	$(BIN)/ruff check .

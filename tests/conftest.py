@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+from sqlalchemy import create_engine
+from xdist.scheduler import LoadFileScheduling
+
+from headrace.ledger import engines, postgres_engine
 
 # Set, it has every child process compile its imports again: 3 s instead of 1 s for each start of pyspark.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -14,3 +22,44 @@ _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=30, **_ANY_SPEED)
 settings.register_profile("thorough", max_examples=1000, **_ANY_SPEED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+class _Statements(dict[Any, Any]):
+    """SQLAlchemy's cache of compiled statements, for all engines of a kind instead of each by itself.
+
+    An engine is made for each database, which is for each test, and compiling is a third of a ledger test's time.
+    """
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(self._of_any_engine(key), default)
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        super().__setitem__(self._of_any_engine(key), compiled)
+
+    @staticmethod
+    def _of_any_engine(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        dialect, *statement = key
+        return (dialect.name, *statement)
+
+
+_create_engine = partial(create_engine, execution_options={"compiled_cache": _Statements()})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _statements_compiled_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "create_engine", _create_engine)
+        patch.setattr(postgres_engine, "create_engine", _create_engine)
+        yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """With `--dist loadfile` a worker takes whole files, and all files that share the system tests' stack at once."""
+    return _FilesAndTheStack(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+class _FilesAndTheStack(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "the stack" if file in ("tests/system/test_down_time.py", "tests/system/test_stream.py") else file

@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 
-from headrace.ledger import engines, schema
+from headrace.ledger import schema
 
 _upgrade = schema.upgrade
 
@@ -44,25 +44,6 @@ def _schema_by_copy() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "upgrade", _copy_or_upgrade)
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _statements_compiled_once() -> Iterator[None]:
-    """SQLAlchemy compiles each statement once an engine, which would be once a test: a third of its time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "create_engine", _create_engine)
-        yield
-
-
-_statements: dict[Any, Any] = {}
-_dialects: dict[str, Dialect] = {}
-
-
-def _create_engine(url: URL, **options: Any) -> Engine:
-    engine = create_engine(url, execution_options={"compiled_cache": _statements}, **options)
-    # A compiled statement is found again by its dialect's identity.
-    engine.dialect = _dialects.setdefault(engine.dialect.name, engine.dialect)
-    return engine
 
 
 def _check_descriptor(descriptor: int) -> None:

@@ -57,12 +57,15 @@ class PostgresServer(Server):
         """The SQLAlchemy URL of a database."""
         return f"postgresql+psycopg://{USER}@{LOOPBACK}:{self.port}/{database}"
 
-    def create_database(self, name: str) -> str:
-        """Create database ``name`` if it does not exist; its SQLAlchemy URL."""
+    def create_database(self, name: str, *, template: str = "template1") -> str:
+        """Create database ``name`` if it does not exist, as a copy of ``template``; its SQLAlchemy URL.
+
+        Nobody may be connected to the template.
+        """
         from psycopg import errors
 
         with contextlib.suppress(errors.DuplicateDatabase):
-            self._execute("CREATE DATABASE {}", name)
+            self._execute("CREATE DATABASE {} TEMPLATE {}", name, template)
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
@@ -143,11 +146,11 @@ class PostgresServer(Server):
             host=LOOPBACK, port=self.port, user=USER, dbname="postgres", autocommit=True, connect_timeout=2
         )
 
-    def _execute(self, statement: str, name: str) -> None:
+    def _execute(self, statement: str, *names: str) -> None:
         from psycopg import sql
 
         with self._connect() as connection:
-            connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
 
 def unprivileged_user() -> tuple[int, int] | None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from headrace.ledger import Ledger
+from headrace.local.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[3]
 if str(ROOT) not in sys.path:
@@ -18,9 +23,19 @@ from tests.unit.ledger.conftest import build, clock, ledger, world  # noqa: E402
 __all__ = ["build", "clock", "ledger", "world"]
 
 
+@pytest.fixture(scope="session")
+def empty_database(postgres_server: PostgresServer) -> str:
+    """The name of a database with an empty ledger, to be copied: migrations take longer than a test."""
+    name = "empty_ledger"
+    Ledger.open(postgres_server.create_database(name)).close()
+    return name
+
+
 @pytest.fixture
-def ledger_url(postgres: str) -> str:
-    return postgres
+def ledger_url(postgres_server: PostgresServer, empty_database: str) -> Iterator[str]:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield postgres_server.create_database(name, template=empty_database)
+    postgres_server.drop_database(name)
 
 
 @pytest.fixture

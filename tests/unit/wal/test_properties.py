@@ -17,7 +17,7 @@ from headrace.clock import ManualClock
 from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
 from headrace.testing.memory_storage import MemoryStorage
 from headrace.testing.records import make_block
-from headrace.wal.errors import DamagedFrameError, PayloadError, WalError, WriteFailedError
+from headrace.wal.errors import DamagedFrameError, LogVersionError, PayloadError, WalError, WriteFailedError
 from headrace.wal.log_scan import LogScan, scan_log
 from headrace.wal.payload import Codec, decode, encode
 from headrace.wal.reader import read_block
@@ -166,7 +166,11 @@ def test_skipping_saves_what_is_whole_and_reports_the_rest(log: Written, data: s
     for _ in range(data.draw(st.integers(1, 3))):
         damage(log, data)
     scan = scan_log(log.storage, mode=RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
-    frames = list(scan)
+    try:
+        frames = list(scan)
+    except LogVersionError:
+        # The damage has made of a version number the next one: that is refused in every mode.
+        return
     log.check_truth(frames)
     log.check_nothing_missed(frames, scan)
 
