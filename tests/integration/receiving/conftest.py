@@ -192,6 +192,12 @@ class Rig:
                 found += list(zip(batch.column("offset").to_pylist(), milliseconds, strict=True))
         return found
 
+    def health(self) -> dict[str, Any]:
+        """Whether the tracker could ask Kafka about the input."""
+        job = self.ledger.jobs.current("air")
+        assert job is not None
+        return dict(job.attributes["inputs"]["records"])
+
     def stats(self) -> dict[str, Any]:
         rows = self.ledger.receivers.list("air")
         return rows[0].stats if rows else {}

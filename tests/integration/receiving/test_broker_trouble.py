@@ -21,13 +21,19 @@ def test_a_broker_that_is_gone_is_waited_for_visibly(server_folder: Path, make_r
         rig.produce(100)
         rig.begin(rig.define())
         rig.await_positions({(rig.topic, 0): 100})
+        # What tells an empty batch from one of which nothing is known.
+        rig.eventually(lambda: rig.health()["error"] is None and rig.stats()["lag"] == {f"{rig.topic}-0": 0})
         server.stop()
         rig.eventually(lambda: rig.stats().get("connected") is False)
         assert rig.stats()["client_error"]
+        rig.eventually(lambda: f"Kafka at {rig.bootstrap} cannot be asked" in (rig.health()["error"] or ""))
+        assert "Connection refused" in rig.health()["error"]
+        rig.eventually(lambda: [each["topic"] for each in rig.stats()["unasked"]] == [rig.topic])
         server.start()
         rig.produce(100, tag="later")
         rig.await_positions({(rig.topic, 0): 200}, 90)
         rig.eventually(lambda: rig.stats().get("connected") is True and rig.stats()["client_error"] is None)
+        rig.eventually(lambda: rig.health()["error"] is None and rig.stats()["unasked"] == [])
         (row,) = rig.ledger.receivers.list("air")
         assert row.restarts == 0
         rig.end()
