@@ -16,6 +16,9 @@ _LATE_SECONDS = 60.0
 _LATE_INTERVALS = 3
 UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 NOT_ALLOCATED = "not allocated"
+NOT_RECEIVED = "not received"
+WARNING = "warning"
+"""The attribute of a running attempt that says what holds it up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def stream_status(ledger: Ledger, row: StreamRow) -> StreamStatus:
     oldest = _oldest_unfinished(ledger, row, now_ms)
     lag_seconds = max(known) if known and len(known) == len(seconds) else None
     return StreamStatus(
-        health=", ".join(_ailments(row, job=job, troubles=troubles, live=live, oldest=oldest, lag_seconds=lag_seconds))
+        health=", ".join(_ailments(row, troubles=troubles, live=live, oldest=oldest, lag_seconds=lag_seconds))
         or ("stopped" if stopped else "well"),
         lag=sum(each["total_lag"] for each in stats) if stats else None,
         lag_unknown=sum(each.get("lag_unknown", 0) for each in stats),
@@ -82,11 +85,13 @@ def stream_status(ledger: Ledger, row: StreamRow) -> StreamStatus:
 
 
 def last_error(ledger: Ledger, batch: BatchRow) -> str | None:
-    """Why the batch failed, or failed before it was begun again; None of one that is done, or that never failed."""
+    """Why the batch failed, or failed before it was begun again, or what the attempt that runs is held up by; None of
+    one that is done, or that nothing is wrong with."""
     if batch.error is not None or batch.state not in UNFINISHED:
         return batch.error
-    errors = [each.error for each in ledger.batches.attempts(batch.stream, batch.batch_time_ms) if not each.target]
-    return next((error for error in reversed(errors) if error is not None), None)
+    attempts = [each for each in ledger.batches.attempts(batch.stream, batch.batch_time_ms) if not each.target]
+    errors = [each.error or each.attributes.get(WARNING) for each in attempts]
+    return next((error for error in reversed(errors) if error), None)
 
 
 def _oldest_unfinished(ledger: Ledger, row: StreamRow, now_ms: int) -> OldestUnfinished | None:
@@ -103,7 +108,6 @@ def _oldest_unfinished(ledger: Ledger, row: StreamRow, now_ms: int) -> OldestUnf
 def _ailments(
     row: StreamRow,
     *,
-    job: JobRow | None,
     troubles: Sequence[InputTrouble],
     live: Sequence[ReceiverRow],
     oldest: OldestUnfinished | None,
@@ -112,7 +116,7 @@ def _ailments(
     """What is not well, each in a few words."""
     limit = max(_LATE_SECONDS, _LATE_INTERVALS * row.batch_interval_ms / 1000)
     if troubles:
-        yield "starting" if job is not None and job.state.value == "starting" else "not received"
+        yield "starting" if all(each.starting for each in troubles) else NOT_RECEIVED
     if any(each.paused_reason for each in live):
         yield "paused"
     if lag_seconds is not None and lag_seconds > limit:

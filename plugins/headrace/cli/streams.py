@@ -14,7 +14,7 @@ from headrace.receiving.input_health import InputTrouble, input_troubles, receiv
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow, ReceiverRow, StreamRow
+    from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
     from headrace.stream import Stream
 
 _NOT_STOPPED = 4
@@ -153,16 +153,17 @@ def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], no
 
 
 def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
-    from headrace.batching.stream_status import stream_status
+    from headrace.batching.stream_status import NOT_RECEIVED, stream_status
     from headrace.receiving.adoption import unadopted
 
-    job = ledger.jobs.current(row.name)
+    job = _job_state(ledger.jobs.current(row.name), ledger.now_ms())
     newest = ledger.batches.list(row.name, limit=1)
+    status = stream_status(ledger, row)
     return {
         "name": row.name,
         "desired_state": row.desired_state.value,
-        "job": _job_state(job, ledger.now_ms()),
-        **stream_status(ledger, row).to_json(),
+        "job": "waiting for its inputs" if job == "running" and NOT_RECEIVED in status.health else job,
+        **status.to_json(),
         "last_batch_ms": newest[0].batch_time_ms if newest else None,
         "unclaimed": len(ledger.blocks.unclaimed(row.name)),
         "slow_runs": _slow_runs(ledger, row),
@@ -196,6 +197,15 @@ def _numbers(summary: dict[str, Any]) -> str:
         )
     oldest = summary["oldest_unfinished"]
     return told if oldest is None else f"{told} Oldest unfinished batch: {_oldest(oldest)}."
+
+
+def _lag_of(position: PositionRow, receivers: Collection[ReceiverRow]) -> int | None:
+    """What its receiver last said, None where it does not know."""
+    owner = (position.input_id, -1 if position.receiver_index is None else position.receiver_index)
+    name = f"{position.partition.topic}-{position.partition.partition}"
+    lags = {(row.receiver_id.input_id, row.receiver_id.index): row.stats.get("lag") or {} for row in receivers}
+    lag: int | None = lags.get(owner, {}).get(name)
+    return lag if position.state.value == "active" else None
 
 
 def _after(seconds: float | None) -> str | None:
@@ -272,7 +282,7 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     by_timestamp = row.batch_by == "timestamp"
     print_table(
         (
-            *("input", "topic", "partition", "incarnation", "next offset", "receiver", "state"),
+            *("input", "topic", "partition", "incarnation", "next offset", "lag", "receiver", "state"),
             *(("latest timestamp", "drained at") if by_timestamp else ()),
             "error",
         ),
@@ -283,6 +293,7 @@ def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
                 position.partition.partition,
                 position.partition.incarnation,
                 position.next_offset,
+                _lag_of(position, receivers),
                 position.receiver_index,
                 position.state.value,
                 *(

@@ -87,8 +87,7 @@ class JobWatch:
             if value := job.attributes.get(key):
                 self._tell_once(key, f"{label}: {value}")
         receivers = ledger.receivers.list(self.stream)
-        # Before the application has started there is nothing to receive with.
-        unasked = [] if job.state.value == "starting" else input_troubles(job, receivers, ledger.now_ms())
+        unasked = [each for each in input_troubles(job, receivers, ledger.now_ms()) if not each.starting]
         self._warn_of([*map(str, unasked), *(job.attributes.get("troubles") or ())])
         for receiver in receivers:
             if receiver.job_epoch == job.epoch:

@@ -26,12 +26,14 @@ class InputTrouble:
     """Something of a stream is not received. ``input_id`` None: nothing of it is; ``topic`` None: all of the input.
 
     ``asked_ms`` is the last time of the ledger's clock at which it was known to be received, 0 where it never was.
+    ``starting``: nothing is wrong with it as far as is known.
     """
 
     input_id: str | None
     topic: str | None
     error: str
     asked_ms: int
+    starting: bool = False
 
     def __str__(self) -> str:
         topic = "" if self.topic is None else f"topic {self.topic} of "
@@ -91,7 +93,7 @@ def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms:
     mine = [row for row in rows if row.job_epoch == job.epoch]
     if not mine:
         sealed_ms = max((row.sealed_through_ms for row in rows), default=0)
-        return [InputTrouble(None, None, "no receiver has started yet", sealed_ms)]
+        return [InputTrouble(None, None, "no receiver has started yet", sealed_ms, starting=True)]
     troubles = [*_of_inputs(job), *_of_receivers(mine, now_ms), *_of_topics(mine, now_ms)]
     found: dict[tuple[str | None, str | None], InputTrouble] = {}
     for trouble in troubles:
@@ -104,8 +106,11 @@ def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms:
 
 def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
     """The state of a live receiver, for people: one that runs and cannot ask Kafka is not "running"."""
-    mine = any(each.topic is None and each.input_id == receiver.receiver_id.input_id for each in troubles)
-    return "waiting for Kafka" if mine and receiver.state.value == "running" else receiver.state.value
+    mine = [each for each in troubles if each.input_id == receiver.receiver_id.input_id]
+    # With one topic of several missing it reads the others.
+    if any(each.topic is None for each in mine) or (mine and not receiver.stats.get("partitions")):
+        return "waiting for Kafka" if receiver.state.value == "running" else receiver.state.value
+    return receiver.state.value
 
 
 def _no_job(job: JobRow | None, receivers: list[ReceiverRow]) -> InputTrouble:
@@ -135,7 +140,8 @@ def _of_receivers(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTr
             continue
         errors = "; ".join(f"{row.receiver_id}: {row.last_error}" for row in rows if row.last_error)
         sealed_ms = max(row.sealed_through_ms for row in rows)
-        yield InputTrouble(input_id, None, f"no receiver reads it ({errors or 'they are starting'})", sealed_ms)
+        told = f"no receiver reads it ({errors or 'they are starting'})"
+        yield InputTrouble(input_id, None, told, sealed_ms, starting=not errors)
 
 
 def _of_topics(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTrouble]:

@@ -354,9 +354,11 @@ class KafkaReceiver:
 
     def _on_error(self, error: Any) -> None:
         """The client's own errors; most pass, since librdkafka reconnects by itself."""
-        self.client_error = plain(error)
+        # That all brokers are down says less than why one of them is.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self.client_error is None:
+            self.client_error = plain(error)
         if error.fatal() or error.code() == KafkaError._FATAL:
-            self._fatal = self.client_error
+            self._fatal = plain(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.connected = False
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
+from headrace.batching.stream_status import WARNING
 from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, Failure
 from headrace.ledger import BatchState
@@ -26,6 +27,7 @@ from headrace.spark.code_version import code_version
 from headrace.spark.earlier_attempts import written_before
 from headrace.spark.failures import failure_of, first_cause
 from headrace.spark.job_scope import JobScope
+from headrace.spark.outputs import report_files
 from headrace.spark.outputs.writer import Counts
 from headrace.stream import STATE_STEP
 
@@ -119,11 +121,18 @@ class _Run:
         self._stream = stream
         self._ledger = ledger
         self._attempt = attempt
-        self._tell = tell
+        self._tell_people = tell
+        self._warning: str | None = None
         self._scope: JobScope | None = None
         self._ended = threading.Event()
         self._cancelled = threading.Event()
         self._failure: BaseException | None = None
+
+    def _tell(self, line: str) -> None:
+        if line.startswith(report_files.WARNING):
+            # Whoever looks into the ledger is to know as well, with the next renewal.
+            self._warning = line.removeprefix(report_files.WARNING)
+        self._tell_people(line)
 
     def to_the_end(self, parameters: Mapping[str, Any], out: IO[str], partitions: int | None) -> BatchResult:
         started = time.monotonic()
@@ -232,7 +241,8 @@ class _Run:
         held_until = time.monotonic() + self._attempt.lease_ms / 1000
         while not self._ended.wait(period):
             try:
-                self._ledger.batches.renew_attempt(self._attempt)
+                held_up = None if self._warning is None else {WARNING: self._warning}
+                self._ledger.batches.renew_attempt(self._attempt, attributes=held_up)
                 held_until = time.monotonic() + self._attempt.lease_ms / 1000
             except LedgerUnavailableError:
                 # The lease holds until it is out; then someone else may have begun.

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from headrace.batching.building import build_from_kafka
 from headrace.batching.manifest import ManifestError
+from headrace.batching.stream_status import last_error
 from headrace.blocks import TopicPartition
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
@@ -117,19 +118,29 @@ def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(
 
 
 def test_an_elasticsearch_that_is_away_is_told_of_long_before_the_batch_fails(
-    spark: SparkSession, make_batch_ledger: Make, make_records: Records
+    spark: SparkSession, make_batch_ledger: Make, make_records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the process that asks, which hears it from Spark's workers."""
     nowhere = ElasticsearchOutput(hosts="http://127.0.0.1:1", index="clicks", max_retry_seconds=12.0)
     batch = make_batch_ledger(outputs=nowhere)
     batch.add(make_records([b"{}"]))
     told: list[tuple[float, str]] = []
+    listed: list[str | None] = []
+    renew = batch.ledger.batches.renew_attempt
+
+    def renewed(*given: Any, **options: Any) -> int:
+        until_ms = renew(*given, **options)
+        listed.append(last_error(batch.ledger, batch.ledger.batches.get("clicks", 10_000)))
+        return until_ms
+
+    monkeypatch.setattr(batch.ledger.batches, "renew_attempt", renewed)
     with pytest.raises(BatchFailedError, match="made no progress for 12 s"):
         run(spark, batch, tell=lambda line: told.append((time.monotonic(), line)))
     ended = time.monotonic()
     warned = [(at, line) for at, line in told if line.startswith("warning: output elasticsearch: ")]
     assert "127.0.0.1" in warned[0][1]
     assert ended - warned[0][0] > 2
+    assert any("127.0.0.1" in (error or "") for error in listed[:-1]), "the ledger knew before the end"
 
 
 def refuse() -> SparkSession:

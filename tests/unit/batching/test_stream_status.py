@@ -115,6 +115,9 @@ def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_
     assert found.health == "failing"
     assert found.oldest_unfinished is not None
     assert found.oldest_unfinished.error == "the index is read-only"
+    attempts = shop.ledger.batches.attempts("shop", at_ms)
+    shop.ledger.batches.renew_attempt(attempts[-1].claim(), attributes={"warning": "Elasticsearch does not answer"})
+    assert last_error(shop.ledger, batch) == "Elasticsearch does not answer"
 
 
 def test_the_delays_are_of_the_last_batch(shop: Shop) -> None:

@@ -98,6 +98,31 @@ def test_a_trouble_of_the_receiver_job_is_shown(stream: Stream) -> None:
     assert "Trouble: Topics of input clicks do not exist: cliks" in run(stream, "streams", "shop").stdout
 
 
+def test_what_cannot_be_asked_is_not_called_running(stream: Stream) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        job = ledger.jobs.current("shop")
+        assert job is not None
+        lease = JobLease("shop", job.epoch, job.holder, 60_000, job.lease_until_ms)
+        receiver = ledger.receivers.register(lease, ReceiverId("shop", "clicks", 0), host="here", lease_ms=60_000)
+        stats = {"total_lag": 5, "lag_unknown": 1, "lag_seconds": None, "rate": 2.5}
+        ledger.receivers.heartbeat(receiver, sealed_through_ms=0, stats=stats)
+        health = {"clicks": {"asked_ms": 0, "error": "Kafka at kafka:9092 cannot be asked", "topics": {}}}
+        ledger.jobs.update(lease, state="running", attributes={"inputs": health})
+        (listed,) = answer(stream, "streams")  # type: ignore[misc]
+        assert (listed["health"], listed["job"]) == ("not received", "waiting for its inputs")
+        assert (listed["lag"], listed["lag_unknown"], listed["rate"]) == (5, 1, 2.5)
+        for told in (run(stream, "streams").stdout, run(stream, "streams", "shop").stdout):
+            assert "waiting for its inputs" in told
+            assert "at least 5" in told
+        shown = run(stream, "streams", "shop").stdout
+        assert "input clicks is not received: Kafka at kafka:9092" in shown
+        assert "waiting for Kafka" in shown, "the receiver"
+        health["clicks"]["error"] = None
+        ledger.jobs.renew(lease, attributes={"inputs": health})
+        (listed,) = answer(stream, "streams")  # type: ignore[misc]
+        assert (listed["health"], listed["job"]) == ("well", "running")
+
+
 def test_stop_asks_the_job_and_start_wants_it_again(stream: Stream) -> None:
     stopped = answer(stream, "stop", "shop")
     assert stopped == {"stream": "shop", "desired_state": "stopped", "running": True}

@@ -74,9 +74,10 @@ def rows(tmp_path) -> Rows:  # type: ignore[no-untyped-def]
 def test_without_a_job_nothing_is_received(rows: Rows) -> None:
     assert rows.troubles() == [InputTrouble(None, None, "the stream has no receiver job yet", 0)]
     job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=5_000)
-    assert rows.troubles() == [InputTrouble(None, None, "no receiver has started yet", 0)]
+    assert rows.troubles() == [InputTrouble(None, None, "no receiver has started yet", 0, starting=True)]
     lease = rows.ledger.receivers.register(job, ReceiverId("air", "records", 0), host="h", lease_ms=5_000)
-    assert rows.troubles() == [InputTrouble("records", None, "no receiver reads it (they are starting)", 0)]
+    starting = InputTrouble("records", None, "no receiver reads it (they are starting)", 0, starting=True)
+    assert rows.troubles() == [starting]
     rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T)
     assert rows.troubles() == []
     rows.clock.advance(6_000)
