@@ -156,13 +156,14 @@ def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
     from headrace.batching.stream_status import NOT_RECEIVED, stream_status
     from headrace.receiving.adoption import unadopted
 
-    job = _job_state(ledger.jobs.current(row.name), ledger.now_ms())
+    job = ledger.jobs.current(row.name)
+    state = _job_state(job, ledger.now_ms())
     newest = ledger.batches.list(row.name, limit=1)
     status = stream_status(ledger, row)
     return {
         "name": row.name,
         "desired_state": row.desired_state.value,
-        "job": "waiting for its inputs" if job == "running" and NOT_RECEIVED in status.health else job,
+        "job": "waiting for its inputs" if state == "running" and NOT_RECEIVED in status.health else state,
         **status.to_json(),
         "last_batch_ms": newest[0].batch_time_ms if newest else None,
         "unclaimed": len(ledger.blocks.unclaimed(row.name)),
