@@ -21,9 +21,10 @@ from headrace.clock import Clock
 from headrace.indexing import columns
 from headrace.indexing.bulk_bodies import prepare_rows
 from headrace.indexing.bulk_sender import BulkSender
+from headrace.indexing.collisions import CollisionCheck
 from headrace.indexing.counts import IndexingCounts
 from headrace.indexing.dead_letter_index import PAGE, DeadLetterIndex, StoredLetter
-from headrace.indexing.document_ids import Identities
+from headrace.indexing.document_ids import Identities, identify
 from headrace.indexing.options import IndexingOptions, WriteMethod
 from headrace.indexing.transport import Transport
 from headrace.indexing.verdicts import Reason
@@ -147,6 +148,7 @@ class DeadLetterReplay:
         Raises:
             ElasticsearchRefusedError: the index or the credentials, not a document, are at fault.
             ElasticsearchUnavailableError: no progress for ``max_retry_seconds``; do it again later.
+            CollidingIdsError: the transform makes several rows of a record, and the output has no id rule for them.
         """
         counts = ReplayCounts()
         coming = iter(letters)
@@ -171,7 +173,11 @@ class DeadLetterReplay:
         refused = dict(group.rejected)
         if not group.rows.num_rows:
             return refused
-        preparation = prepare_rows(group.rows, self._options, identities=group.identities)
+        identities = group.identities
+        if identities is None:
+            identities = identify(group.rows, self._options)
+            CollisionCheck(self._options, 0).take(group.rows, identities)
+        preparation = prepare_rows(group.rows, self._options, identities=identities)
         counts.documents.ignored_tombstones += preparation.ignored_tombstones
         for row, reason in sorted(preparation.rejected.items()):
             refused.setdefault(group.owners[row], reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,19 +55,12 @@ class ThroughTheTransform:
         return None
 
     def read(self, letters: Sequence[StoredLetter]) -> Iterator[LetterRows]:
-        """The documents that the transform makes of each batch's records.
-
-        The transform may drop the incarnation, so those of each are read by themselves. Where several rows of a record
-        became letters, each of these is read as the whole record: one is replayed when all of its record is indexed.
-        """
-        groups: dict[tuple[int, int, int], list[StoredLetter]] = {}
-        letters_of: Counter[Any] = Counter()
+        """The documents that the transform makes of each batch's records, by incarnation, which it may drop."""
+        groups: dict[tuple[int, int], list[StoredLetter]] = {}
         for letter in letters:
-            batch_time_ms, place = int(letter.fields.get("batch_time") or 0), letter.coordinates
-            incarnation = 1 if place is None else place[3]
-            groups.setdefault((batch_time_ms, incarnation, letters_of[batch_time_ms, place]), []).append(letter)
-            letters_of[batch_time_ms, place] += 1
-        for (batch_time_ms, *_), some in groups.items():
+            incarnation = 1 if letter.coordinates is None else letter.coordinates[3]
+            groups.setdefault((int(letter.fields.get("batch_time") or 0), incarnation), []).append(letter)
+        for (batch_time_ms, _), some in groups.items():
             yield self._read(batch_time_ms, some)
 
     def _read(self, batch_time_ms: int, letters: Sequence[StoredLetter]) -> LetterRows:

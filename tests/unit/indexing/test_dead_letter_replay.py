@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headrace.indexing.dead_letter_index import PAGE, DeadLetterIndex, LetterFilter, StoredLetter
-from headrace.indexing.dead_letter_replay import AsTheyWere, DeadLetterReplay
+from headrace.indexing.dead_letter_replay import AsTheyWere, DeadLetterReplay, LetterRows
+from headrace.indexing.errors import CollidingIdsError
 from headrace.indexing.indexer import Indexer
 from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch
 
@@ -125,6 +127,26 @@ def test_the_index_at_fault_is_no_reason_to_touch_a_letter(
     elasticsearch.item_fault = lambda _: (403, "security_exception", "no")
     with pytest.raises(ElasticsearchRefusedError, match="privileges"):
         replay(refused)
+
+
+class TwoRowsEach:
+    """A transform that makes two rows of a record."""
+
+    def cannot(self, letter: StoredLetter) -> None: ...
+
+    def read(self, letters: Sequence[StoredLetter]) -> Iterator[LetterRows]:
+        rows = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [7] * 2, "document": ["{}"] * 2}
+        yield LetterRows(letters, pa.record_batch(rows), [0, 0])
+
+
+def test_several_rows_of_a_record_without_an_id_rule_are_not_replayed(
+    letters: Any, elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any
+) -> None:
+    found, notes = letters(make_rows([{"n": "bad"}])), Notes()
+    replaying = DeadLetterReplay(elasticsearch, make_options(), notes, TwoRowsEach(), clock=clock)
+    with pytest.raises(CollidingIdsError, match="RecordIds"):
+        replaying.replay(found)
+    assert (notes.noted, elasticsearch.documents("clicks")) == ({}, {})
 
 
 def test_a_record_is_the_record(letters: Any, make_rows: Any) -> None:
