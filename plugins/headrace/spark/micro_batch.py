@@ -194,7 +194,7 @@ class _Run:
             tell=self._tell,
             stopped=self._cancelled.is_set,
             partitions=partitions,
-            written_before=written_before(self._ledger, batch, attempt),
+            written_before=written_before(self._ledger, stream, batch, attempt),
         )
 
     def _own(self, batch: BatchRow) -> BatchOrigin:

@@ -12,15 +12,27 @@ from headrace.spark.earlier_attempts import written_before
 FOREIGN = "headrace.indexing.errors.ForeignDocumentsError: Index 'i' holds other documents"
 
 
-def found(*rows: dict[str, Any], steps: tuple[str, ...] | None = None, target: str = "") -> frozenset[str]:
+def found(
+    *rows: dict[str, Any],
+    rebuilt_at_ms: int | None = None,
+    target: str = "",
+    window: str | None = None,
+    built: bool = False,
+) -> frozenset[str]:
     attempts = [
         SimpleNamespace(**{"number": number, "target": "", "outputs": ("a", "b"), "error": None, **row})
         for number, row in enumerate(rows, 1)
     ]
-    ledger: Any = SimpleNamespace(batches=SimpleNamespace(attempts=lambda stream, time_ms: attempts))
-    batch: Any = SimpleNamespace(steps=steps)
+    events = [] if rebuilt_at_ms is None else [SimpleNamespace(at_ms=rebuilt_at_ms)]
+    ledger: Any = SimpleNamespace(
+        batches=SimpleNamespace(attempts=lambda stream, time_ms: attempts),
+        events=SimpleNamespace(latest=lambda stream, kinds, limit: events),
+    )
+    outputs = [SimpleNamespace(id=name, window="5 min" if name == window else None) for name in ("a", "b", "c")]
+    stream: Any = SimpleNamespace(outputs=outputs)
+    batch: Any = SimpleNamespace(allocated_at_ms=100, built=built)
     attempt: Any = SimpleNamespace(stream="s", batch_time_ms=10, number=9, target=target, outputs=("a", "c"))
-    return written_before(ledger, batch, attempt)
+    return written_before(ledger, stream, batch, attempt)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +52,18 @@ def test_an_earlier_attempt_at_the_output_may_have_written(rows: list[dict[str, 
     assert found(*rows) == expected
 
 
-def test_a_batch_that_completed_has_written_also_where_a_recovered_ledger_has_no_attempts() -> None:
-    assert found(steps=("a",)) == {"a"}
-    assert found(steps=("a",), target="v2") == set()
+def test_a_rebuilt_ledger_has_no_attempts_of_the_batches_from_before() -> None:
+    assert found(rebuilt_at_ms=100) == {"a", "c"}
+    assert found(rebuilt_at_ms=99) == set()
+    assert found(rebuilt_at_ms=100, target="v2") == set()
+
+
+def test_a_batch_built_from_kafka_may_have_late_records_that_a_later_batch_wrote() -> None:
+    assert found(built=True) == {"a", "c"}
+
+
+def test_a_window_writes_records_again_that_earlier_batches_wrote() -> None:
+    assert found(window="c") == {"c"}
 
 
 def test_of_a_replay_only_its_own_attempts_count() -> None:
