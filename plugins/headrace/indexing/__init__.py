@@ -7,8 +7,8 @@ What holds here (rules 7 and 11 of the design):
 * Rows of one batch never share an id (``collisions``), and a document that is there is compared before it counts as a
   repetition (``conflicts``); a document of another source fails the batch.
 * Giving the same rows again changes nothing in the index: ids are functions of the record, versions of its offset.
-* Only the items that Elasticsearch did not take for now are sent again; only what it can never take is dead-lettered,
-  and a row is judged once, by its last answer.
+* Only the items that Elasticsearch did not take for now are sent again; only a document that is itself at
+  fault is dead-lettered, and a row is judged once, by its last answer.
 
 A row travels: ``columns`` (the shape) -> ``document_ids``, ``collisions``, ``documents`` (vectorised checks) ->
 ``bulk_bodies`` (NDJSON bytes) -> ``bulk_sender`` (requests, retries, bisection; ``verdicts`` reads the answers) ->

@@ -23,6 +23,7 @@ from headrace.indexing.verdicts import (
     Item,
     Reason,
     Whole,
+    document_at_fault,
     item_reason,
     judge_item,
     judge_response,
@@ -159,7 +160,9 @@ class _Sending:
 
     def _offender(self, line: int, reason: Reason) -> None:
         self._offenders += 1
-        if self._offenders > MOST_OFFENDERS or (self._offenders == len(self._lines) and self._offenders > 1):
+        # That the others pass is what shows that this one is at fault; of one alone, only a known error does.
+        all_of_them = self._offenders == len(self._lines) and (self._offenders > 1 or not document_at_fault(reason))
+        if self._offenders > MOST_OFFENDERS or all_of_them:
             raise self._sender.refused(400, reason)
         self._reject(line, reason)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.indexing.cluster import Cluster
-from headrace.indexing.errors import ElasticsearchUnavailableError
+from headrace.indexing.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.indexing.indexer import Indexer
 from headrace.indexing.transport import ElasticsearchTransport
 from headrace.local.elasticsearch import ElasticsearchServer
@@ -60,6 +60,32 @@ def test_the_first_document_makes_the_mapping_and_later_ones_conflict_with_it(re
     counts = real.index(rows([b'{"n": 1}', b'{"n": "x"}', b'{"n": {"m": 1}}', b'{"n": 2}']))
     assert (counts.created, counts.dead_lettered) == (2, 2)
     assert real.index(rows([b'{"n": 1}', b'{"n": "x"}', b'{"n": {"m": 1}}', b'{"n": 2}'])).repeated == 2
+
+
+# What makes the index refuse every document, and the remedy that is named: (method, path, body), with I for the index.
+INDEX_FAULTS: dict[str, tuple[list[tuple[str, str, Any]], str]] = {
+    "a routing is required": ([("PUT", "/I", {"mappings": {"_routing": {"required": True}}})], "take _routing out"),
+    "its pipeline is missing": (
+        [("PUT", "/I", {"settings": {"index.default_pipeline": "no-such"}})],
+        "Create the pipe",
+    ),
+    "it is closed": ([("PUT", "/I", None), ("POST", "/I/_close", None)], "Open the index"),
+    "no index of its alias is written to": (
+        [("PUT", "/I-a", {"aliases": {"I": {}}}), ("PUT", "/I-b", {"aliases": {"I": {}}})],
+        "its write index",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", INDEX_FAULTS)
+def test_a_fault_of_the_index_fails_the_batch_and_leaves_no_dead_letter(real: Any, rows: Any, fault: str) -> None:
+    steps, remedy = INDEX_FAULTS[fault]
+    for method, path, body in steps:
+        named = None if body is None else json.loads(json.dumps(body).replace('"I"', f'"{real.name}"'))
+        real.ask(method, path.replace("I", real.name), named)
+    with pytest.raises(ElasticsearchRefusedError, match=remedy):
+        real.index(rows([b'{"n": 1}', b'{"n": 2}']), max_retry_seconds="5")
+    assert not real.ask("GET", f"/{real.name}-dead-letters*/_settings")
 
 
 def lifted(real: Any, method: str, path: str, body: Any, after_seconds: float = 1.0) -> threading.Timer:

@@ -73,10 +73,10 @@ def test_what_is_refused_again_gets_the_new_reason_and_no_note(
     letters: Any, replay: Any, make_rows: Any, elasticsearch: FakeElasticsearch
 ) -> None:
     refused = letters(make_rows([{"n": "bad"}, {"n": "bad"}]))
-    elasticsearch.item_fault = lambda action: (400, "other_exception", "why") if action.id == "t+0+1" else None
+    elasticsearch.item_fault = lambda action: (400, "mapper_parsing_exception", "why") if action.id == "t+0+1" else None
     counts, noted = replay(refused)
-    assert (counts.replayed, counts.refused, counts.refused_because) == (1, 1, {"other_exception": 1})
-    assert noted["clicks/t+0+1"] == {"reason": {"type": "other_exception", "text": "why"}}
+    assert (counts.replayed, counts.refused, counts.refused_because) == (1, 1, {"mapper_parsing_exception": 1})
+    assert noted["clicks/t+0+1"] == {"reason": {"type": "mapper_parsing_exception", "text": "why"}}
     assert list(noted["clicks/t+0+0"]) == ["replayed_at"]
 
 
