@@ -78,16 +78,9 @@ def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool
 
 
 def _show_waiting(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool) -> None:
-    row = ledger.streams.get(stream)
     waiting = next((u for u in ledger.blocks.unclaimed(stream) if u.batch_time_ms == batch_time_ms), None)
     if as_json:
         print_json({"batch": None, "waiting": waiting})
-        return
-    if batch_time_ms % row.batch_interval_ms:
-        typer.echo(
-            f"{time_text(batch_time_ms)} is no batch time of {stream}; its interval ends at "
-            f"{time_text(row.batch_time_after(batch_time_ms))}."
-        )
         return
     held = "nothing" if waiting is None else f"{waiting.records:,} records in {waiting.blocks:,} blocks"
     typer.echo(f"Batch {time_text(batch_time_ms)} of {stream} is not allocated yet; the log holds {held} for it.")

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 import typer
 
+from headrace.cli.output import time_text
+
 
 def milliseconds(text: str, option: str) -> int:
     """Epoch milliseconds, from themselves or from ISO 8601 (in UTC where it names no zone).
@@ -20,3 +22,20 @@ def milliseconds(text: str, option: str) -> int:
     except ValueError:
         raise typer.BadParameter(f"{text!r} is neither epoch milliseconds nor ISO 8601", param_hint=option) from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def batch_time(text: str, option: str, *, interval_ms: int) -> int:
+    """A batch time of a stream with this batch interval, in epoch milliseconds.
+
+    Raises:
+        BadParameter: it is no time, or no batch time; ``option`` and the batch times beside it are named.
+    """
+    time_ms = milliseconds(text, option)
+    since = time_ms % interval_ms
+    if since:
+        before, after = time_text(time_ms - since), time_text(time_ms - since + interval_ms)
+        raise typer.BadParameter(
+            f"{time_text(time_ms)} is no batch time: the one before it is {before}, the one after it {after}",
+            param_hint=option,
+        )
+    return time_ms

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.batch_account import show_batch
+from headrace.cli.batch_time import batch_time as batch_time_ms
 from headrace.cli.batch_time import milliseconds
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import duration_text, print_json, print_table, time_text
@@ -77,7 +78,8 @@ def list_batches(
 def show(name: StreamName, batch_time: BatchTime, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
     """Tell all of one batch: what is in it, where its records are, what was tried, what each output made of it."""
     with opened(ledger) as found:
-        show_batch(found, name, milliseconds(batch_time, "BATCH_TIME"), as_json=as_json)
+        interval_ms = found.streams.get(name).batch_interval_ms
+        show_batch(found, name, batch_time_ms(batch_time, "BATCH_TIME", interval_ms=interval_ms), as_json=as_json)
 
 
 @batches.command()

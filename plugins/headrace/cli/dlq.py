@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.batch_time import milliseconds
+from headrace.cli.batch_time import batch_time, milliseconds
 from headrace.cli.dlq_display import plan, tell_counts, tell_letter, tell_list, tell_plan
 from headrace.cli.elasticsearch_outputs import (
     MAX_RETRY_SECONDS,
@@ -73,7 +73,9 @@ def list_(
 ) -> None:
     """Count dead letters by their reasons, and list the newest."""
     stream = _stream(ledger, name)
-    wanted = _filter(batch, since, until, offset, reason=reason, topic=topic, partition=partition, replayed=replayed)
+    wanted = _filter(
+        stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, replayed=replayed
+    )
     told: list[dict[str, Any]] = []
     for declared in _outputs(stream, output, index):
         with _opened(stream, declared) as (_, _, kept):
@@ -149,7 +151,7 @@ def replay(
     stream = _stream(ledger, name)
     declared = _one_output(stream, output, index)
     wanted = _filter(
-        batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
+        stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
     )
     with _opened(stream, declared) as (transport, options, kept):
         reader = _through_transform(stream, declared, master) if transform else AsTheyWere()
@@ -187,23 +189,30 @@ def _one_output(stream: Stream, output: str | None, index: str | None) -> Elasti
 
 
 def _filter(
-    batch: str | None, since: str | None, until: str | None, offset: str | None, **narrowing: Any
+    stream: Stream, batch: str | None, since: str | None, until: str | None, offset: str | None, **narrowing: Any
 ) -> LetterFilter:
     from headrace.indexing.dead_letter_index import LetterFilter
 
     if batch is not None and (since is not None or until is not None):
         raise typer.BadParameter("give either --batch or --from and --until", param_hint="--batch")
     first, last = _offsets(offset)
+    if batch is not None:
+        from_ms: int | None = batch_time(batch, "--batch", interval_ms=stream.batch_interval_ms)
+        until_ms = from_ms
+    else:
+        from_ms, until_ms = _time(since, "--from"), _time(until, "--until")
+    if from_ms is not None and until_ms is not None and from_ms > until_ms:
+        raise typer.BadParameter("--from is later than --until", param_hint="--from")
     return LetterFilter(
-        from_ms=_batch_time(since or batch, "--from"),
-        until_ms=_batch_time(until or batch, "--until"),
+        from_ms=from_ms,
+        until_ms=until_ms,
         from_offset=first,
         until_offset=last,
         **narrowing,
     )
 
 
-def _batch_time(text: str | None, option: str) -> int | None:
+def _time(text: str | None, option: str) -> int | None:
     return None if text is None else milliseconds(text, option)
 
 
@@ -213,6 +222,8 @@ def _offsets(text: str | None) -> tuple[int | None, int | None]:
     first, _, last = text.partition("-")
     if not first.isdigit() or not (last or first).isdigit():
         raise typer.BadParameter(f"{text!r} is neither an offset nor a range of offsets", param_hint="--offset")
+    if int(first) > int(last or first):
+        raise typer.BadParameter(f"{text!r} ends before it begins", param_hint="--offset")
     return int(first), int(last or first)
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from headrace.batching.allocation import allocate
 from headrace.cli.main import app
+from headrace.cli.output import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
@@ -120,4 +121,12 @@ def test_a_time_that_is_not_allocated_is_told_of_too(stream: Stream, batch_time_
     later_ms = batch_time_ms + INTERVAL_MS
     assert "is not allocated yet; the log holds nothing for it" in shown(stream, later_ms)
     assert json.loads(shown(stream, later_ms, "--json")) == {"batch": None, "waiting": None}
-    assert "is no batch time of shop; its interval ends at" in shown(stream, later_ms + 1)
+
+
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_a_time_that_is_no_batch_time_is_refused(stream: Stream, batch_time_ms: int, option: str) -> None:
+    command = ["batches", "show", "shop", str(batch_time_ms + 1), "--ledger", stream.ledger, *filter(None, [option])]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "BATCH_TIME" in result.output
+    assert f"the one before it is {time_text(batch_time_ms)}" in " ".join(result.output.replace("│", "").split())
