@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import re
 import traceback
+from collections.abc import Iterator
 
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
@@ -21,6 +23,14 @@ _VERDICTS = frozenset(
 # Whose exceptions tell of Spark, and not of the code that runs in it.
 _SPARKS = frozenset({"pyspark", "py4j", "grpc"})
 _SURROUNDINGS = (OSError, EOFError, MemoryError)
+# Clients of databases and services have classes of their own for a server that is away, which are no OSErrors; all of
+# them, or classes that they come of, are called by one of these words (DB-API's OperationalError among them).
+_SERVER_AWAY = re.compile(
+    r"Connect|Disconnect|TimeOut|Timeout|TimedOut|Unavailable|OperationalError|InterfaceError|NetworkError|NoHostAvailable"
+    r"|NotLeader|MaxRetryError|ProtocolError|TransportError|ThrottlingException|TooManyRequests"
+)
+# confluent_kafka has one class for everything, whose text has the error's name.
+_KAFKA_AWAY = re.compile(r"code=_(TRANSPORT|ALL_BROKERS_DOWN|RESOLVE|\w*TIMED_OUT)\b")
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -30,11 +40,30 @@ def failure_of(error: BaseException) -> Failure:
     remote = _python_cause(str(error))
     if remote is not None:
         return _failure_by_name(remote.partition(":")[0].strip())
-    if isinstance(error, _SURROUNDINGS) or not isinstance(error, Exception):
+    if not isinstance(error, Exception):
         return Failure.PASSING
     if type(error).__module__.partition(".")[0] in _SPARKS:
         return Failure.CODE if type(error).__name__ in _VERDICTS else Failure.PASSING
-    return Failure.CODE
+    return Failure.PASSING if any(_is_of_surroundings(each) for each in _chain(error)) else Failure.CODE
+
+
+def _is_of_surroundings(error: BaseException) -> bool:
+    if isinstance(error, _SURROUNDINGS):
+        return True
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ != "builtins"]
+    if "KafkaException" in kinds:
+        return _KAFKA_AWAY.search(str(error)) is not None
+    return any(_SERVER_AWAY.search(kind) for kind in kinds)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, by its author or while that was handled."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
 
 
 def _failure_by_name(name: str) -> Failure:
@@ -48,6 +77,8 @@ def _failure_by_name(name: str) -> Failure:
         return found.failure if isinstance(found, type) and issubclass(found, HeadraceError) else Failure.PASSING
     if module.partition(".")[0] in _SPARKS:
         return Failure.CODE if kind in _VERDICTS else Failure.PASSING
+    if module and _SERVER_AWAY.search(kind):
+        return Failure.PASSING
     known = getattr(builtins, kind, None)
     passing = isinstance(known, type) and issubclass(known, _SURROUNDINGS)
     return Failure.PASSING if passing else Failure.CODE

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import elastic_transport
+import httpx
+import psycopg
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from pyspark.errors import AnalysisException, PySparkException
 
 from headrace.failure import Failure
@@ -74,6 +78,11 @@ def of_executor(error: str) -> PySparkException:
     return PySparkException(SPARK.replace("ValueError: the reason", error))
 
 
+def raised(error: Exception, *, from_: Exception) -> Exception:
+    error.__cause__ = from_
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "failure"),
     [
@@ -90,6 +99,17 @@ def of_executor(error: str) -> PySparkException:
         (LedgerUnavailableError("away"), Failure.PASSING),
         (ConnectionRefusedError("refused"), Failure.PASSING),
         (of_executor("TimeoutError: no answer"), Failure.PASSING),
+        (httpx.ConnectError("refused"), Failure.PASSING),
+        (psycopg.OperationalError("the connection is lost"), Failure.PASSING),
+        (psycopg.ProgrammingError("no such column"), Failure.CODE),
+        (elastic_transport.ConnectionTimeout("no answer"), Failure.PASSING),
+        (KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)), Failure.PASSING),
+        (KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), Failure.CODE),
+        (raised(ValueError("not written"), from_=ConnectionResetError()), Failure.PASSING),
+        (raised(ValueError("not written"), from_=KeyError("rate")), Failure.CODE),
+        (of_executor("psycopg.OperationalError: the connection is lost"), Failure.PASSING),
+        (of_executor("pymongo.errors.ServerSelectionTimeoutError: none"), Failure.PASSING),
+        (of_executor("psycopg.errors.UndefinedColumn: none"), Failure.CODE),
         (of_executor("headrace.indexing.errors.ElasticsearchUnavailableError: away"), Failure.PASSING),
         (PySparkException("Job aborted: ExecutorLostFailure (executor 1 exited)"), Failure.PASSING),
         (Terminated(), Failure.PASSING),
