@@ -108,16 +108,29 @@ class Jobs(Role):
                 )
             return self._touch(connection, lease, values, attributes)
 
-    def request_stop(self, stream: str, reason: str) -> JobRow | None:
-        """Ask the current job to stop gracefully; None if it has ended already. A second request changes nothing."""
+    def request_stop(
+        self,
+        stream: str,
+        reason: str,
+        *,
+        epoch: int | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> JobRow | None:
+        """Ask the current job to stop gracefully; None if it has ended already. A second request changes nothing.
+
+        Args:
+            epoch: only the job of this epoch is meant: None is returned where another has begun.
+            attributes: added to the job's by the request that is the first.
+        """
         with self._database.write_stream(stream) as (connection, locked):
             job = _job(connection, stream, locked.row.job_epoch)
-            if job is None or job.state.ended:
+            if job is None or job.state.ended or epoch not in (None, job.epoch):
                 return None
             if job.stop_requested_at_ms is None:
-                connection.execute(
-                    _this(stream, job.epoch).values(stop_requested_at_ms=locked.now_ms, stop_reason=reason)
-                )
+                values = {"stop_requested_at_ms": locked.now_ms, "stop_reason": reason}
+                if attributes:
+                    values["attributes"] = {**job.attributes, **attributes}
+                connection.execute(_this(stream, job.epoch).values(**values))
                 payload = {"epoch": job.epoch, "reason": reason}
                 record(connection, stream, locked.now_ms, EventKind.JOB_STOP_REQUESTED, payload)
             return _job(connection, stream, job.epoch)

@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.hooks.detached import DetachedProcess, spawn, tail
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.hooks.receiver_job import JobOutcome, JobWatch
+from headrace.hooks.replacement import replace_older_job
 from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.attachment import ATTACHED, attachment, ended_unheard, holder
 from headrace.operators.links import SparkUiLink
@@ -98,6 +99,8 @@ class KafkaReceiverOperator(BaseOperator):
                 if ended_unheard(job, context):
                     self.log.info("Its last task was ended by a person, so it is asked to stop.")
                     ledger.jobs.request_stop(self.stream.name, "its Airflow task was ended by a person")
+                elif (replaced := replace_older_job(ledger, self.stream.name)) is not None:
+                    self.log.info("%s", replaced)
             else:
                 job = self._start(ledger, context)
             self._holder = holder(context)

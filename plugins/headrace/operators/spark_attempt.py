@@ -20,6 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, Failure
 from headrace.hooks.environment import child_environment, secret_key
 from headrace.hooks.receiver_job import awaited_application
+from headrace.hooks.replacement import replace_older_job
 from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
@@ -171,12 +172,13 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     def await_application(self, ledger: Ledger, batch: BatchRow, steps: Iterable[str]) -> None:
         """Wait for a receiver job that is starting or due, if the steps need Spark: an application beside it would take
-        the machine from it, and be ready later."""
+        the machine from it, and be ready later. A job of an older version is asked to make way for the next one."""
+        replaced = replace_older_job(ledger, self.stream.name)
         waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
         if self.way != "connect" or waited >= self.start_timeout.total_seconds():
             return
         patience_ms = self.start_timeout // timedelta(milliseconds=1)
-        reason = awaited_application(ledger, self.stream.name, patience_ms=patience_ms)
+        reason = replaced or awaited_application(ledger, self.stream.name, patience_ms=patience_ms)
         if reason is not None and needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
             self.wait(reason, waiting_for=_APPLICATION)
 
@@ -185,6 +187,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
     def choose_way(self, ledger: Ledger) -> Way:
         """The way asked for, or ``submit`` where there is no application to connect to."""
         from headrace.spark import connect_token
+        from headrace.spark.versions import current_versions, differences
 
         if self.way == "submit":
             return "submit"
@@ -195,6 +198,14 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         host = job.attributes.get("connect_host", socket.gethostname())
         if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:
             self.log.info("The receiver job's application is on %s and not reachable, so the batch is submitted.", host)
+            return "submit"
+        if job.versions and (different := differences(job.versions, current_versions())):
+            self.log.warning(
+                "The receiver job (epoch %d) runs with other versions (%s), so the batch is submitted. A job that is "
+                "older than this task is replaced by itself; otherwise `headrace stop %s` and `headrace start %s` "
+                "replace it.",
+                job.epoch, "; ".join(different), self.stream.name, self.stream.name,
+            )  # fmt: skip
             return "submit"
         theirs = job.attributes.get(connect_token.FINGERPRINT)
         if theirs is not None and theirs != connect_token.fingerprint(secret_key(self.stream.name), self.stream.name):

@@ -60,8 +60,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     Two ways lead to Spark. ``connect`` runs the batch in the receiver job's warm application, over Spark Connect
     (about a second until it works); ``submit`` gives it an application of its own by spark-submit. Both run the same
     code. Where there is no application to connect to (the stream was stopped, or its receiver job is on another
-    machine, or has another secret key), a batch is submitted; one that is just starting, or due since the last one
-    died, is waited for.
+    machine, or has another secret key or other versions), a batch is submitted; one that is just starting, or due
+    since the last one died, is waited for. A job of an older version is asked to stop, and its successor waited for.
 
     Before anything runs, the ledger gives the attempt a number. A later attempt at the same steps fences every earlier
     one, so a zombie (Airflow starts a second try while a first still lives) can neither complete the batch nor harm

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from headrace.ledger import BatchState
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.spark.versions import REPLACED_BY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobLease
+    from headrace.ledger.rows import JobLease, JobRow
     from headrace.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ class BatchDrain:
     """Keeps the application (and its lease) until the batches of all received blocks are done.
 
     It waits for at most ten batch intervals, and no longer than one interval and 15 s without any change: batches that
-    failed wait for a person, and where nobody runs batches there is nothing to wait for. While the ledger does not
-    answer nothing is known to have changed or not.
+    failed wait for a person, and where nobody runs batches there is nothing to wait for. Batches that do not run yet
+    are no concern of a job that is replaced by one of a newer version: they wait for that one. While the ledger does
+    not answer, nothing is known to have changed or not.
     """
 
     def __init__(
@@ -79,14 +81,14 @@ class BatchDrain:
             for time_ms in running
             if any(attempt.alive(now_ms) for attempt in self._ledger.batches.attempts(name, time_ms))
         }
-        if not self._somebody_runs_batches():
+        job = self._ledger.jobs.current(name)
+        if not self._somebody_runs_batches(job) or (job is not None and REPLACED_BY in job.attributes):
             return tuple(sorted(alive))
         allocated = {row.batch_time_ms for row in self._ledger.batches.list(name, states=[BatchState.ALLOCATED])}
         unclaimed = {row.batch_time_ms for row in self._ledger.blocks.unclaimed(name)}
         return tuple(sorted(alive | allocated | unclaimed))
 
-    def _somebody_runs_batches(self) -> bool:
-        job = self._ledger.jobs.current(self._stream.name)
+    def _somebody_runs_batches(self, job: JobRow | None) -> bool:
         since_ms = 0 if job is None else job.acquired_at_ms
         return any(
             row.started_at_ms is not None and row.started_at_ms >= since_ms

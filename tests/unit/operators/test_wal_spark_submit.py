@@ -14,6 +14,7 @@ from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.spark.connect_token import fingerprint
 from headrace.spark.micro_batch_job import definition_of
+from headrace.spark.versions import current_versions
 from headrace.stream import ConsoleOutput
 
 
@@ -393,3 +394,43 @@ def test_the_attempt_of_a_killed_task_says_so(stream, allocated, toy_batch, conn
         make(stream).execute(task.context)
     (row,) = ledger.batches.attempts("flights", at_ms)
     assert row.error == "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
+
+
+def _job_of(ledger, stream, version: str):
+    """Another receiver job, of a version of headrace, whose application takes batches."""
+    lease = ledger.jobs.acquire(
+        stream.name, holder=version, lease_ms=60_000, versions=current_versions() | {"headrace": version}
+    )
+    ledger.jobs.update(lease, state="running", attributes={"connect_url": "sc://localhost:15002"})
+    return lease
+
+
+def test_the_successor_of_an_older_job_is_waited_for(stream, source, allocated, toy_batch, ledger, capsys, monkeypatch):
+    at_ms, task = allocated()
+    ledger.jobs.release(source.job)
+    older = _job_of(ledger, stream, "0.0.1")
+    monkeypatch.setattr("headrace.hooks.replacement.SETTLED_MS", 0)
+    operator = make(stream)
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.execute(task.context)
+    assert "is being replaced by one of this version: headrace 0.0.1 there" in capsys.readouterr().out
+    assert ledger.batches.attempts("flights", at_ms) == []
+    ledger.jobs.release(older)
+    with pytest.raises(TaskDeferred) as still_waiting:
+        operator.slot_may_be_free(task.context, **waiting.value.kwargs)
+    _job_of(ledger, stream, current_versions()["headrace"])
+    operator.slot_may_be_free(task.context, **still_waiting.value.kwargs)
+    assert "toy batch by way connect" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version", ["0.0.1", "1000.0"], ids=["older, just begun", "newer"])
+def test_beside_a_job_of_another_version_that_stays_a_batch_is_submitted(
+    stream, source, allocated, submitted, ledger, capsys, version
+):
+    _, task = allocated()
+    ledger.jobs.release(source.job)
+    _job_of(ledger, stream, version)
+    make(stream).execute(task.context)
+    assert len(submitted) == 1
+    assert f"runs with other versions (headrace {version} there" in capsys.readouterr().out
+    assert ledger.jobs.current("flights").stop_requested_at_ms is None

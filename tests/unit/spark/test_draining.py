@@ -13,6 +13,7 @@ from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.spark import draining
 from headrace.spark.draining import BatchDrain
+from headrace.spark.versions import REPLACED_BY
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 T = 1_700_000_000_000
@@ -166,6 +167,18 @@ def test_nor_a_backlog_for_longer_than_ten_intervals(world: World) -> None:
     assert left == tuple(times)
     assert len(times) == 20
     assert 100 <= world.slept <= 102
+
+
+def test_a_job_that_is_replaced_leaves_what_does_not_run_yet_to_the_next(world: World) -> None:
+    first = world.receive()
+    world.allocate(first)
+    world.run(first)
+    second = world.receive()
+    world.allocate(second)
+    attempt = world.ledger.batches.begin_attempt("clicks", second, holder="task", way="connect", lease_ms=30_000)
+    world.receive()
+    world.ledger.jobs.request_stop("clicks", "an upgrade", attributes={REPLACED_BY: {"headrace": "2.0"}})
+    assert world.drain(lambda: world.ledger.batches.fail_attempt(attempt, "over"), most=1) == ()
 
 
 def test_a_job_that_lost_its_lease_meanwhile_waits_no_longer(world: World) -> None:
