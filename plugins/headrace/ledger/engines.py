@@ -68,8 +68,9 @@ def _require_file(path: Path, *, create: bool) -> None:
     if not create:
         raise LedgerUnavailableError(f"There is no ledger at {path}.", remedy="Start the stream, which creates it.")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        # The ledger is this user's alone. SQLite gives its -wal and -shm files the modes of the file itself.
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
     except OSError as error:
         raise LedgerUrlError(f"The ledger's file cannot be made: {error}.") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,15 @@ def test_a_deleted_file_is_an_error_and_not_a_new_ledger(ledger: Any, ledger_url
     with Ledger.open(ledger_url) as again:
         assert again.streams.list() == []
     assert ledger.streams.list() == []
+
+
+def test_a_new_ledger_and_its_folder_are_its_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "ledger.db"
+    before = os.umask(0)
+    try:
+        with Ledger.open(f"sqlite:///{path}") as ledger:
+            ledger.now_ms()
+            modes = {file.name: file.stat().st_mode & 0o777 for file in (path.parent, *path.parent.iterdir())}
+    finally:
+        os.umask(before)
+    assert modes == {"new": 0o700, "ledger.db": 0o600, "ledger.db-wal": 0o600, "ledger.db-shm": 0o600}
