@@ -141,6 +141,26 @@ def awaited_application(ledger: Ledger, stream: str, *, patience_ms: int) -> str
     return f"The receiver job (epoch {job.epoch}) is gone, and the next one is due."
 
 
+def missing_application(ledger: Ledger, stream: str) -> str | None:
+    """Why no receiver job takes batches in its application, and what changes that; None where one does."""
+    from headrace.ledger.states import DesiredState
+
+    job = ledger.jobs.current(stream)
+    if job is not None and job.alive(ledger.now_ms()):
+        if job.attributes.get("connect_url"):
+            return None
+        return f"The receiver job (epoch {job.epoch}) is {job.state.value} and serves no Spark Connect."
+    if ledger.streams.get(stream).desired_state is DesiredState.STOPPED:
+        return f"The stream is stopped, and has no receiver job; `headrace start {stream}` starts it."
+    if job is None:
+        return f"The stream has had no receiver job yet. Is the DAG paused that starts it ({stream}_receiver)?"
+    how = job.error or ("it was stopped" if job.state.ended else "its lease has run out")
+    return (
+        f"The receiver job (epoch {job.epoch}) is gone: {how}. Its DAG ({stream}_receiver) starts the next one, unless "
+        "that is paused."
+    )
+
+
 def _receiver_text(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
     text = f"Receiver {receiver.receiver_id} is {receiver_state(receiver, troubles)} on {receiver.host}"
     if receiver.paused_reason:

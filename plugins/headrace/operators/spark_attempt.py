@@ -19,7 +19,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, Failure
 from headrace.hooks.environment import child_environment, secret_key
-from headrace.hooks.receiver_job import awaited_application
+from headrace.hooks.receiver_job import awaited_application, missing_application
 from headrace.hooks.replacement import replace_older_job
 from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.batch import BatchStep
@@ -192,8 +192,13 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if self.way == "submit":
             return "submit"
         job = ledger.jobs.current(self.stream.name)
-        if job is None or not job.alive(ledger.now_ms()) or not job.attributes.get("connect_url"):
-            self.log.info("No receiver job offers its application, so the batch is submitted.")
+        missing = missing_application(ledger, self.stream.name)
+        if job is None or missing is not None:
+            self.log.warning(
+                "%s Until there is a receiver job, each batch is submitted as an application of its own, which takes "
+                "Spark's start every time: a quarter of a minute and more, in place of a second.",
+                missing,
+            )
             return "submit"
         host = job.attributes.get("connect_host", socket.gethostname())
         if host != socket.gethostname() and "//localhost" in job.attributes["connect_url"]:

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
-from headrace.hooks.receiver_job import JobOutcome, JobWatch
+from headrace.hooks.receiver_job import JobOutcome, JobWatch, missing_application
 from headrace.ledger import Ledger
 
 
@@ -112,3 +112,26 @@ def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) ->
         "The trouble is over.",
         "Receiver shop/records/0 is running on h",
     ]
+
+
+class TestAMissingApplication:
+    @pytest.fixture
+    def ledger(self, tmp_path):
+        with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+            ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
+            yield ledger
+
+    def test_its_reason_names_what_to_do(self, ledger):
+        assert "no receiver job yet. Is the DAG paused that starts it (shop_receiver)?" in missing(ledger)
+        lease = ledger.jobs.acquire("shop", holder="somebody", lease_ms=60_000)
+        assert missing(ledger) == "The receiver job (epoch 1) is starting and serves no Spark Connect."
+        ledger.jobs.update(lease, state="running", attributes={"connect_url": "sc://localhost:1"})
+        assert missing(ledger) is None
+        ledger.jobs.release(lease, "failed", "its JVM was killed")
+        assert "(epoch 1) is gone: its JVM was killed." in missing(ledger)
+        ledger.streams.set_desired_state("shop", "stopped")
+        assert "`headrace start shop` starts it" in missing(ledger)
+
+
+def missing(ledger) -> str | None:
+    return missing_application(ledger, "shop")

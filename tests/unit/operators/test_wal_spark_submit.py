@@ -101,12 +101,15 @@ def test_but_not_one_that_does_not_come(stream, source, allocated, submitted, le
     assert len(submitted) == 1
 
 
-def test_nor_where_the_stream_is_to_be_stopped(stream, source, allocated, submitted, ledger):
+def test_nor_where_the_stream_is_to_be_stopped(stream, source, allocated, submitted, ledger, capsys):
     _, task = allocated()
     ledger.jobs.release(source.job)
     ledger.streams.set_desired_state("flights", "stopped")
     make(stream).execute(task.context)
     assert len(submitted) == 1
+    warned = capsys.readouterr().out
+    assert "The stream is stopped, and has no receiver job; `headrace start flights` starts it." in warned
+    assert "each batch is submitted as an application of its own" in warned
 
 
 def test_a_job_with_another_secret_key_is_left_alone(
