@@ -11,14 +11,13 @@ import typer
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
-LedgerUrl = Annotated[
-    str,
-    typer.Option(
-        "--ledger",
-        envvar="HEADRACE_LEDGER",
-        help='The ledger: a SQLAlchemy URL, or "connection:<id>" with AIRFLOW_CONN_<ID> set.',
-    ),
-]
+_LEDGER = typer.Option(
+    "--ledger",
+    envvar="HEADRACE_LEDGER",
+    help='The ledger: a SQLAlchemy URL, or "connection:<id>" with AIRFLOW_CONN_<ID> set.',
+)
+LedgerUrl = Annotated[str, _LEDGER]
+OptionalLedgerUrl = Annotated[str | None, _LEDGER]
 StreamName = Annotated[str, typer.Argument(help="The stream's name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.ledger_option import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, opened
 from headrace.cli.output import print_json, print_table, time_text
 from headrace.receiving.input_health import InputTrouble, input_troubles, receiver_state
 
@@ -58,12 +58,26 @@ def streams(
 def stop(
     name: StreamName,
     *,
-    ledger: LedgerUrl,
+    ledger: OptionalLedgerUrl = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="In place of --ledger where that is lost: the storage of the stream's definition."),
+    ] = None,
     reason: Annotated[str, typer.Option(help="Why; it is kept with the job.")] = "headrace stop",
     wait: Annotated[float, typer.Option(help="Wait this many seconds for the receivers to drain.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a stream gracefully: its receivers store what they have read, then end. Batches go on."""
+    """Stop a stream gracefully: its receivers store what they have read, then end. Batches go on.
+
+    With --storage its receiver job ends once it finds that its ledger does not answer, and stores nothing more.
+    """
+    if storage is not None:
+        _stop_without_ledger(name, storage, reason, as_json=as_json)
+        return
+    if ledger is None:
+        raise typer.BadParameter(
+            "Say where the ledger is (--ledger), or, if it is lost, the stream's storage (--storage)."
+        )
     with opened(ledger) as found:
         found.streams.set_desired_state(name, "stopped")
         found.jobs.request_stop(name, reason)
@@ -78,6 +92,24 @@ def stop(
         typer.echo(f"Stream {name} is asked to stop." if running else f"Stream {name} is stopped.")
     if running and wait:
         raise typer.Exit(_NOT_STOPPED)
+
+
+def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool) -> None:
+    from headrace.clock import SystemClock
+    from headrace.receiving.stop_request import write_stop_request
+    from headrace.wal.storage import open_storage
+
+    folder = open_storage(storage).below(name)
+    if not folder.list():
+        raise typer.BadParameter(f"{folder.url} holds nothing of a stream: is {storage} its storage?")
+    write_stop_request(folder, reason, at_ms=SystemClock().now_ms())
+    if as_json:
+        print_json({"stream": name, "requested_in": folder.url})
+    else:
+        typer.echo(
+            f"A receiver job of stream {name} whose ledger does not answer ends within a minute. One whose ledger "
+            "answers goes on: stop that with --ledger."
+        )
 
 
 def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:

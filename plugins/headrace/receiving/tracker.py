@@ -28,9 +28,11 @@ from headrace.receiving.partitioning import Partitioning
 from headrace.receiving.placed_receiver import HANG_SECONDS, RESTART_SECONDS, PlacedReceiver
 from headrace.receiving.rate_controller import RateController
 from headrace.receiving.receiver_task import ReceiverTask
+from headrace.receiving.stop_request import find_stop_request
 from headrace.receiving.supervisor import LEASE_MS
 from headrace.stream import Stream
 from headrace.stream.inputs import KafkaInput
+from headrace.wal.storage import open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ _TROUBLED_SECONDS = 2.0
 _HEALTH = frozenset({"kafka", "missing"})
 # A graceful stop waits so long for receivers to drain; past it they are ended, which is safe and only re-reads.
 STOP_SECONDS = 60.0
+_STOP_LOOK_SECONDS = 5.0
 
 
 class TrackerEnd(StrEnum):
@@ -51,6 +54,8 @@ class TrackerEnd(StrEnum):
     """Asked to; every receiver has drained and ended."""
     FORCED = "forced"
     """Asked to; some receivers did not end in time and were cancelled."""
+    WITHOUT_LEDGER = "without_ledger"
+    """Asked to by a file in the stream's folder while the ledger did not answer; the receivers were cancelled."""
     LOST = "lost"
     """Another job has taken the stream over."""
 
@@ -114,6 +119,7 @@ class ReceiverTracker:
         self._next_slot_check = 0.0
         self._slot_seconds = metadata_seconds
         self._has_begun = False
+        self._next_stop_look = 0.0
         self._pool = ThreadPoolExecutor(max_workers=len(stream.inputs), thread_name_prefix="headrace-discovery")
 
     def run(self, stop: threading.Event | None = None) -> TrackerReport:
@@ -128,6 +134,9 @@ class ReceiverTracker:
                 status = self._renew()
                 if stop.is_set() or (status is not None and status.stop_requested):
                     return self._stop(status)
+                if status is None and (reason := self._stop_request()) is not None:
+                    logger.error("the receiver job of %s ends without its ledger: %s", self._stream.name, reason)
+                    return TrackerReport(TrackerEnd.WITHOUT_LEDGER, reason)
                 if status is not None and not self._has_begun:
                     self._tolerantly(self._begin)
                 rows = self._rows() if status is not None and self._has_begun else None
@@ -176,6 +185,13 @@ class ReceiverTracker:
             }
             for receiver in self._receivers
         }
+
+    def _stop_request(self) -> str | None:
+        if self._clock.monotonic() < self._next_stop_look:
+            return None
+        self._next_stop_look = self._clock.monotonic() + _STOP_LOOK_SECONDS
+        acquired_ms = self._lease.lease_until_ms - self._lease.lease_ms
+        return find_stop_request(open_storage(self._stream.folder_url), since_ms=max(self._now_ms, acquired_ms))
 
     def _begin(self) -> None:
         for before in self._ledger.jobs.list(self._stream.name, limit=2):

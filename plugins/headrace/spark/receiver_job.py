@@ -149,6 +149,9 @@ class ReceiverJob:
         if report.end is TrackerEnd.LOST:
             self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)
             return EXIT_NOT_OURS
+        if report.end is TrackerEnd.WITHOUT_LEDGER:
+            self._end(JobState.FAILED, f"stopped without its ledger: {report.reason}", 0)
+            return 0
         if self._stream.spark.run_batches == "connect":
             with contextlib.suppress(LedgerUnavailableError):
                 self._ledger.jobs.update(lease, state=JobState.STOPPING)

@@ -17,6 +17,7 @@ from headrace.cli.output import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.rows import JobLease
+from headrace.receiving.stop_request import find_stop_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.wal.storage import open_storage
 
@@ -225,3 +226,22 @@ def test_a_row_is_one_line_where_nobody_looks_at_a_terminal(stream: Stream) -> N
     with Ledger.open(stream.ledger) as ledger:
         (batch,) = ledger.batches.list("shop")
     assert time_text(batch.batch_time_ms) in run(stream, "batches", "list", "shop").stdout
+
+
+def test_stop_without_a_ledger_leaves_a_request_in_the_streams_folder(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    storage.write_atomically("shop/manifests/0.json", b"{}")
+    runner = CliRunner()
+    stopped = runner.invoke(app, ["stop", "shop", "--storage", str(tmp_path), "--reason", "the ledger is lost"])
+    assert stopped.exit_code == 0, stopped.output
+    assert "ends within a minute" in stopped.stdout
+    assert find_stop_request(storage.below("shop"), since_ms=0) == "the ledger is lost"
+
+
+@pytest.mark.parametrize("arguments", [["--storage", "{folder}"], []], ids=["another folder", "neither"])
+def test_stop_asks_for_the_ledger_or_the_storage(tmp_path: Path, arguments: list[str]) -> None:
+    given = [each.format(folder=tmp_path) for each in arguments]
+    refused = CliRunner().invoke(app, ["stop", "shop", *given], env={"HEADRACE_LEDGER": None})
+    assert refused.exit_code == 2
+    assert "storage" in refused.output
+    assert not (tmp_path / "shop").exists()

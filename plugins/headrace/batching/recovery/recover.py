@@ -155,7 +155,8 @@ def _refuse_while_alive(evidence: Evidence, now_ms: int) -> None:
         raise RecoveryRefusedError(
             f"The last sign of life in the folder of stream {evidence.stream!r} is {now_ms - evidence.last_sign_ms} ms "
             "old: its receiver job, or a batch, could still live.",
-            remedy=f"Stop both, and try again in {left_ms // 1000 + 1} seconds; or say --force if none of them runs.",
+            remedy=f"Pause the stream's DAGs and run `headrace stop {evidence.stream} --storage URL`, which ends the "
+            f"job without its ledger. Then try again in {left_ms // 1000 + 1} seconds; or say --force if neither runs.",
         )
 
 
