@@ -69,6 +69,7 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
 
     monkeypatch.setenv("HEADRACE_SECRET_KEY", "a secret for the tests")
     monkeypatch.setattr(receiver_job, "start_application", lambda *_, **__: application)
+    monkeypatch.setattr(receiver_job, "check_input", lambda _: [])
     monkeypatch.setattr(receiver_job, "jvm_gone", lambda _: lambda: False)
     monkeypatch.setattr(receiver_job, "warm_up_connect", lambda *_: None)
     monkeypatch.setattr(receiver_job, "ReceiverTracker", Tracker)
