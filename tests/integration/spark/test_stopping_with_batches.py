@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from tests.integration.spark.test_receiver_coupling import ended, family
 
 from headrace.hooks import replacement
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
@@ -66,15 +66,14 @@ def test_an_older_job_is_replaced_and_all_its_processes_end_though_queries_and_s
 
     clients = [_client(application, job), _client(application, job)]
     clients[0].kill()
-    driver = psutil.Process(process.pid)
-    family = [driver, *driver.children(recursive=True)]
+    members = family(process)
     monkeypatch.setattr(replacement, "SETTLED_MS", 0)
     assert "is being replaced" in str(replacement.replace_older_job(application.ledger, stream.name))
     # 10 s for the receivers, 10 s for batches (ten intervals), 30 s for Spark, and what a busy machine takes.
-    application.until("the end of all processes", lambda: not any(map(_alive, family)), 120)
-    ended = application.job()
-    assert (ended.state, ended.error) == (JobState.STOPPED, None)
-    assert "a newer version: headrace 0.0.1 there" in str(ended.stop_reason)
+    application.until("the end of all processes", lambda: ended(members), 120)
+    last = application.job()
+    assert (last.state, last.error) == (JobState.STOPPED, None)
+    assert "a newer version: headrace 0.0.1 there" in str(last.stop_reason)
 
 
 def _client(application: Any, job: Any) -> subprocess.Popen[str]:
@@ -93,10 +92,3 @@ def _client(application: Any, job: Any) -> subprocess.Popen[str]:
     client.stdin.flush()
     assert client.stdout.readline() == "sent\n"
     return client
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
