@@ -14,6 +14,7 @@ from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.revisions import Declared
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
+from headrace.spark.versions import current_versions
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
 
@@ -76,6 +77,16 @@ def test_a_second_task_attaches_to_the_job_that_lives(operator, toy, ledger, tas
     waiting = deferred(again, task.context)
     assert again._process is None
     assert waiting.trigger.parameters == {"epoch": job.epoch}
+
+
+def test_a_job_of_an_older_version_that_it_attaches_to_is_asked_to_stop(operator, ledger, task, monkeypatch, capsys):
+    monkeypatch.setattr("headrace.hooks.replacement.SETTLED_MS", 0)
+    older = current_versions() | {"headrace": "0.0.1"}
+    ledger.jobs.acquire("flights", holder="before the upgrade", lease_ms=60_000, versions=older)
+    waiting = deferred(operator, task.context)
+    assert "is being replaced by one of this version: headrace 0.0.1 there" in capsys.readouterr().out
+    assert ledger.jobs.current("flights").stop_requested_at_ms is not None
+    assert waiting.trigger.parameters == {"epoch": 1}
 
 
 def test_of_two_tries_that_start_a_job_at_once_one_does_and_the_other_attaches(
