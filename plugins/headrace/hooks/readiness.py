@@ -57,8 +57,8 @@ def blocks_ready(
     first of these: the batch is allocated already, no receiver lives, every live one has stored all it cut up to the
     batch time, or ``grace_ms`` have passed since.
 
-    By timestamp the batch's records may still lie in Kafka, so this waits also while nothing receives, for as long as
-    it takes: until every active partition has passed the batch time, or was drained at the end of the allowed lateness.
+    By timestamp the batch's records may still lie in Kafka, so this waits, as long as its inputs are received, until
+    every active partition has passed the batch time, or was drained at the end of the allowed lateness.
 
     Which of the two holds is as the live receivers receive, and where none lives as the stream is defined.
 
