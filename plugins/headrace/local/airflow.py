@@ -76,7 +76,8 @@ class Airflow:
 
     ``folder`` is AIRFLOW_HOME; it keeps logs, secrets and the generated password over restarts. ``connections`` are
     Airflow connections by id, given to the processes as AIRFLOW_CONN_<ID>; ``environment`` is added for every
-    component and task; ``config`` is Airflow's own configuration as {"section.key": value}.
+    component and task; ``config`` is Airflow's own configuration as {"section.key": value}; ``migrated`` says that
+    the database has this Airflow's schema already, as the copy of another's has.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Airflow:
         environment: Mapping[str, str] | None = None,
         config: Mapping[str, str] | None = None,
         users: Mapping[str, str] | None = None,
+        migrated: bool = False,
     ) -> None:
         self.folder = folder.absolute()
         self.database_url = database_url
@@ -101,6 +103,7 @@ class Airflow:
         self.users = {USER: "admin"} | dict(users or {})
         self._environment = dict(environment or {})
         self._config = dict(config or {})
+        self._migrated = migrated
         self._migration: GuardedProcess | None = None
         self.components = {name: AirflowComponent(self, name) for name in COMPONENTS}
 
@@ -143,7 +146,7 @@ class Airflow:
         # Seconds each time; what was migrated once with this version is.
         done = self.folder / "migrated"
         state = hashlib.sha256(f"{self._version()} {self.database_url}".encode()).hexdigest()
-        if done.exists() and done.read_text() == state:
+        if self._migrated or (done.exists() and done.read_text() == state):
             return
         self._migration = GuardedProcess(
             ProcessSpec(
