@@ -29,11 +29,16 @@ from headrace.receiving.admin_questions import AdminQuestions
 from headrace.receiving.errors import TopicsNotFoundError
 from headrace.receiving.topic_watch import TopicWatch
 from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, Output, ParquetOutput, Stream
-from headrace.wal.storage import open_storage
+from headrace.wal.errors import StoredFileExistsError
+from headrace.wal.storage import LogStorage, open_storage
 
 # An answer that takes longer is none, for a person who waits for it.
 _SECONDS = 5.0
 _WRITE_PRIVILEGES = ("create_doc", "index", "view_index_metadata")
+
+
+class ConditionIgnoredError(HeadraceError):
+    """The store takes conditional writes and ignores the condition, so replaced writers could overwrite the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +122,25 @@ def _write_and_read(url: str) -> None:
         _require_writable(folder)
         return
     storage, name, data = open_storage(url), f"headrace-check-{secrets.token_hex(8)}", b"headrace"
-    storage.write_atomically(name, data)
+    storage.write_atomically(name, data, exclusive=True)
     try:
         if storage.read(name) != data:
             raise OSError(f"{url} does not give back what was written to it")
+        _require_refusal(storage, name)
     finally:
         storage.delete(name)
+
+
+def _require_refusal(storage: LogStorage, name: str) -> None:
+    """Raises ConditionIgnoredError where the store overwrites what it is to create only where there is none."""
+    try:
+        storage.write_atomically(name, b"another", exclusive=True)
+    except StoredFileExistsError:
+        return
+    raise ConditionIgnoredError(
+        f"{storage.url} overwrites an object that is to be created only where there is none.",
+        remedy="Use a store that honours conditional writes (If-None-Match), or a folder of a file system.",
+    )
 
 
 def _require_writable(folder: Path) -> None:

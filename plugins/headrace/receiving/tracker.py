@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 METADATA_SECONDS = 10.0
+# Receivers hold every task slot at so many looks in a row, one each METADATA_SECONDS: it is no passing moment.
+_CROWDED_LOOKS = 3
 # While Kafka does not answer it is asked more often: its return is not to be waited for.
 _TROUBLED_SECONDS = 2.0
 # Troubles that `InputHealth` keeps.
@@ -117,6 +119,7 @@ class ReceiverTracker:
         self._next_question: dict[str, float] = {}
         self._told: dict[str, str] = {}
         self._next_slot_check = 0.0
+        self._crowded_looks = 0
         self._slot_seconds = metadata_seconds
         self._has_begun = False
         self._next_stop_look = 0.0
@@ -224,17 +227,21 @@ class ReceiverTracker:
     def _keep_slot_for_batches(self) -> None:
         """End a receiver where all of them hold every task slot; it starts again when there is one more.
 
-        The last one goes on: without receivers nothing would come into the log, and the batches have nothing to do.
+        The last one goes on: without receivers nothing comes into the log, and the batches have nothing to do. When
+        an executor is lost, Spark moves its task to another one for a moment, so that one look proves nothing.
         """
         now = self._clock.monotonic()
         if now < self._next_slot_check:
             return
         self._next_slot_check = now + self._slot_seconds
         crowding = self._launcher.crowding()
+        self._crowded_looks = 0 if crowding is None else self._crowded_looks + 1
+        crowding = crowding if self._crowded_looks >= _CROWDED_LOOKS else None
         self._tolerantly(partial(self._tell, "all", "slots", crowding))
         running = [receiver for receiver in self._receivers if receiver.running]
         if crowding is not None and len(running) > 1:
             running[-1].cancel()
+            self._crowded_looks = 0
 
     def _hand_out(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         """Partitions to live receivers, and news of topics to the ledger."""

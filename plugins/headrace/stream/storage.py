@@ -11,7 +11,8 @@ from headrace.stream.secrets import url_holds_secret
 
 
 class Storage(Part):
-    """A folder by its absolute path or URL; anything that pyarrow.fs or fsspec opens.
+    """A folder by its absolute path or URL, or an ``s3://`` URL (any store whose fsspec driver creates objects
+    conditionally).
 
     A local path under a Spark master with several hosts is refused unless ``shared`` says that every host sees
     the same folder there (NFS and the like).

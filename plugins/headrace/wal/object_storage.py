@@ -1,7 +1,7 @@
-"""Storage over fsspec or pyarrow.fs: no append and no rename, an object is written at once or not at all.
+"""Storage over fsspec: no append and no rename, an object is written at once or not at all.
 
-fsspec goes first where it has a driver: most can create an object on the condition that there is none. pyarrow.fs
-cannot, there ``exclusive`` looks first, and the log's names (epoch and number) must keep two writers apart.
+A store has to create an object on the condition that there is none (S3's ``If-None-Match: *``): that keeps a writer
+that was replaced from overwriting its successor's objects. Looking first and writing then would leave a gap.
 """
 
 from __future__ import annotations
@@ -9,28 +9,17 @@ from __future__ import annotations
 import builtins
 import contextlib
 import inspect
-import secrets
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError, UnknownStorageError
 from headrace.wal.storage import Data, SegmentFile, checked_path, joined
 
-_OBJECT_STORES = {"s3", "gcs", "abfs"}  # pyarrow's names; its other file systems have directories and renames.
-
-
-class ObjectClient(Protocol):
-    """What the two libraries are asked to do; paths are the library's own."""
-
-    def put(self, path: str, data: Data, *, exclusive: bool) -> None: ...
-    def get(self, path: str, offset: int, length: int) -> Data: ...
-    def size(self, path: str) -> int | None: ...
-    def list(self, path: str) -> builtins.list[str]: ...
-    def delete(self, path: str) -> None: ...
+_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
+"""The schemes of stores that can do that. Others have directories and appends, of which fsspec promises too little."""
 
 
 class ObjectStorage:
@@ -38,7 +27,7 @@ class ObjectStorage:
 
     appends = False
 
-    def __init__(self, client: ObjectClient, root: str, url: str) -> None:
+    def __init__(self, client: FsspecClient, root: str, url: str) -> None:
         self._client = client
         self._root = root.rstrip("/")
         self.url = url.rstrip("/")
@@ -107,7 +96,7 @@ class ObjectStorage:
 class ObjectFile:
     """An object read in ranges."""
 
-    def __init__(self, client: ObjectClient, full_path: str, name: str, size: int) -> None:
+    def __init__(self, client: FsspecClient, full_path: str, name: str, size: int) -> None:
         self._client = client
         self._full_path = full_path
         self._name = name
@@ -137,19 +126,21 @@ class FsspecClient:
 
     def __init__(self, filesystem: Any) -> None:
         self._fs = filesystem
-        # Drivers that do not know the mode swallow it with their other options, and overwrite.
-        put = getattr(filesystem, "_pipe_file", filesystem.pipe_file)
-        self._creates_conditionally = "mode" in inspect.signature(put).parameters
 
     def put(self, path: str, data: Data, *, exclusive: bool) -> None:
+        """Raises FileExistsError where ``exclusive`` finds another object. One of the same bytes is this one: drivers
+        try again by themselves when an answer is lost, and the first try may have been stored."""
         if not exclusive:
             self._fs.pipe_file(path, bytes(data))
-        elif self._creates_conditionally:
+            return
+        try:
             self._fs.pipe_file(path, bytes(data), mode="create")
-        elif self.size(path) is not None:
-            raise FileExistsError(path)
-        else:
-            self._fs.pipe_file(path, bytes(data))
+        except OSError as error:
+            # Not every server says which condition did not hold, and then s3fs makes another error of it.
+            if not isinstance(error, FileExistsError) and "condition" not in str(error):
+                raise
+            if self.size(path) != len(data) or self.get(path, 0, len(data)) != bytes(data):
+                raise FileExistsError(path) from error
 
     def get(self, path: str, offset: int, length: int) -> Data:
         data: bytes = self._fs.cat_file(path, start=offset, end=offset + length)
@@ -174,67 +165,39 @@ class FsspecClient:
         self._fs.rm_file(path)
 
 
-class ArrowClient:
-    """Any pyarrow.fs file system (S3, GCS, Azure and HDFS without further packages)."""
-
-    def __init__(self, filesystem: pafs.FileSystem) -> None:
-        self._fs = filesystem
-
-    def put(self, path: str, data: Data, *, exclusive: bool) -> None:
-        if exclusive and self.size(path) is not None:
-            raise FileExistsError(path)
-        if self._fs.type_name in _OBJECT_STORES:
-            # An object appears when its upload is completed.
-            self._write(path, data)
-            return
-        directory, _, name = path.rpartition("/")
-        if directory:
-            self._fs.create_dir(directory, recursive=True)
-        temporary = joined(directory, f".{name}.{secrets.token_hex(8)}.tmp")
-        self._write(temporary, data)
-        self._fs.move(temporary, path)
-
-    def _write(self, path: str, data: Data) -> None:
-        with self._fs.open_output_stream(path) as stream:
-            stream.write(data)
-
-    def get(self, path: str, offset: int, length: int) -> Data:
-        with self._fs.open_input_file(path) as file:
-            return file.read_at(length, offset)
-
-    def size(self, path: str) -> int | None:
-        info = self._fs.get_file_info(path)
-        return int(info.size) if info.type == pafs.FileType.File else None
-
-    def list(self, path: str) -> builtins.list[str]:
-        selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
-        files = (info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File)
-        return [info.path for info in files if not info.base_name.startswith(".")]
-
-    def delete(self, path: str) -> None:
-        self._fs.delete_file(path)
-
-
 def open_object_storage(url: str) -> ObjectStorage:
-    """The storage at ``url``; UnknownStorageError when neither library has a driver for its scheme."""
+    """The storage at ``url``.
+
+    Raises:
+        UnknownStorageError: no store of its scheme creates objects conditionally, or the driver's package is missing or
+            too old for it.
+    """
     import fsspec
 
     checked_path(url.split("://", 1)[1].strip("/"), empty=True)
-    try:
-        filesystem, root = fsspec.core.url_to_fs(url)
-        return ObjectStorage(FsspecClient(filesystem), root, url)
-    except (ImportError, ValueError):
-        # No driver for it, or one whose package is not installed.
-        pass
-    try:
-        arrow_filesystem, root = pafs.FileSystem.from_uri(url)
-        return ObjectStorage(ArrowClient(arrow_filesystem), root, url)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ImportError) as error:
-        scheme = url.split("://", 1)[0]
+    scheme = url.split("://", 1)[0]
+    if scheme not in _STORES:
         raise UnknownStorageError(
-            f"No file system is known for {scheme}:// ({error}).",
-            remedy=f"Install fsspec's driver for {scheme}, or use a path, file://, s3://, gs://, abfs:// or hdfs://.",
+            f"A log cannot be kept at {scheme}://: no store of that scheme is known to create an object only where "
+            "there is none, so a writer that was replaced could overwrite what its successor wrote.",
+            remedy="Use s3://, gs:// or abfs://, or a folder of a file system (declared shared where it is mounted).",
+        )
+    try:
+        driver = fsspec.get_filesystem_class(scheme)
+    except (ImportError, ValueError) as error:
+        # No driver for it, or one whose package is not installed.
+        raise UnknownStorageError(
+            f"fsspec's driver for {scheme}:// cannot be loaded: {error}",
+            remedy="Install it: s3fs for s3://, gcsfs for gs://, adlfs for abfs://.",
         ) from error
+    # A driver that does not know the mode swallows it with its other options, and overwrites.
+    if "mode" not in inspect.signature(getattr(driver, "_pipe_file", driver.pipe_file)).parameters:
+        raise UnknownStorageError(
+            f"{driver.__name__}, fsspec's driver for {scheme}://, cannot create an object only where there is none.",
+            remedy="Install a newer version of its package.",
+        )
+    filesystem, root = fsspec.core.url_to_fs(url)
+    return ObjectStorage(FsspecClient(filesystem), root, url)
 
 
 @contextlib.contextmanager

@@ -105,9 +105,9 @@ class LogStorage(Protocol):
 
 
 def open_storage(url: str) -> LogStorage:
-    """The storage at a plain path, a file:// URL, or any URL that fsspec or pyarrow.fs opens.
+    """The storage at a plain path, a file:// URL, or a URL whose fsspec driver can create objects conditionally.
 
-    Raises UnknownStorageError for a scheme that neither knows, PathEscapesRootError for one with "..".
+    Raises UnknownStorageError for any other scheme, PathEscapesRootError for one with "..".
     """
     # Imported here: a DAG file that only names a storage loads no file system.
     from headrace.wal.local_storage import LocalStorage

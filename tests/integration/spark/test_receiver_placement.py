@@ -134,5 +134,5 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
     events = application.ledger.events.list("clicks", kinds=[EventKind.RECEIVER_ERROR])
     # Besides, a receiver waits for an executor that leaves a slot for batches.
     ends = [text for event in events if "NoFreeSlotError" not in (text := str(event.payload))]
-    assert len(ends) == 2
+    assert len(ends) == 2, ends
     assert "starts again" in ends[0]
