@@ -32,6 +32,8 @@ class IndexingCounts:
     deleted: int = 0
     """Tombstones that took effect, whether or not there was a document to delete."""
     dead_lettered: int = 0
+    letters_withdrawn: int = 0
+    """Dead letters of earlier attempts that were deleted, since their rows were not rejected again."""
     ignored_tombstones: int = 0
     requests: int = 0
     """Bulk requests sent, those to the dead-letter index included."""

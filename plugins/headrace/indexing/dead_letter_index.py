@@ -7,7 +7,8 @@ import binascii
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +23,8 @@ from headrace.indexing.verdicts import Reason, item_reason, refusal
 
 PAGE = 100
 """Letters that are read, or noted, at once: each may be as large as Kafka's messages are."""
+IDS_PAGE = 1000
+"""Ids that are read at once."""
 _KEPT_OPEN = "2m"
 _REASONS_TOLD = 100
 _CONTENTS = ("key", "value", "value_text", "document_text", "headers")
@@ -43,6 +46,7 @@ class LetterFilter:
     partition: int | None = None
     from_offset: int | None = None
     until_offset: int | None = None
+    index: str | None = None
     replayed: bool = False
 
     def query(self, stream: str, output: str) -> dict[str, Any]:
@@ -53,6 +57,7 @@ class LetterFilter:
             "reason.type": self.reason,
             "topic": self.topic,
             "partition": self.partition,
+            "index": self.index,
         }
         wanted: list[dict[str, Any]] = [{"term": {name: value}} for name, value in terms.items() if value is not None]
         ranges = {"batch_time": (self.from_ms, self.until_ms), "offset": (self.from_offset, self.until_offset)}
@@ -134,33 +139,62 @@ class DeadLetterIndex:
         return {bucket["key"]: bucket["doc_count"] for bucket in found["aggregations"]["reasons"]["buckets"]}
 
     def find(self, letters: LetterFilter, limit: int | None = None, *, contents: bool = True) -> Iterator[StoredLetter]:
-        """The letters, the newest batch first, as they were when the first of them was read. Raises as ``reasons``.
+        """The letters, the newest batch first: of those that there are now, each as it is when its page is read, unless
+        the filter leaves it out by then. Raises as ``reasons``.
 
-        Without ``contents`` they tell of their records, but do not hold them.
+        Without ``contents`` they tell of their records, but do not hold them. However long the caller takes over a
+        letter, nothing is kept open in Elasticsearch meanwhile: all ids (about 100 bytes each) are read first.
         """
         self._refresh()
+        for ids in _pages(self._ids(letters, limit), PAGE):
+            body: dict[str, Any] = {"query": self._query(replace(letters, ids=ids)), "size": len(ids)}
+            body |= {"seq_no_primary_term": True, "_source": True if contents else {"excludes": list(_CONTENTS)}}
+            found = self._search("", body)
+            hits = {} if found is None else {hit["_id"]: hit for hit in found["hits"]["hits"]}
+            for hit in (hits[id_] for id_ in ids if id_ in hits):
+                yield StoredLetter(hit["_id"], hit["_seq_no"], hit["_primary_term"], hit["_source"])
+
+    def _ids(self, letters: LetterFilter, limit: int | None) -> list[str]:
         sort = [{"batch_time": "desc"}, {"topic": "asc"}, {"partition": "asc"}, {"offset": "asc"}]
-        body: dict[str, Any] = {"query": self._query(letters), "seq_no_primary_term": True, "sort": sort}
-        body["size"] = PAGE if limit is None else min(limit, PAGE)
-        body["_source"] = True if contents else {"excludes": list(_CONTENTS)}
+        size = IDS_PAGE if limit is None else min(limit, IDS_PAGE)
+        body = {"query": self._query(letters), "sort": sort, "size": size, "_source": False}
         found = self._search(f"&scroll={_KEPT_OPEN}", body)
-        left = limit
+        ids: list[str] = []
         scroll = None
         try:
-            while found is not None and (left is None or left > 0):
+            while found is not None and (limit is None or len(ids) < limit):
                 scroll = found["_scroll_id"]
                 hits = found["hits"]["hits"]
-                if not hits:
-                    return
-                for hit in hits[:left]:
-                    yield StoredLetter(hit["_id"], hit["_seq_no"], hit["_primary_term"], hit["_source"])
-                left = None if left is None else left - len(hits)
-                if left is None or left > 0:
-                    more = {"scroll": _KEPT_OPEN, "scroll_id": scroll}
-                    found = self._parsed(self._request("POST", "/_search/scroll", more))
+                ids += [hit["_id"] for hit in hits]
+                if len(hits) < size:
+                    break
+                more = {"scroll": _KEPT_OPEN, "scroll_id": scroll}
+                found = self._parsed(self._request("POST", "/_search/scroll", more))
         finally:
             if scroll is not None:
                 self._request("DELETE", "/_search/scroll", {"scroll_id": scroll})
+        return ids[:limit]
+
+    def withdraw(self, batch_time_ms: int, attempt: int) -> int:
+        """Delete the letters of this index's batch that attempts before ``attempt`` left; how many they were.
+
+        One that is written anew meanwhile stays. Raises as ``reasons``.
+        """
+        batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, index=self._options.index, replayed=True)
+        withdrawn = 0
+        left = (
+            letter
+            for letter in self.find(batch, contents=False)
+            # By what the letter holds: in an index with a mapping of its own the number may not be searchable.
+            if isinstance(letter.fields.get("attempt"), int) and letter.fields["attempt"] < attempt
+        )
+        while some := list(islice(left, IDS_PAGE)):
+            actions = [
+                {"delete": {"_id": letter.id, "if_seq_no": letter.seq_no, "if_primary_term": letter.primary_term}}
+                for letter in some
+            ]
+            withdrawn += len(some) - len(self._changed_since(some, actions, ""))
+        return withdrawn
 
     def get(self, id_: str) -> StoredLetter:
         """One letter by its id.
@@ -186,16 +220,22 @@ class DeadLetterIndex:
         """Change fields of letters; those that were written anew since they were read stay, and are given back."""
         if not notes:
             return []
-        lines = []
+        lines: list[dict[str, Any]] = []
         for letter, changed in notes:
             action = {"_id": letter.id, "if_seq_no": letter.seq_no, "if_primary_term": letter.primary_term}
-            lines += [json.dumps({"update": action}), json.dumps({"doc": changed})]
-        body = ("\n".join(lines) + "\n").encode()
-        path = f"{self._path}/_bulk?refresh=true"
+            lines += [{"update": action}, {"doc": changed}]
+        return self._changed_since([letter for letter, _ in notes], lines, "?refresh=true")
+
+    def _changed_since(
+        self, letters: Sequence[StoredLetter], lines: Sequence[dict[str, Any]], parameters: str
+    ) -> list[StoredLetter]:
+        """Send one action for each letter; those that were written anew since they were read, or are gone."""
+        body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        path = f"{self._path}/_bulk{parameters}"
         answer = self._parsed(request_patiently(self._transport, self._patience(), "POST", path, body))
         moved = []
-        for (letter, _), entry in zip(notes, answer["items"], strict=True):
-            item = entry["update"]
+        for letter, entry in zip(letters, answer["items"], strict=True):
+            (item,) = entry.values()
             if item["status"] in (404, 409):
                 moved.append(letter)
             elif item["status"] >= 300:
@@ -247,3 +287,7 @@ def _decoded(text: Any) -> bytes | None:
         return None if text is None else base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError, TypeError):
         return None
+
+
+def _pages(ids: list[str], size: int) -> Iterator[tuple[str, ...]]:
+    return (tuple(ids[first : first + size]) for first in range(0, len(ids), size))

@@ -48,6 +48,12 @@ class DeadLettersRefusedError(IndexingError):
     """A dead letter could not be written, so the batch may not report success."""
 
 
+class TooManyDeadLettersError(IndexingError):
+    """A batch has more dead letters than its output's limit allows; they are written."""
+
+    failure = Failure.CODE
+
+
 class DeadLetterMissingError(IndexingError):
     """There is no such dead letter."""
 

@@ -105,6 +105,11 @@ class IndexingOptions(BaseModel):
     """The stream's name, the output's id and the batch time (ms), for reports and dead letters."""
     output: str = ""
     batch_time: int | None = None
+    attempt: int | None = None
+    """Which attempt at the batch this is, for dead letters."""
+    withdraw_letters: bool = False
+    """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch left and this
+    one did not write: their rows are no dead letters any more."""
     report: str | None = None
     """A URI to which the counts of all tasks are written as JSON when they have succeeded (see ``reports``)."""
     manifest: str | None = None
@@ -203,6 +208,8 @@ class IndexingOptions(BaseModel):
             problems.append("document_id=columns needs 'id_columns'")
         if self.id_columns and self.document_id is DocumentIdKind.KEY:
             problems.append("'id_columns' go with document_id=columns or record: a key has one document")
+        if self.withdraw_letters and (self.attempt is None or self.batch_time is None):
+            problems.append("'withdraw_letters' needs 'batch_time' and 'attempt'")
         if self.id_batch_time and (not by_columns or self.batch_time is None):
             problems.append("'id_batch_time' goes with document_id=columns, and needs 'batch_time'")
         if self.version_from and self.document_id is DocumentIdKind.RECORD:

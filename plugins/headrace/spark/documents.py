@@ -66,6 +66,7 @@ def write_documents(
     report: str,
     stream: str = "",
     batch_time_ms: int | None = None,
+    attempt: int | None = None,
     manifest: str | None = None,
     read_again: Sequence[KafkaInput] = (),
     earlier: Mapping[str, Sequence[str]] | None = None,
@@ -76,7 +77,8 @@ def write_documents(
     """Shape the rows, write them, and return what became of them.
 
     ``report`` is the URI of a file, new for every attempt, that the writing application and this process both reach.
-    ``written_before``: whether an earlier attempt may have written this batch to this output.
+    ``written_before``: whether an earlier attempt may have written this batch to this output. If so, dead letters that
+    attempts before ``attempt`` left, and this one does not write, are deleted.
 
     Raises:
         UnsuitableRowsError: see ``prepare_documents``.
@@ -90,6 +92,7 @@ def write_documents(
         output,
         stream=stream,
         batch_time_ms=batch_time_ms,
+        attempt=attempt,
         report=report,
         manifest=manifest,
         read_again=read_again,
@@ -97,6 +100,8 @@ def write_documents(
         inputs=inputs,
         written_before=written_before,
     )
+    if attempt is not None and written_before:
+        options["withdraw_letters"] = "true"
     prepared = prepare_documents(df, output, incarnations=incarnations)
     prepared.write.format(FORMAT).options(**options).mode("append").save()
     written = IndexingReport.load(report)

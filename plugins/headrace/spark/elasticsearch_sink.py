@@ -30,6 +30,7 @@ from headrace.indexing.cluster import Cluster
 from headrace.indexing.collisions import colliding, repeated_digests
 from headrace.indexing.columns import check_columns
 from headrace.indexing.counts import IndexingCounts
+from headrace.indexing.dead_letter_index import DeadLetterIndex
 from headrace.indexing.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
 from headrace.indexing.indexer import Indexer
 from headrace.indexing.options import IndexingOptions
@@ -139,6 +140,9 @@ class ElasticsearchWriter(DataSourceArrowWriter):
             digests.append(message.digests)
         total.check()
         concrete = self._index_after()
+        collisions = repeated_digests(digests)
+        if not (collisions or total.foreign):
+            total.letters_withdrawn = self._withdraw_letters()
         if self._options.refresh:
             self._target().refresh()
         options = self._options
@@ -151,7 +155,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
             dead_letter_index=options.dead_letters,
             tasks=len(messages),
             counts=total,
-            collisions=repeated_digests(digests),
+            collisions=collisions,
         )
         if options.report:
             report.write(options.report)
@@ -183,6 +187,17 @@ class ElasticsearchWriter(DataSourceArrowWriter):
                 for where, uri in manifests
             ]
         )
+
+    def _withdraw_letters(self) -> int:
+        options = self._options
+        if not options.withdraw_letters or options.batch_time is None or options.attempt is None:
+            return 0
+        transport = self._transport(1)
+        try:
+            letters = DeadLetterIndex(transport, options, clock=SystemClock())
+            return letters.withdraw(options.batch_time, options.attempt)
+        finally:
+            transport.close()
 
     def _index_after(self) -> str | None:
         if not self._options.check_index:

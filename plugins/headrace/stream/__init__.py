@@ -1,6 +1,7 @@
 """The definition of a stream."""
 
 from headrace.stream.batch_trigger import BatchTrigger
+from headrace.stream.dead_letter_limit import DeadLetterLimit
 from headrace.stream.definition import Stream
 from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.inputs import (
@@ -35,6 +36,7 @@ __all__ = [
     "BytesDecoder",
     "ColumnIds",
     "ConsoleOutput",
+    "DeadLetterLimit",
     "ElasticsearchOutput",
     "ForeachBatchOutput",
     "JsonDecoder",

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
+from headrace.stream.dead_letter_limit import DeadLetterLimit
 from headrace.stream.index_names import check_dead_letter_index, check_host, check_index_name, dead_letters_of
 from headrace.stream.model import Identifier, Part
 from headrace.stream.references import check_reference
@@ -100,6 +101,7 @@ class ElasticsearchOutput(_Output):
         "a transform that has changed. By default create, and index for ids of columns without the batch time.",
     )
     dead_letter_index: str | None = None
+    dead_letter_limit: DeadLetterLimit = DeadLetterLimit()
     bulk_bytes: int = Field(default=5 * 1024 * 1024, ge=1, le=100 * 1024 * 1024)
     bulk_actions: int = Field(default=5_000, ge=1, le=100_000)
     requests_in_flight: int = Field(default=2, ge=1, le=64)

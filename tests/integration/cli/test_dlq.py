@@ -17,9 +17,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
+from headrace.clock import SystemClock
 from headrace.hooks.ledger import register
 from headrace.indexing.cluster import Cluster
 from headrace.indexing.counts import IndexingCounts
+from headrace.indexing.dead_letter_index import DeadLetterIndex
 from headrace.indexing.dead_letter_replay import DeadLetterReplay
 from headrace.indexing.indexer import Indexer
 from headrace.indexing.options import IndexingOptions
@@ -61,7 +63,14 @@ class Shop:
         with Ledger.open(stream.ledger) as ledger:
             register(ledger, stream)
 
-    def write(self, *values: bytes | None, batch_time_ms: int = BATCHES[0], first: int = 0, **more: Any) -> Any:
+    def write(
+        self,
+        *values: bytes | None,
+        batch_time_ms: int = BATCHES[0],
+        first: int = 0,
+        attempt: int | None = None,
+        **more: Any,
+    ) -> Any:
         """Index the records of a batch, as its output would."""
         (output,) = self.stream.outputs
         rows = pa.record_batch(
@@ -80,7 +89,7 @@ class Shop:
             }
         )
         assert isinstance(output, ElasticsearchOutput)
-        options = sink_options(output, stream="shop", batch_time_ms=batch_time_ms)
+        options = sink_options(output, stream="shop", batch_time_ms=batch_time_ms, attempt=attempt)
         counts: IndexingCounts = Indexer(self.transport, IndexingOptions.from_strings(options)).index([rows])
         return counts
 
@@ -379,6 +388,22 @@ def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(m
         assert shop.told("replay", "--index", copy)["to_replay"] == 1
     finally:
         shop.ask("DELETE", f"/{common}")
+
+
+def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(shop: Shop) -> None:
+    (output,) = shop.stream.outputs
+
+    def letters(**given: Any) -> DeadLetterIndex:
+        options = sink_options(output, stream="shop", batch_time_ms=BATCHES[0], **given)
+        return DeadLetterIndex(shop.transport, IndexingOptions.from_strings(options), clock=SystemClock())
+
+    assert letters().withdraw(BATCHES[0], 9) == 0, "letters that do not tell their attempt stay"
+    for attempt, values in ((1, [b'{"n": "one"}', b"junk", b"other"]), (2, [b"junk"])):
+        shop.write(*values, first=30, attempt=attempt)
+    assert letters().withdraw(BATCHES[1], 3) == 0, "no letter is of an attempt at that batch"
+    assert letters().withdraw(BATCHES[0], 1) == 0
+    assert letters().withdraw(BATCHES[0], 2) == 2
+    assert shop.listed("--offset", "30-39") == ["clicks+0+30"]
 
 
 def test_what_others_wrote_does_nothing_to_a_terminal(shop: Shop) -> None:

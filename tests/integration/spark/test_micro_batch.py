@@ -25,6 +25,7 @@ from headrace.batching.building import build_from_kafka
 from headrace.batching.manifest import ManifestError
 from headrace.batching.stream_status import last_error
 from headrace.blocks import TopicPartition
+from headrace.indexing.errors import TooManyDeadLettersError
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.receiving.kafka_ranges import RangeClients
@@ -33,6 +34,7 @@ from headrace.spark.micro_batch_job import main
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
+    DeadLetterLimit,
     ElasticsearchOutput,
     JsonDecoder,
     KafkaInput,
@@ -455,6 +457,55 @@ def test_documents_reach_elasticsearch_and_what_does_not_decode_its_dead_letters
     assert (counts["rows"], counts["indexed"], counts["dead_lettered"], counts["undecodable"]) == (3, 1, 2, 2)
     assert "Row(id=1)" in printed
     assert not list((Path(batch.stream.folder_url) / "reports").glob("*")), "reports are read and gone"
+
+
+def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows_are_indexed(
+    spark: SparkSession, elasticsearch: str, make_batch_ledger: Make, make_records: Records
+) -> None:
+    """Twelve that the mapping refuses and six that do not decode: the limit is over both, and over all tasks."""
+    index = f"clicks-{uuid.uuid4().hex}"
+    letters = f"{index}-dead-letters"
+    limit = DeadLetterLimit(tolerated=15)
+    output = ElasticsearchOutput(hosts=elasticsearch, index=index, dead_letter_limit=limit)
+    decoder = JsonDecoder(fields="id STRING")
+    source = KafkaInput(bootstrap_servers="localhost:9092", topics="clicks", value_decoder=decoder)
+    batch = make_batch_ledger(inputs=source, outputs=output)
+    make_index(elasticsearch, index, "long")
+    for first in (0, 11):
+        values = [b'{"id": "x"}'] * 6 + [b'{"id": "1"}'] * 2 + [b"junk"] * 3
+        batch.add(make_records(values, first_offset=first))
+    with pytest.raises(
+        TooManyDeadLettersError, match=r"22 rows .* 18 are dead letters, more than the 50% of dead_letter_limit"
+    ):
+        run(spark, batch, partitions=2)
+    time_ms = batch.ledger.batches.list(batch.stream.name)[0].batch_time_ms
+    assert batch.ledger.batches.get(batch.stream.name, time_ms).state is not BatchState.COMPLETED
+    assert len(documents(elasticsearch, letters)) == 18
+    raised = output.model_copy(update={"dead_letter_limit": DeadLetterLimit(share=1)})
+    stream = batch.stream.model_copy(update={"outputs": (raised,)})
+    counts = run_micro_batch(spark, stream, batch.ledger, batch.begin(time_ms)).outputs["elasticsearch"]
+    assert (counts["dead_lettered"], counts["repeated"], counts["letters_withdrawn"]) == (18, 4, 0)
+    assert len(documents(elasticsearch, letters)) == 18
+    make_index(elasticsearch, index, "keyword")
+    counts = run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(time_ms, force=True)).outputs[
+        "elasticsearch"
+    ]
+    assert (counts["dead_lettered"], counts["indexed"], counts["letters_withdrawn"]) == (6, 16, 12)
+    left = documents(elasticsearch, letters).values()
+    assert {letter["value_text"] for letter in left} == {"junk"}
+    assert len(left) == 6
+
+
+def make_index(elasticsearch: str, index: str, id_type: str) -> None:
+    """Make the index anew, with its field id of this type."""
+    for method, body in (("DELETE", None), ("PUT", {"mappings": {"properties": {"id": {"type": id_type}}}})):
+        request = urllib.request.Request(  # noqa: S310
+            f"{elasticsearch}/{index}{'?ignore_unavailable=true' if body is None else ''}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=30).close()  # noqa: S310
 
 
 def test_the_same_batch_again_changes_nothing(

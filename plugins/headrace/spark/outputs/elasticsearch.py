@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from headrace.indexing.bulk_bodies import TOMBSTONE
 from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, TIMESTAMP, VALUE
+from headrace.indexing.counts import IndexingCounts
+from headrace.indexing.errors import TooManyDeadLettersError
 from headrace.indexing.output_options import sink_options
 from headrace.indexing.reports import IndexingReport
 from headrace.spark.incarnations import lacks_incarnation
@@ -30,10 +34,15 @@ class ElasticsearchOutputWriter:
         return isinstance(self._output.document_ids, ColumnIds)
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
-        """Index the rows, then write the undecodable records to the dead letters.
+        """Write the undecodable records to the dead letters, then index the rows.
 
-        Counts are those of `headrace.indexing.counts.IndexingCounts`, and ``index``: the concrete one, where documents
-        went into it.
+        In this order, since the second write deletes the dead letters of earlier attempts that this one has not
+        written. Counts are those of `headrace.indexing.counts.IndexingCounts`, and ``index``: the concrete one, where
+        documents went into it.
+
+        Raises:
+            TooManyDeadLettersError: there are more dead letters than the output's limit allows. They are written, and
+                so are all other documents.
         """
         if frame is None:
             return {"rows": 0}
@@ -42,6 +51,10 @@ class ElasticsearchOutputWriter:
         incarnations = None
         if batch.incarnations is not None and lacks_incarnation(frame.columns):
             incarnations = batch.incarnations()
+        total = IndexingCounts()
+        for input_id, rows in batch.undecodable.items():
+            with report_file(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
+                total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
         with report_file(batch, self._output.id) as uri:
             report = write_documents(
                 frame,
@@ -49,6 +62,7 @@ class ElasticsearchOutputWriter:
                 report=uri,
                 stream=batch.stream.name,
                 batch_time_ms=batch.batch_time_ms,
+                attempt=batch.attempt,
                 manifest=batch.manifest_uri,
                 read_again=_read_again(batch),
                 earlier=_earlier(batch),
@@ -56,13 +70,26 @@ class ElasticsearchOutputWriter:
                 incarnations=incarnations,
                 written_before=batch.written_before,
             )
-        total = report.counts
-        for input_id, rows in batch.undecodable.items():
-            with report_file(batch, f"{self._output.id}-undecodable-{input_id}") as uri:
-                total.add(write_undecodable(rows, self._output, batch, report=uri).counts)
+        total.add(report.counts)
+        self._check_limit(total, batch.stream.name)
         # An alias may mean another index tomorrow.
         written_to = {} if report.concrete_index is None else {"index": report.concrete_index}
         return {**total.to_dict(), **written_to}
+
+    def _check_limit(self, counts: IndexingCounts, stream: str) -> None:
+        counted = Counter(counts.dead_letter_reasons)
+        del counted[TOMBSTONE]
+        passed = self._output.dead_letter_limit.passed(counted.total(), counts.rows)
+        if passed is None:
+            return
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in counted.most_common(5))
+        raise TooManyDeadLettersError(
+            f"Of {counts.rows:,} rows for index {self._output.index!r} {counted.total():,} are dead letters, {passed}: "
+            f"{reasons}.",
+            remedy=f"They are kept in {self._output.dead_letters!r} (headrace dlq list {stream} --output "
+            f"{self._output.id}). Correct the mapping, the decoder or the transform, or raise the output's "
+            "dead_letter_limit; the batch's next run writes what is missing.",
+        )
 
 
 def write_undecodable(
@@ -80,6 +107,7 @@ def write_undecodable(
         output,
         stream=batch.stream.name,
         batch_time_ms=batch.batch_time_ms,
+        attempt=batch.attempt,
         report=report,
         manifest=batch.manifest_uri,
         read_again=_read_again(batch),

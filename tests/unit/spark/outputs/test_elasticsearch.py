@@ -1,0 +1,84 @@
+"""The limit of dead letters, over all that an output writes of a batch; the writes themselves are Spark's."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.failure import Failure
+from headrace.indexing.counts import IndexingCounts
+from headrace.indexing.errors import TooManyDeadLettersError
+from headrace.spark.outputs import elasticsearch
+from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
+from headrace.spark.outputs.writer import WrittenBatch
+from headrace.spark.transforms import BatchContext
+from headrace.stream import DeadLetterLimit, ElasticsearchOutput, KafkaInput, Stream
+
+
+@pytest.fixture
+def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a batch of which these rows were rejected, by reason, by the documents' and the undecodables' writes."""
+
+    def batch(limit: DeadLetterLimit, rows: int, rejected: dict[str, int], undecodable: int = 0) -> list[Any]:
+        output = ElasticsearchOutput(hosts="http://h:1", index="clicks", dead_letter_limit=limit)
+        stream = Stream(
+            name="shop",
+            inputs=KafkaInput(bootstrap_servers="h:1", topics="clicks"),
+            outputs=output,
+            batch_interval="10 s",
+            storage=tmp_path,
+            ledger=f"sqlite:///{tmp_path}/ledger.db",
+        )
+        writes: list[Any] = []
+
+        def documents(*_: Any, attempt: int, **__: Any) -> Any:
+            writes.append(("documents", attempt))
+            counts = IndexingCounts(rows=rows, dead_lettered=sum(rejected.values()), created=rows)
+            counts.dead_letter_reasons.update(rejected)
+            return SimpleNamespace(counts=counts, concrete_index=None)
+
+        def letters(*_: Any, **__: Any) -> Any:
+            writes.append("undecodable")
+            counts = IndexingCounts(rows=undecodable, dead_lettered=undecodable)
+            counts.dead_letter_reasons["rejected"] = undecodable
+            return SimpleNamespace(counts=counts)
+
+        monkeypatch.setattr("headrace.spark.documents.write_documents", documents)
+        monkeypatch.setattr(elasticsearch, "write_undecodable", letters)
+        written = WrittenBatch(
+            stream=stream,
+            context=BatchContext.of("shop", 10_000, 10_000, 3),
+            batch_time_ms=10_000,
+            attempt=3,
+            manifest_uri="m",
+            from_kafka=False,
+            target="",
+            undecodable={"records": Any} if undecodable else {},  # type: ignore[dict-item]
+            out=io.StringIO(),
+            tell=lambda _: None,
+        )
+        ElasticsearchOutputWriter(output).write(object(), written)  # type: ignore[arg-type]
+        return writes
+
+    return batch
+
+
+def test_undecodable_records_are_written_first_since_the_documents_write_withdraws_earlier_letters(write: Any) -> None:
+    assert write(DeadLetterLimit(), 10, {}, undecodable=1) == ["undecodable", ("documents", 3)]
+
+
+def test_the_limit_is_over_both_writes(write: Any) -> None:
+    limit = DeadLetterLimit(tolerated=10)
+    write(limit, 12, {"document_parsing_exception": 8}, undecodable=2)
+    with pytest.raises(TooManyDeadLettersError, match=r"Of 15 rows .* 11 are dead letters, more than the 50%") as error:
+        write(limit, 12, {"document_parsing_exception": 8}, undecodable=3)
+    for part in ("8 document_parsing_exception, 3 rejected", "'clicks-dead-letters'", "headrace dlq list shop"):
+        assert part in str(error.value)
+    assert error.value.failure is Failure.CODE
+
+
+def test_records_without_a_value_do_not_count(write: Any) -> None:
+    write(DeadLetterLimit(number=1), 10, {"tombstone": 9, "missing_id": 1})
