@@ -21,6 +21,7 @@ from headrace.hooks.replacement import replace_older_job
 from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.attachment import ATTACHED, attachment, ended_unheard, holder
 from headrace.operators.links import SparkUiLink
+from headrace.spark.job_log import LOG_VARIABLE, parts_of
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ class KafkaReceiverOperator(BaseOperator):
         )
         log = log_file(self.stream.name)
         self.log.info("The receiver job writes its log to %s on this host.", log)
-        self._process = spawn(hook.command(application("receiver.py")), environment=hook.environment(), log=log)
+        environment = {**hook.environment(), LOG_VARIABLE: str(log)}
+        self._process = spawn(hook.command(application("receiver.py")), environment=environment, log=log)
         self.log.info("Started the receiver job as process %d.", self._process.pid)
         return self._process
 
@@ -301,8 +303,12 @@ def log_folder(stream: str) -> Path:
 
 
 def log_file(stream: str) -> Path:
-    """A new log file for a job that starts now; the oldest of earlier jobs' files go."""
-    for old in sorted(log_folder(stream).glob("receiver-*.log"))[: -_KEEP_LOGS + 1]:
+    """A new log file for a job that starts now. The oldest of earlier jobs' files go, and parts but the last job's."""
+    earlier = sorted(log_folder(stream).glob("receiver-*.log"))
+    for old in earlier[:-1]:
+        for part in parts_of(old):
+            part.unlink(missing_ok=True)
+    for old in earlier[: -_KEEP_LOGS + 1]:
         old.unlink(missing_ok=True)
     return log_folder(stream) / f"receiver-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.log"
 

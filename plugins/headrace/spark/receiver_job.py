@@ -29,6 +29,7 @@ from headrace.spark import connect_token
 from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.draining import BatchDrain
 from headrace.spark.failures import first_cause
+from headrace.spark.job_log import bounded_log
 from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
@@ -245,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     raise_on_sigterm()
     try:
-        with Ledger.open(options.ledger, create=False) as ledger:
+        with bounded_log(), Ledger.open(options.ledger, create=False) as ledger:
             row = ledger.streams.get(options.stream)
             if options.revision is not None:
                 row = ledger.streams.at_revision(options.stream, options.revision)

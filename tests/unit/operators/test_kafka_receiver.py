@@ -13,7 +13,9 @@ from airflow.sdk.exceptions import TaskDeferred
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.revisions import Declared
+from headrace.operators import kafka_receiver
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
+from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.versions import current_versions
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
@@ -272,6 +274,25 @@ def test_log_files_do_not_pile_up(monkeypatch, tmp_path):
     monkeypatch.setenv("AIRFLOW__HEADRACE__LOG_FOLDER", str(tmp_path))
     (tmp_path / "flights").mkdir()
     for _ in range(40):
-        log_file("flights").touch()
-    assert len(list((tmp_path / "flights").iterdir())) == 30
-    assert newest_log("flights") == str(sorted((tmp_path / "flights").iterdir())[-1])
+        started = log_file("flights")
+        started.touch()
+        started.with_name(f"{started.name}.1.gz").touch()
+    logs = sorted((tmp_path / "flights").glob("*.log"))
+    assert len(logs) == 30
+    assert newest_log("flights") == str(logs[-1])
+    # Of the job that starts now, and of the one before.
+    assert {part.name for part in (tmp_path / "flights").glob("*.gz")} == {f"{log.name}.1.gz" for log in logs[-2:]}
+
+
+def test_the_job_is_given_its_log_to_keep_it_bounded(stream, toy, task, ledger, monkeypatch):
+    toy("run")
+    given = {}
+
+    def spawn(command, *, environment, log):
+        given.update(log=log, variable=environment[LOG_VARIABLE])
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(kafka_receiver, "spawn", spawn)
+    with pytest.raises(OSError, match="no more processes"):
+        KafkaReceiverOperator(task_id="receive", stream=stream).execute(task.context)
+    assert given["variable"] == str(given["log"])

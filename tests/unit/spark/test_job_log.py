@@ -1,0 +1,94 @@
+"""The receiver job's log is bounded, while its processes go on writing into it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.spark import job_log
+from headrace.spark.job_log import LOG_VARIABLE, bounded_log, parts_of, rotate
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "receiver-1.log"
+
+
+def append(log: Path, text: str) -> None:
+    with log.open("a") as file:
+        file.write(text)
+
+
+def held(log: Path) -> list[str]:
+    return [gzip.decompress(part.read_bytes()).decode() for part in parts_of(log)]
+
+
+def test_a_small_log_stays_as_it_is(log: Path) -> None:
+    append(log, "a line\n")
+    assert not rotate(log, max_bytes=7)
+    assert (log.read_text(), parts_of(log)) == ("a line\n", [])
+
+
+def test_a_large_one_is_moved_into_a_part_and_its_writers_go_on_at_its_beginning(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    script = "import sys\nfor line in sys.stdin: print('wrote', line.strip(), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=descriptor, text=True, bufsize=1
+    ) as child:
+        assert child.stdin is not None
+        for number in range(3):
+            child.stdin.write(f"{number}\n")
+            while not (log.exists() and log.read_text().endswith(f"wrote {number}\n")):
+                pass
+            assert rotate(log, max_bytes=3)
+        child.stdin.write("last\n")
+        child.stdin.close()
+    os.close(descriptor)
+    assert log.read_text() == "wrote last\n"
+    assert held(log) == ["wrote 2\n", "wrote 1\n", "wrote 0\n"]
+
+
+def test_so_many_parts_are_kept(log: Path) -> None:
+    for number in range(20):
+        append(log, f"{number}\n")
+        rotate(log, max_bytes=1, kept=12)
+    assert held(log) == [f"{number}\n" for number in range(19, 7, -1)]
+
+
+def test_where_no_part_can_be_written_the_log_is_emptied_all_the_same(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    append(log, "a line\n")
+    monkeypatch.setattr(job_log.shutil, "copyfileobj", full)
+    assert rotate(log, max_bytes=1)
+    assert (log.read_text(), parts_of(log)) == ("", [])
+
+
+def test_a_job_bounds_the_log_that_it_was_given(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_log, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(job_log, "MAX_BYTES", 3)
+    monkeypatch.setattr(job_log, "rotate", lambda path: rotate(path, max_bytes=3))
+    monkeypatch.setenv(LOG_VARIABLE, str(log))
+    append(log, "a line\n")
+    with bounded_log():
+        while not parts_of(log) or log.stat().st_size:
+            pass
+    assert held(log) == ["a line\n"]
+
+
+@pytest.mark.parametrize("path", [None, "/nowhere/receiver.log"])
+def test_a_job_without_a_log_of_its_own_goes_on(path: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path is None:
+        monkeypatch.delenv(LOG_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(LOG_VARIABLE, path)
+    with bounded_log():
+        pass
