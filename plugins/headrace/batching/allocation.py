@@ -54,6 +54,7 @@ def allocate(
 
     Raises:
         BatchTimeError: the time is no interval end, or has not come.
+        BatchRemovedError: it was removed with the stream's history.
         AllocationConflictError: other runs claimed the times to absorb, again and again.
         StorageError: the manifest cannot be written; nothing is allocated then.
     """

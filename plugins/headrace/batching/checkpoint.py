@@ -107,6 +107,18 @@ def find_newest(storage: LogStorage) -> FoundCheckpoint:
     )
 
 
+def read_checkpoint(storage: LogStorage, path: str) -> Checkpoint:
+    """The checkpoint at ``path``, which may not be the newest.
+
+    Raises:
+        CheckpointError: it is gone, damaged, or of another version.
+    """
+    try:
+        return _read(storage, path)
+    except (DocumentDamagedError, StoredFileMissingError) as error:
+        raise CheckpointError(f"The checkpoint {storage.url}/{path} cannot be read: {error}.") from error
+
+
 def _read(storage: LogStorage, path: str) -> Checkpoint:
     fields = unseal(storage.read(path))
     version = fields.get("version")

@@ -24,6 +24,8 @@ MANY = 10_000
 GAPS = 10_000
 """The newest gaps are in a checkpoint, so many of them."""
 
+_OF_REMOVAL = ("removed_from_ms", "removed_until_ms", "removed_files_ms", "history_from")
+
 SEGMENTS = 100_000
 """So many of the log's files at most are named in a checkpoint."""
 
@@ -84,7 +86,9 @@ def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStor
 def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) -> Checkpoint:
     """The stream's state as the ledger has it now, with the batches that no file of the history holds."""
     # Its time comes first, behind those of the files that there are: of a batch that is filed since, the file counts.
-    numbers = history_numbers(folder)
+    # What was removed is said as of now: batches that are removed meanwhile are in files that this checkpoint needs.
+    before = ledger.streams.get(stream)
+    numbers = [number for number in history_numbers(folder) if number >= before.history_from]
     written_at_ms = max(ledger.now_ms(), *(number + 1 for number in numbers[-1:]), 0)
     # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
     batches = ledger.history.unfiled(stream)
@@ -103,7 +107,7 @@ def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) ->
         written_at_ms=written_at_ms,
         batch_time_ms=batch_time_ms,
         state={
-            "stream": dataclasses.asdict(row),
+            "stream": {**dataclasses.asdict(row), **{name: getattr(before, name) for name in _OF_REMOVAL}},
             "revisions": [dataclasses.asdict(each) for each in ledger.streams.revisions(stream, named)],
             "batches": described,
             "history": {"files": len(numbers), "newest": numbers[-1] if numbers else 0},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from headrace.batching.manifest import LOG_FOLDER, manifest_path
+from headrace.batching.removal import Removed, remove_old
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
 from headrace.stream import Stream
@@ -24,13 +25,14 @@ _PRUNED_AT_ONCE = 10  # Thousands of events each, and what is left goes with the
 @dataclass(frozen=True)
 class Cleaned:
     """What a cleanup did: segments deleted, their blocks' rows folded, batches with nothing left in the log; files
-    deleted that never became segments, or manifests of no batch; events forgotten."""
+    deleted that never became segments, or manifests of no batch; events forgotten; the end of the history."""
 
     segments: int
     blocks: int
     batches: int
     leftovers: int = 0
     events: int = 0
+    removed: Removed = field(default_factory=Removed)
 
 
 def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
@@ -41,7 +43,8 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
     that is still to be run, so that catching up after a down-time finds what its windows reach back to.
 
     Each step can be repeated after a crash. Files of the log that no block was ever accepted of go too, and events that
-    are older than a week and than the remember window.
+    are older than a week and than the remember window. Batches that are older than the stream's history are removed
+    (`headrace.batching.removal`).
 
     Raises:
         StorageError: a segment could not be deleted; those after it stay for the next cleanup.
@@ -66,7 +69,9 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
             segments += 1
     marked, manifests = _mark_cleaned(stream, ledger, storage.below(stream.name), before_ms)
     leftovers = manifests + _sweep(stream, ledger, log)
-    return Cleaned(segments, blocks, marked, leftovers, _prune_events(stream, ledger))
+    # What one run leaves the next takes: batches that are over are not in the way of those to come.
+    removed = remove_old(stream, ledger, storage.below(stream.name), needed_ms=before_ms)
+    return Cleaned(segments, blocks, marked, leftovers, _prune_events(stream, ledger), removed)
 
 
 def _prune_events(stream: Stream, ledger: Ledger) -> int:

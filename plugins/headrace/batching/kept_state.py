@@ -117,7 +117,10 @@ def read_kept(folder: LogStorage) -> KeptState:
 
 def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]:
     """The history's, from its oldest file on, and the checkpoint's where its time comes."""
-    places = {number: read_history(folder, number) for number in history_numbers(folder)}
+    stream = _stream_row(checkpoint.state["stream"])
+    # Older files are of batches that were removed, and go a while after these.
+    numbers = [number for number in history_numbers(folder) if number >= stream.history_from]
+    places = {number: read_history(folder, number) for number in numbers}
     expected = checkpoint.state.get("history", {"files": 0, "newest": 0})
     there = [number for number in places if number <= expected["newest"]]
     if len(there) < expected["files"]:
@@ -132,7 +135,7 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]
     kept |= _kept(checkpoint.state["batches"], 0)
     for number in [number for number in places if number >= checkpoint.written_at_ms]:
         kept |= _kept(places[number], number)
-    return kept
+    return {time_ms: batch for time_ms, batch in kept.items() if not stream.has_removed(time_ms)}
 
 
 def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, KeptBatch]:

@@ -235,6 +235,12 @@ def manifest_path(batch_time_ms: int) -> str:
     return f"{FOLDER}/{batch_time_ms}.json"
 
 
+def manifest_time(path: str) -> int | None:
+    """The batch time of the manifest at this path below the stream's folder; None if it is no manifest's."""
+    digits = path.removeprefix(f"{FOLDER}/").removesuffix(".json").partition("-")[0]
+    return int(digits) if digits.isdigit() else None
+
+
 def _input_to_json(
     blocks: Iterable[ManifestBlock], built: Iterable[RecordedRange], place: Mapping[str, int]
 ) -> dict[str, Any]:

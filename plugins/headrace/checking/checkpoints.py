@@ -113,8 +113,8 @@ def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[Batch
 
 def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     stream = state["stream"]
-    for name in ("job_epoch", "sealed_until_ms", "revision"):
-        says, has = stream[name], getattr(snapshot.stream, name)
+    for name in ("job_epoch", "sealed_until_ms", "revision", "removed_until_ms"):
+        says, has = stream.get(name, 0), getattr(snapshot.stream, name)
         if says > has:
             yield snapshot.stream.name, f"The checkpoint's {name} is {says}, the ledger's {has}."
     positions = {(row.input_id, row.partition): row.next_offset for row in snapshot.positions}
@@ -132,7 +132,7 @@ def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple
                 f"The checkpoint's epoch is {row['epoch']}, the ledger's {epochs.get(receiver)}.",
             )
     for row in state.get("batches", ()):
-        if row["batch_time_ms"] not in snapshot.batch:
+        if row["batch_time_ms"] not in snapshot.batch and not snapshot.stream.has_removed(row["batch_time_ms"]):
             yield (
                 str(row["batch_time_ms"]),
                 f"The checkpoint holds it as {row['state']}, and the ledger has no such batch.",

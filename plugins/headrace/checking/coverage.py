@@ -52,14 +52,17 @@ def check_coverage(snapshot: StreamSnapshot) -> tuple[list[Finding], list[Hole]]
     findings: list[Finding] = []
     holes: list[Hole] = []
     pieces = _pieces(snapshot)
-    spans = {(row.input_id, row.partition): (row.starting_offset, row.next_offset) for row in snapshot.positions}
+    spans = {(row.input_id, row.partition): (row.kept_from, row.next_offset) for row in snapshot.positions}
+    removed = {(row.input_id, row.partition): row.removed_until_offset or 0 for row in snapshot.positions}
     for key in sorted({*pieces, *spans}):
         if key not in spans:
             what = f"{len(pieces[key])} ranges of it were received, and it has no position."
             findings.append(Finding(Problem.POSITION_WRONG, partition_text(key), what))
             continue
         start, until = spans[key]
-        findings += _walk(key, start, until, sorted(pieces[key]), holes)
+        # What is before is of batches that were removed: a gap between their records stays.
+        kept = [piece for piece in pieces[key] if piece.until > removed[key]]
+        findings += _walk(key, start, until, sorted(kept), holes)
     return findings, holes
 
 
@@ -140,6 +143,8 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 )
                 yield Finding(Problem.GAP_MISSING, f"{name} at {row.from_offset}", what)
     for time_ms in sorted(told):
+        if snapshot.stream.has_removed(time_ms):
+            continue
         yield Finding(
             Problem.BATCH_STATE_WRONG, str(time_ms), "Gaps say that it was abandoned, and there is no such batch."
         )

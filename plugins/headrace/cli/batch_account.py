@@ -82,6 +82,13 @@ def _show_waiting(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: b
     if as_json:
         print_json({"batch": None, "waiting": waiting})
         return
+    row = ledger.streams.get(stream)
+    if row.has_removed(batch_time_ms):
+        typer.echo(
+            f"Batch {time_text(batch_time_ms)} of {stream} was removed, as all up to {time_text(row.removed_until_ms)} "
+            "were: the stream keeps its batches for limits.history."
+        )
+        return
     held = "nothing" if waiting is None else f"{waiting.records:,} records in {waiting.blocks:,} blocks"
     typer.echo(f"Batch {time_text(batch_time_ms)} of {stream} is not allocated yet; the log holds {held} for it.")
     if waiting is not None and batch_time_ms <= ledger.now_ms():

@@ -204,7 +204,7 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
 
 
 def _partition_trouble(ledger: Ledger, stream: str) -> str | None:
-    failed = [row for row in ledger.positions.list(stream) if row.state.value == "failed"]
+    failed = [row for row in ledger.positions.list(stream, live=True) if row.state.value == "failed"]
     if failed:
         # What the stream read once and no longer declares is missed by nobody.
         declared = {one.id: one for one in Stream.from_json(ledger.streams.get(stream).definition).inputs}

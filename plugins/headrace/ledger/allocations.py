@@ -16,7 +16,7 @@ from headrace.ledger.built_batches import check_ranges, is_empty, replace
 from headrace.ledger.chunks import chunks
 from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream, Role
-from headrace.ledger.errors import AllocationConflictError, BatchTimeError
+from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
 from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
 from headrace.ledger.states import BatchState, EventKind
@@ -35,6 +35,7 @@ class BatchAllocations(Role):
 
         Raises:
             BatchTimeError: the time is no interval end, or has not come.
+            BatchRemovedError: it was removed with the stream's history.
         """
         with self._database.write_stream(stream) as (connection, locked):
             return _seal(connection, locked, batch_time_ms)
@@ -152,6 +153,8 @@ def _seal(connection: Connection, locked: LockedStream, batch_time_ms: int) -> i
             f"Batch time {batch_time_ms} of stream {stream.name!r} comes in {batch_time_ms - locked.now_ms} ms.",
             remedy="Wait for it; the time is the ledger's (now_ms).",
         )
+    if stream.has_removed(batch_time_ms):
+        raise BatchRemovedError(stream.name, batch_time_ms, until_ms=stream.removed_until_ms)
     if batch_time_ms <= stream.sealed_until_ms:
         return stream.sealed_until_ms
     connection.execute(update(streams).where(streams.c.name == stream.name).values(sealed_until_ms=batch_time_ms))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
+from headrace.failure import Failure
 
 if TYPE_CHECKING:
     from headrace.ledger.rows import BatchRow
@@ -138,6 +139,20 @@ class SegmentRemovedError(LedgerError):
 
 class BatchTimeError(LedgerError):
     """The time is no interval end of the stream, or has not come yet."""
+
+
+class BatchRemovedError(LedgerError):
+    """The batch time was removed with the stream's history."""
+
+    failure = Failure.FINAL
+
+    def __init__(self, stream: str, batch_time_ms: int, *, until_ms: int) -> None:
+        super().__init__(
+            f"Batch {batch_time_ms} of stream {stream!r} was removed, as all up to {until_ms} were: the stream keeps "
+            "its batches for limits.history, and what this one held is no longer known.",
+            remedy="It cannot be run, replayed or built again. What it wrote is where it was written.",
+        )
+        self.batch_time_ms = batch_time_ms
 
 
 class BatchNotFoundError(LedgerError):

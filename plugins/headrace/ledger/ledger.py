@@ -19,6 +19,7 @@ from headrace.ledger.jobs import Jobs
 from headrace.ledger.positions import Positions
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
+from headrace.ledger.removal import Removal
 from headrace.ledger.runs import Runs
 from headrace.ledger.schema import Migration, ensure_schema, migrate_schema
 from headrace.ledger.segments import Segments
@@ -49,6 +50,7 @@ class Ledger:
         self.runs = Runs(database)
         self.cleanup = Cleanup(database)
         self.history = History(database)
+        self.removal = Removal(database)
         self.rebuild = Rebuild(database)
         self.gaps = Gaps(database)
         self.events = Events(database)

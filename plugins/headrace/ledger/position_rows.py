@@ -90,4 +90,5 @@ def position_row(row: Row[Any]) -> PositionRow:
         drained_ms=row.drained_ms,
         leader_epoch=row.leader_epoch,
         epoch_end_offset=row.epoch_end_offset,
+        removed_until_offset=row.removed_until_offset,
     )

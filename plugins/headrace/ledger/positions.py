@@ -30,6 +30,7 @@ from headrace.ledger.receivers import find_receiver, require_receiver
 from headrace.ledger.rows import JobLease, PositionRow, ReceiverLease
 from headrace.ledger.states import EventKind, PartitionState
 from headrace.ledger.tables import positions
+from headrace.ledger.tables.receiving import LIVE
 
 _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
 
@@ -222,9 +223,15 @@ class Positions(PositionWatermarks):
             for row in _rows(connection, job.stream, input_id, partitions):
                 _set_state(connection, locked, row, PartitionState(state), error)
 
-    def list(self, stream: str, input_id: str | None = None) -> builtins.list[PositionRow]:
-        """The positions of a stream, or of one input, by topic, incarnation and partition."""
+    def list(self, stream: str, input_id: str | None = None, *, live: bool = False) -> builtins.list[PositionRow]:
+        """The positions of a stream, or of one input, by topic, incarnation and partition.
+
+        Args:
+            live: leave those out whose topic is over, of which there may be many.
+        """
         query = select(positions).where(positions.c.stream == stream)
+        if live:
+            query = query.where(LIVE)
         if input_id is not None:
             query = query.where(positions.c.input_id == input_id)
         order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)

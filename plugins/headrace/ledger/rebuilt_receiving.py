@@ -37,6 +37,7 @@ def insert_positions(connection: Connection, found: FoundStream) -> None:
                 "drained_ms": row.drained_ms,
                 "leader_epoch": row.leader_epoch,
                 "epoch_end_offset": row.epoch_end_offset,
+                "removed_until_offset": row.removed_until_offset,
                 "state": row.state,
                 "error": row.error,
                 "updated_at_ms": row.updated_at_ms,

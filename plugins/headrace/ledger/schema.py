@@ -15,7 +15,7 @@ from headrace.ledger.database import Database, read_version
 from headrace.ledger.errors import SchemaError
 
 # The newest migration's revision, written here so that opening a ledger need not import Alembic (a test compares them).
-HEAD = "0005"
+HEAD = "0006"
 # Two processes that migrate a Postgres database at once queue at this advisory lock ("headrace" in ASCII, shortened).
 _MIGRATION_LOCK = 0x6865616472
 MIGRATION_SECONDS = 600

@@ -89,9 +89,14 @@ class ReplayBatchOperator(SparkAttemptOperator):
         self.run_attempt(ledger, attempt, batch, context)
 
     def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
+        from headrace.ledger.errors import BatchRemovedError
         from headrace.ledger.states import BatchState
 
         batch = ledger.batches.find(self.stream.name, at_ms)
+        row = ledger.streams.get(self.stream.name)
+        if batch is None and row.has_removed(at_ms):
+            removed = BatchRemovedError(row.name, at_ms, until_ms=row.removed_until_ms)
+            raise AirflowFailException(str(removed)) from removed
         if batch is None:
             raise AirflowSkipException(
                 f"Batch {at_ms} of stream {self.stream.name!r} is not allocated, so there is nothing to replay yet."

@@ -47,7 +47,7 @@ class Partitioning:
             KeyVersionsError: the stream must not go on; see `check_key_versions`.
         """
         check_key_versions(self._stream, self._topics())
-        failed = [row for row in self._rows() if row.state is PartitionState.FAILED]
+        failed = [row for row in self._live() if row.state is PartitionState.FAILED]
         for row in failed:
             logger.warning("input %s: %s is tried again; it had failed: %s", self._source.id, row.partition, row.error)
         if failed:
@@ -88,7 +88,7 @@ class Partitioning:
         receivers = self._receivers(live, now_ms)
         if not receivers:
             return
-        rows = [row for row in self._rows() if row.state is not PartitionState.ENDED]
+        rows = self._live()
         current = {row.partition: _holder(row) for row in rows}
         wanted = assign(
             [row.partition for row in rows],
@@ -143,8 +143,8 @@ class Partitioning:
         for topic in self._absent_looks:
             self._absent_looks[topic] += topic[0] not in refused
         gone = {topic for topic, looks in self._absent_looks.items() if looks >= _LOOKS_UNTIL_DELETED}
-        for row in self._rows() if gone else ():
-            if (row.partition.topic, row.partition.topic_id) in gone and row.state is not PartitionState.ENDED:
+        for row in self._live() if gone else ():
+            if (row.partition.topic, row.partition.topic_id) in gone:
                 ended.setdefault("deleted", []).append(row.partition)
         for how, partitions in ended.items():
             logger.warning("input %s: the topic was %s: %s end", self._source.id, how, partitions)
@@ -157,6 +157,9 @@ class Partitioning:
 
     def _rows(self) -> list[PositionRow]:
         return self._ledger.positions.list(self._stream.name, self._source.id)
+
+    def _live(self) -> list[PositionRow]:
+        return self._ledger.positions.list(self._stream.name, self._source.id, live=True)
 
     def _topics(self) -> list[TopicRow]:
         return self._ledger.topics.list(self._stream.name, self._source.id)

@@ -103,7 +103,8 @@ class RateController:
     def _records(self, batch_time_ms: int) -> Counter[ReceiverId]:
         """What each receiver brought to the batch, as far as its partitions are still its own."""
         owners = {
-            (row.input_id, row.partition): row.receiver_index for row in self._ledger.positions.list(self._stream.name)
+            (row.input_id, row.partition): row.receiver_index
+            for row in self._ledger.positions.list(self._stream.name, live=True)
         }
         records: Counter[ReceiverId] = Counter()
         for each in self._ledger.batches.inputs(self._stream.name, batch_time_ms):

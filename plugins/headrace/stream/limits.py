@@ -48,3 +48,6 @@ class Limits(Part):
     """The same in bytes as they are in the log."""
     max_concurrent_batches: PositiveInt = 1
     """Batches of the stream that run at the same time."""
+    history: Duration | None = timedelta(days=30)
+    """How long the ledger and the stream's folder keep a batch that is over; None: for good. What is older can't be run
+    or replayed again, not from Kafka either."""

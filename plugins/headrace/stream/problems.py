@@ -23,6 +23,12 @@ def problems(stream: Stream) -> Iterator[str]:
     yield from _interval_problems(stream)
     yield from _window_problems(stream)
     yield from _order_problems(stream)
+    history = stream.limits.history
+    if history is not None and milliseconds(history) < stream.remember_ms:
+        yield (
+            f"limits.history: {history} is shorter than the log keeps a batch's blocks, {stream.remember_ms} ms "
+            "(remember, or what the longest window reaches back); make it longer, or None"
+        )
     if len(stream.inputs) > 1 and any(stream.transform_of(output) is None for output in stream.outputs):
         yield "transform: a stream of several inputs needs one, to make one DataFrame of them"
     if stream.storage.is_local and not stream.storage.shared and not stream.spark.is_local:

@@ -224,10 +224,14 @@ class Life:
         self.assign()
 
     def times(self) -> list[int]:
-        """The batch times that have come, and that nobody has claimed or absorbed."""
-        now_ms = self.clock.now_ms()
+        """The batch times that have come, that nobody has claimed or absorbed, and that were not removed."""
+        now_ms, row = self.clock.now_ms(), self.ledger.streams.get(NAME)
         ended = range(START_MS + INTERVAL_MS, now_ms + 1, INTERVAL_MS)
-        return [time_ms for time_ms in ended if self.ledger.batches.find(NAME, time_ms) is None]
+        return [
+            time_ms
+            for time_ms in ended
+            if not row.has_removed(time_ms) and self.ledger.batches.find(NAME, time_ms) is None
+        ]
 
     def run_batch(self) -> None:
         """Allocate one of the oldest times, and get somewhere with it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from headrace.blocks import TopicPartition
 from headrace.ledger import EventKind, PartitionState
@@ -241,3 +242,34 @@ def test_a_partition_that_ends_with_its_topic_is_told_with_what_was_not_read_of_
     ]
     assert events[0]["next_offset"] == world.ledger.positions.list("flights")[0].next_offset
     assert events[0]["error"] == "the topic was deleted"
+
+
+def test_positions_whose_topic_is_over_can_be_left_out(world: Any) -> None:
+    positions = world.ledger.positions
+    positions.set_state(world.job, "kafka", [world.partitions[0]], "ended", "the topic was deleted")
+    positions.set_state(world.job, "kafka", [world.partitions[1]], "failed", "offsets lost")
+    assert [row.partition for row in positions.list("flights", live=True)] == list(world.partitions[1:])
+    assert [row.partition for row in positions.list("flights", "kafka", live=True)] == list(world.partitions[1:])
+    assert len(positions.list("flights")) == len(world.partitions)
+
+
+def test_live_positions_are_found_by_their_index_however_many_have_ended(world: Any) -> None:
+    """The tracker reads them twice a second."""
+    statements: list[str] = []
+    engine = world.ledger.streams._database.engine
+
+    def explain(_c: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "positions" in statement and not statement.startswith("EXPLAIN"):
+            own = cursor.connection.cursor()
+            is_sqlite = engine.dialect.name == "sqlite"
+            if not is_sqlite:
+                own.execute("SET LOCAL enable_seqscan = off")
+            own.execute(f"EXPLAIN {'QUERY PLAN ' if is_sqlite else ''}{statement}", parameters)
+            statements.extend(str(row) for row in own.fetchall())
+
+    event.listen(engine, "before_cursor_execute", explain)
+    try:
+        world.ledger.positions.list("flights", "kafka", live=True)
+    finally:
+        event.remove(engine, "before_cursor_execute", explain)
+    assert any("ix_positions_live" in line for line in statements), statements

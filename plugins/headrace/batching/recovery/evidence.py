@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.batching.checkpoint import CheckpointError, CheckpointVersionError
 from headrace.batching.kept_state import KeptState, read_kept
-from headrace.batching.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
+from headrace.batching.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, manifest_time
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.states import BatchState
@@ -102,7 +102,7 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
     notices: list[str] = []
     kept = _read_kept(folder, notices)
     progress("reading the manifests")
-    manifests, damaged = _read_manifests(folder)
+    manifests, damaged = _read_manifests(folder, kept)
     log = folder.below(LOG_FOLDER)
     names = segments_in(log.list())
     progress(f"reading the log, {len(names)} segments")
@@ -144,11 +144,14 @@ def _read_kept(folder: LogStorage, notices: list[str]) -> KeptState | None:
     return kept
 
 
-def _read_manifests(folder: LogStorage) -> tuple[dict[int, list[FoundManifest]], dict[str, str]]:
+def _read_manifests(
+    folder: LogStorage, kept: KeptState | None
+) -> tuple[dict[int, list[FoundManifest]], dict[str, str]]:
+    """By batch time and by path; those of removed batches, which go a while after them, are nobody's any more."""
     found: dict[int, list[FoundManifest]] = defaultdict(list)
     damaged: dict[str, str] = {}
     for path in folder.list(FOLDER):
-        if not path.endswith(".json"):
+        if not path.endswith(".json") or (kept is not None and _is_removed(path, kept)):
             continue
         data = folder.read(path)
         try:
@@ -161,6 +164,11 @@ def _read_manifests(folder: LogStorage) -> tuple[dict[int, list[FoundManifest]],
             sha256 = hashlib.sha256(data).hexdigest()
             found[manifest.batch_time_ms].append(FoundManifest(path, sha256, manifest))
     return found, damaged
+
+
+def _is_removed(path: str, kept: KeptState) -> bool:
+    time_ms = manifest_time(path)
+    return time_ms is not None and kept.stream.has_removed(time_ms)
 
 
 def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:

@@ -48,7 +48,7 @@ def account(
                 notices.append(f"[{end}, {row.next_offset}) of {name} is read from Kafka again: {reason}.")
         else:
             kept.append(row)
-        for start, until, why in finder.holes(place, row.starting_offset, end):
+        for start, until, why in finder.holes(place, row.kept_from, end):
             gaps.append(
                 GapRow(len(gaps), evidence.stream, row.input_id, row.partition, start, until, why, None, now_ms)
             )

@@ -119,7 +119,8 @@ class PositionRow:
 
     In a stream by timestamp its stored records reach up to the timestamp ``watermark_ms``, and at ``drained_ms`` of the
     ledger's clock everything that Kafka had of it was stored; else both are 0.
-    ``leader_epoch`` and ``epoch_end_offset`` are an `EpochEnd`, or both None.
+    ``leader_epoch`` and ``epoch_end_offset`` are an `EpochEnd`, or both None. Offsets up to ``removed_until_offset``
+    were those of batches that are removed; None: none are.
     """
 
     input_id: str
@@ -136,6 +137,12 @@ class PositionRow:
     drained_ms: int = 0
     leader_epoch: int | None = None
     epoch_end_offset: int | None = None
+    removed_until_offset: int | None = None
+
+    @property
+    def kept_from(self) -> int:
+        """The first offset that the ledger accounts for."""
+        return max(self.starting_offset, self.removed_until_offset or 0)
 
 
 @dataclass(frozen=True, slots=True)

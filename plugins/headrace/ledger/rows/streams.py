@@ -15,6 +15,9 @@ class StreamRow:
     ``ordered`` streams run one batch at a time, in batch-time order. ``job_epoch`` is the newest receiver job's, 0
     before the first. ``batch_by`` is "arrival" or "timestamp". ``revision`` numbers the definitions that the stream has
     had; ``declared_at_ms`` is since when the source of this one says so, 0 where nobody knows.
+
+    Batch times from ``removed_from_ms`` to ``removed_until_ms`` (0: none) were removed, their files up to
+    ``removed_files_ms``; of the history the files from number ``history_from`` on are needed.
     """
 
     name: str
@@ -34,6 +37,14 @@ class StreamRow:
     batch_by: str = "arrival"
     allowed_lateness_ms: int = 0
     declared_at_ms: int = 0
+    removed_from_ms: int = 0
+    removed_until_ms: int = 0
+    removed_files_ms: int = 0
+    history_from: int = 0
+
+    def has_removed(self, batch_time_ms: int) -> bool:
+        """Whether the batch time is among those that were removed: nobody knows any more what it held."""
+        return self.removed_from_ms <= batch_time_ms <= self.removed_until_ms
 
     def batch_time_after(self, time_ms: int) -> int:
         """The first interval end strictly after ``time_ms``; interval ends are multiples of the batch interval."""

@@ -16,6 +16,8 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     and_,
+    literal,
+    text,
 )
 
 from headrace.ledger.states import PartitionState, ReceiverState
@@ -122,6 +124,8 @@ positions = Table(
     Column("drained_ms", BigInteger, nullable=False),
     Column("leader_epoch", Integer),
     Column("epoch_end_offset", BigInteger),
+    # Up to there the offsets were those of batches that are removed.
+    Column("removed_until_offset", BigInteger),
     Column("state", state_column(PartitionState), nullable=False),
     Column("error", Text),
     Column("updated_at_ms", BigInteger, nullable=False),
@@ -131,6 +135,19 @@ positions = Table(
         ["topics.stream", "topics.input_id", "topics.topic", "topics.topic_id"],
     ),
     Index("ix_positions_owner", "stream", "input_id", "receiver_index"),
+)
+
+# The tracker reads these twice a second, however many topics have ended.
+LIVE = positions.c.state != literal(PartitionState.ENDED, positions.c.state.type, literal_execute=True)
+Index(
+    "ix_positions_live",
+    positions.c.stream,
+    positions.c.input_id,
+    positions.c.topic,
+    positions.c.incarnation,
+    positions.c.partition,
+    sqlite_where=text("state != 'ended'"),
+    postgresql_where=text("state != 'ended'"),
 )
 
 blocks = Table(

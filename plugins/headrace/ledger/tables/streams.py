@@ -28,6 +28,12 @@ streams = Table(
     Column("updated_at_ms", BigInteger, nullable=False),
     # Since when the newest definition's source says so; 0 where nobody knows.
     Column("declared_at_ms", BigInteger, nullable=False, default=0, server_default="0"),
+    # The batch times that were removed, from the first to the last, 0: none; up to which their files are gone too; and
+    # the oldest file of the history that is still needed.
+    Column("removed_from_ms", BigInteger, nullable=False, default=0),
+    Column("removed_until_ms", BigInteger, nullable=False, default=0),
+    Column("removed_files_ms", BigInteger, nullable=False, default=0),
+    Column("history_from", BigInteger, nullable=False, default=0),
 )
 
 # Every definition that the stream has had; the row of the newest one's revision has the same in its columns.

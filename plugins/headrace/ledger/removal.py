@@ -1,0 +1,144 @@
+"""The end of a stream's history: batches that are over, filed and older than the stream keeps them are removed.
+
+They go from the oldest on, so that one range of times says which are gone. Nothing can join a time in it, nobody can
+allocate it again, and so its documents cannot be written a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, func, select, update
+
+from headrace.ledger.attempt_rows import live_attempts
+from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.states import BatchState
+from headrace.ledger.tables import (
+    batch_attempts,
+    batch_inputs,
+    batch_outputs,
+    batch_runs,
+    batches,
+    positions,
+    replays,
+    segments,
+    streams,
+    unclaimed_times,
+)
+
+# Batches in one transaction: a hundred partitions have a hundred rows of each, and receivers wait for the lock.
+CHUNK = 20
+
+# In the order in which their rows can be deleted.
+_TABLES = (batch_runs, replays, batch_outputs, batch_inputs, batch_attempts, batches)
+
+
+class Removal(Role):
+    """Removes the oldest batches of a stream."""
+
+    def oldest(self, stream: str) -> int | None:
+        """The oldest batch time that has a batch."""
+        query = select(batches.c.batch_time_ms).where(batches.c.stream == stream).order_by(batches.c.batch_time_ms)
+        with self._database.read() as connection:
+            return connection.execute(query.limit(1)).scalar_one_or_none()
+
+    def remove_batches(self, stream: str, before_ms: int) -> int:
+        """Remove some of the oldest batches below ``before_ms``, in one transaction; how many. 0: there are no more.
+
+        Only a batch that is over, is in a file of the history as it is, and has nothing left in the log may go; the
+        first that may not, or that has unclaimed times before it, ends it. A batch goes with all that it absorbed.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            taken = _removable(connection, locked, before_ms)
+            if not taken:
+                return 0
+            _note_offsets(connection, stream, taken[-1].batch_time_ms)
+            for table in _TABLES:
+                connection.execute(
+                    delete(table).where(table.c.stream == stream, table.c.batch_time_ms <= taken[-1].batch_time_ms)
+                )
+            row, first_ms = locked.row, taken[0].batch_time_ms
+            connection.execute(
+                update(streams)
+                .where(streams.c.name == stream)
+                .values(
+                    removed_from_ms=min(first_ms, row.removed_from_ms) if row.removed_until_ms else first_ms,
+                    removed_until_ms=max(taken[-1].batch_time_ms, row.removed_until_ms),
+                )
+            )
+            return len(taken)
+
+    def note_history(self, stream: str) -> int:
+        """Find the oldest file of the history that a batch is still in, and note it; its number."""
+        with self._database.write_stream(stream) as (connection, locked):
+            query = select(func.min(batches.c.history)).where(batches.c.stream == stream, batches.c.history > 0)
+            # With no batch left in any, those that there are all go: files to come have higher numbers.
+            number = connection.execute(query).scalar_one() or locked.now_ms
+            connection.execute(update(streams).where(streams.c.name == stream).values(history_from=number))
+            return int(number)
+
+    def note_files(self, stream: str, until_ms: int) -> None:
+        """The files of the removed batches up to this time are gone."""
+        with self._database.write_stream(stream) as (connection, _):
+            connection.execute(update(streams).where(streams.c.name == stream).values(removed_files_ms=until_ms))
+
+    def remove_segments(self, stream: str, before_ms: int, limit: int = 1_000) -> int:
+        """Forget segments whose files were deleted before ``before_ms``; how many. A segment's name has its writer's
+        epoch in it, so none is used again.
+        """
+        with self._database.write_stream(stream) as (connection, _):
+            old = select(segments.c.segment_id).where(segments.c.stream == stream, segments.c.removed_at_ms < before_ms)
+            ids = connection.execute(old.order_by(segments.c.removed_at_ms).limit(limit)).scalars().all()
+            return connection.execute(delete(segments).where(segments.c.segment_id.in_(ids))).rowcount
+
+
+def _removable(connection: Connection, locked: LockedStream, before_ms: int) -> Sequence[Any]:
+    """The oldest batches that may go together, at least one with what it absorbed."""
+    stream = locked.row.name
+    waiting = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
+    times = [before_ms, *connection.execute(waiting.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalars()]
+    times += [attempt.batch_time_ms for attempt in live_attempts(connection, stream, locked.now_ms)[:1]]
+    query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms < min(times))
+    rows = connection.execute(query.order_by(batches.c.batch_time_ms).limit(CHUNK)).all()
+    owner_ms = next((row.absorbed_by_ms for row in rows[:1]), None)
+    if owner_ms is not None and owner_ms > rows[-1].batch_time_ms:
+        # More were absorbed by one batch than are taken at once.
+        rows = connection.execute(
+            query.where(batches.c.batch_time_ms <= owner_ms).order_by(batches.c.batch_time_ms)
+        ).all()
+    over = []
+    for row in rows:
+        if row.history <= 0 or (row.state is not BatchState.ABSORBED and row.cleaned_at_ms is None):
+            break
+        over.append(row)
+    there = {row.batch_time_ms for row in over}
+    for place, row in enumerate(over):
+        if row.absorbed_by_ms is not None and row.absorbed_by_ms not in there:
+            return over[:place]
+    return over
+
+
+def _note_offsets(connection: Connection, stream: str, until_ms: int) -> None:
+    """Note how far each partition's offsets are those of batches that go now."""
+    key = ("input_id", "topic", "topic_id", "partition")
+    query = (
+        select(*(batch_inputs.c[name] for name in key), func.max(batch_inputs.c.until_offset).label("until_offset"))
+        .join(
+            batches,
+            and_(batches.c.stream == batch_inputs.c.stream, batches.c.batch_time_ms == batch_inputs.c.batch_time_ms),
+        )
+        # What was built from Kafka lies before where the stream began.
+        .where(batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms <= until_ms, batches.c.built.is_(False))
+        .group_by(*(batch_inputs.c[name] for name in key))
+    )
+    for row in connection.execute(query).all():
+        connection.execute(
+            update(positions)
+            .where(
+                positions.c.stream == stream,
+                *(positions.c[name] == getattr(row, name) for name in key),
+                func.coalesce(positions.c.removed_until_offset, 0) < row.until_offset,
+            )
+            .values(removed_until_offset=row.until_offset)
+        )
