@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from headrace.receiving.input_health import InputTrouble, input_troubles, receiver_state
 from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import JobRow, ReceiverRow
+    from headrace.receiving.input_health import InputTrouble
 
 _TOLD_PARTITIONS = 5
 # After so long without a look, the ledger or whoever looks was away, and the job may have been kept from it as well.
@@ -79,6 +79,8 @@ class JobWatch:
         return None if self._renewal_due is not None and now < self._renewal_due else found
 
     def _follow(self, ledger: Ledger, job: JobRow) -> None:
+        from headrace.receiving.input_health import input_troubles
+
         text = f"The receiver job (epoch {job.epoch}) is {job.state.value}"
         if job.stop_requested_at_ms is not None:
             text += f", asked to stop: {job.stop_reason}"
@@ -162,6 +164,8 @@ def missing_application(ledger: Ledger, stream: str) -> str | None:
 
 
 def _receiver_text(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
+    from headrace.receiving.input_health import receiver_state
+
     text = f"Receiver {receiver.receiver_id} is {receiver_state(receiver, troubles)} on {receiver.host}"
     if receiver.paused_reason:
         text += f", paused: {receiver.paused_reason}"
@@ -186,6 +190,8 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
     That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms`` or
     paused, Kafka can be asked about every input and topic, and no partition has been stopped by an error.
     """
+    from headrace.receiving.input_health import input_troubles
+
     job = ledger.jobs.current(stream)
     now_ms = ledger.now_ms()
     if (trouble := _job_trouble(job, now_ms)) is not None or job is None:
