@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from headrace.spark.versions import REPLACED_BY, current_versions, differences
-
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
@@ -42,6 +40,7 @@ def replace_older_job(ledger: Ledger, stream: str) -> str | None:
         Why a batch had better wait for the next job; None where no job is being replaced by one of this version.
     """
     from headrace.ledger.states import DesiredState
+    from headrace.spark.versions import REPLACED_BY, current_versions, differences
 
     job = ledger.jobs.current(stream)
     ours = current_versions()

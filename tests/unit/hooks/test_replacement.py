@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.hooks import replacement
 from headrace.hooks.replacement import SETTLED_MS, is_newer, replace_older_job
 from headrace.ledger import EventKind, Ledger
+from headrace.spark import versions
 from headrace.spark.versions import REPLACED_BY
 
 OURS = {"headrace": "0.2.0", "pyspark": "4.2.0", "python": "3.11"}
@@ -43,7 +43,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def ledger(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(replacement, "current_versions", lambda: OURS)
+    monkeypatch.setattr(versions, "current_versions", lambda: OURS)
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
         yield ledger
