@@ -35,6 +35,8 @@ flights = Stream(
         ParquetOutput(id="lake", path=f"{FOLDER}/lake", retries=0),
     ],
     batch_interval="10 s",
+    # Its tests find a run's batch by the run's date.
+    coalesce=False,
     limits={"max_concurrent_batches": 2},
     **COMMON,
 )
