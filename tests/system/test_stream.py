@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import psutil
 import pytest
 from tests.system.killing import kill_session
@@ -23,10 +21,11 @@ def test_everything_arrives_once_and_unchanged(orders: Orders) -> None:
 def test_a_batch_run_again_changes_nothing(orders: Orders) -> None:
     orders.finish(orders.produce(1_000))
     batch = orders.settle().with_records[-1]
-    (run,) = [run for run in orders.api.runs(f"{STREAM}_batches") if _ends_at(run, batch.batch_time_ms)]
-    orders.api.wait_for_run(f"{STREAM}_batches", run["dag_run_id"])
-    orders.api.clear(f"{STREAM}_batches", run["dag_run_id"])
-    orders.api.wait_for_run(f"{STREAM}_batches", run["dag_run_id"])
+    taken = orders.ledger.runs.newest(STREAM)
+    (run_id,) = [run_id for run_id, batch_time_ms in taken.items() if batch_time_ms == batch.batch_time_ms]
+    orders.api.wait_for_run(f"{STREAM}_batches", run_id)
+    orders.api.clear(f"{STREAM}_batches", run_id)
+    orders.api.wait_for_run(f"{STREAM}_batches", run_id)
     orders.assert_proved()
 
 
@@ -98,7 +97,3 @@ def test_kill_9_of_job_triggerer_and_api_server_at_once(orders: Orders) -> None:
     orders.assert_proved()
     assert orders.job().epoch > before.epoch
     orders.assert_nobody_was_needed()
-
-
-def _ends_at(run: dict[str, object], batch_time_ms: int) -> bool:
-    return round(datetime.fromisoformat(str(run["data_interval_end"])).timestamp() * 1000) == batch_time_ms
