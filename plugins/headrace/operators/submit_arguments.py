@@ -58,7 +58,9 @@ def submit_options(given: Mapping[str, Any], *, way: str) -> dict[str, Any]:
     Raises:
         SubmitArgumentError: one that has no effect in this way, or that this version of headrace does not know.
     """
-    asked = {name: given[name] for name in sorted(provider_arguments()) if given.get(name) not in (None, False)}
+    # An older provider passes some of the refused ones on without naming them.
+    names = sorted(provider_arguments() | REFUSED.keys())
+    asked = {name: given[name] for name in names if given.get(name) not in (None, False)}
     for name in asked:
         if name in REFUSED:
             raise SubmitArgumentError(f"A batch's operator does not take {name!r}.", remedy=REFUSED[name])
