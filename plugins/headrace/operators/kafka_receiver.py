@@ -21,7 +21,6 @@ from headrace.hooks.replacement import replace_older_job
 from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.attachment import ATTACHED, attachment, ended_unheard, holder
 from headrace.operators.links import SparkUiLink
-from headrace.spark.job_log import LOG_VARIABLE, parts_of
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
 if TYPE_CHECKING:
@@ -194,6 +193,8 @@ class KafkaReceiverOperator(BaseOperator):
         )
         log = log_file(self.stream.name)
         self.log.info("The receiver job writes its log to %s on this host.", log)
+        from headrace.spark.job_log import LOG_VARIABLE
+
         environment = {**hook.environment(), LOG_VARIABLE: str(log)}
         self._process = spawn(hook.command(application("receiver.py")), environment=environment, log=log)
         self.log.info("Started the receiver job as process %d.", self._process.pid)
@@ -304,6 +305,8 @@ def log_folder(stream: str) -> Path:
 
 def log_file(stream: str) -> Path:
     """A new log file for a job that starts now. The oldest of earlier jobs' files go, and parts but the last job's."""
+    from headrace.spark.job_log import parts_of
+
     earlier = sorted(log_folder(stream).glob("receiver-*.log"))
     for old in earlier[:-1]:
         for part in parts_of(old):
