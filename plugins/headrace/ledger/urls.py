@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,8 +13,15 @@ from headrace.connections import CONNECTION_PREFIX, Connection, resolve
 from headrace.ledger.errors import LedgerUrlError
 
 _SECRET_OPTIONS = {"password", "sslpassword", "passwd", "pwd"}
-# What a connection has fields for; the rest of libpq's options are taken from its extra.
-_FIELDS = {"host", "port", "user", "dbname"}
+# What of a connection's extra goes to libpq: none of these names a file of passwords or another server.
+_LIBPQ_OPTIONS = frozenset(
+    {
+        *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "channel_binding"),
+        *("connect_timeout", "tcp_user_timeout"),
+        *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
+        *("options", "application_name", "target_session_attrs", "service"),
+    }
+)
 _POSTGRES_TYPES = {"postgres", "postgresql"}
 _SQLITE_FORM = "sqlite:////absolute/path.db"
 _POSTGRES_FORM = "postgresql+psycopg://user@host/db"
@@ -82,7 +88,7 @@ def _of_connection(connection: Connection) -> URL:
     if connection.conn_type == "sqlite" or own_file:
         return _sqlite(connection.host or connection.schema)
     if connection.conn_type in (*_POSTGRES_TYPES, _OWN_TYPE):
-        options = {key: str(value) for key, value in connection.extra.items() if key in _libpq_options()}
+        options = {key: str(value) for key, value in connection.extra.items() if key in _LIBPQ_OPTIONS}
         return URL.create(
             "postgresql+psycopg",
             username=connection.login or None,
@@ -97,12 +103,3 @@ def _of_connection(connection: Connection) -> URL:
         f"a ledger needs {_OWN_TYPE}, postgres or sqlite.",
         remedy="Name another connection in the stream's ledger.",
     )
-
-
-@cache
-def _libpq_options() -> frozenset[str]:
-    """The options that libpq knows; anything else in a connection's extra is Airflow's own."""
-    from psycopg.pq import Conninfo
-
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    return frozenset(known - _FIELDS - _SECRET_OPTIONS)

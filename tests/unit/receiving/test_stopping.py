@@ -30,6 +30,9 @@ class SlowReceiver:
         self.begun.set()
         return self
 
+    def crowding(self) -> None:
+        """It holds no task slot."""
+
     def done(self) -> bool:
         return self.gone.is_set()
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from headrace.connections import Connection, from_text
@@ -83,12 +84,16 @@ def test_an_elasticsearch_connection_says_nothing_but_what_is_known(name: str) -
     assert SECRET not in str(refused.value)
 
 
-def test_a_ledgers_connection_passes_nothing_but_tls_to_the_driver() -> None:
-    extra = {"options": "-c log_statement=all", "passfile": "/x", "creator": "evil", "sslmode": "require"}
+def test_a_ledgers_connection_passes_tls_and_timeouts_to_the_driver_and_nothing_else() -> None:
+    extra = {
+        "passfile": "/x", "creator": "evil", "hostaddr": "10.0.0.1", "host": "evil", "password": "p",
+        "sslmode": "require", "keepalives_idle": 5, "options": "-c statement_timeout=1000",
+    }  # fmt: skip
     connection = {"conn_type": "postgres", "host": "h", "schema": "d", "password": SECRET, "extra": extra}
     url = engine_url("connection:shop", {"AIRFLOW_CONN_SHOP": json.dumps(connection)})
     assert url.drivername == "postgresql+psycopg"
-    assert dict(url.query) == {"sslmode": "require"}
+    wanted = {"sslmode": "require", "keepalives_idle": "5", "options": "-c statement_timeout=1000"}
+    assert dict(url.query) == wanted
     assert SECRET not in str(url)
 
 
@@ -149,8 +154,10 @@ def test_what_a_run_gives_is_a_value_and_no_template(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
-def test_no_field_of_an_operator_is_rendered(operator: type) -> None:
-    assert tuple(operator.template_fields) == ()  # type: ignore[attr-defined]
+def test_no_field_of_ours_is_rendered(operator: type) -> None:
+    """Those of SparkSubmitOperator are, as the author of a DAG expects of them."""
+    theirs = SparkSubmitOperator.template_fields if issubclass(operator, SparkSubmitOperator) else ()
+    assert tuple(operator.template_fields) == tuple(theirs)  # type: ignore[attr-defined]
 
 
 def test_no_secret_is_in_a_command_a_log_or_an_error(
