@@ -7,15 +7,23 @@ from enum import StrEnum
 FAILURE = "failure"
 """The attribute of a failed attempt that says which."""
 
+TRIED_WITH = "tried_with"
+"""The attribute of a failed attempt that names the definition and the code that it ran with."""
+
+
+TAKEN_UP = "taken_up"
+"""The attribute of an attempt at a batch that had failed, made by the run of a later batch."""
+
 
 class Failure(StrEnum):
     """Whose fault a failure is, and so whether to try again."""
 
     PASSING = "passing"
     """The surroundings': a server that is away, a process that was killed, credentials that somebody will mend. Tried
-    again for hours, since nobody should have to clear all the batches of a night."""
+    again by later runs, until it succeeds: nobody should have to clear all the batches of a night."""
     CODE = "code"
-    """The user's code or definition, or rows that do not fit. The same again will most likely fail again, and now and
-    then it does not: tried again a few times."""
+    """The user's code or definition, or rows that do not fit. The same again will most likely fail again: tried once
+    more at once, and by later runs when the definition or the code is another one."""
     FINAL = "final"
-    """What was stored is gone or damaged. No repetition brings it back, so there is none."""
+    """What was stored is gone or damaged. No repetition brings it back: tried again only as after `CODE`, by later
+    runs."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headrace.cli.output import duration_text, print_json, print_table, time_text
+from headrace.failure import TAKEN_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +129,7 @@ def _attempt(attempt: AttemptRow) -> tuple[object, ...]:
         attempt.way,
         attempt.state.value,
         duration_text(attempt.started_at_ms, attempt.ended_at_ms),
-        attempt.holder,
+        f"{attempt.holder} (took it up)" if attempt.attributes.get(TAKEN_UP) else attempt.holder,
         attempt.error,
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG
 
 from headrace.dags.declared_once import declare_once
-from headrace.dags.defaults import START_DATE, batch_retries, describe, output_retries, tags
+from headrace.dags.defaults import START_DATE, batch_retries, describe, tags
 from headrace.dags.params import batch_params
 from headrace.dags.received_schedule import received_schedule
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
@@ -59,14 +59,14 @@ def batch_dag(
         next run takes them over where the stream coalesces, and otherwise each gets a run. Without effect where
         ``start_date`` is given (every interval since gets a run), and where the stream has a ``trigger``.
     :param single_task: whether one task, ``micro_batch``, does all of a batch (``MicroBatchOperator``). Otherwise each
-        of its parts is a task, and each output an instance of ``generate_batch`` that is tried again by itself.
+        of its parts is a task, and each output an instance of ``generate_batch``.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
 
     Raises:
         StreamDefinitionError: another DAG file declares a stream of this name.
     """
     declare_once(stream, "batches")
-    default_args = {**batch_retries(), **options.pop("default_args", {})}
+    default_args = {**batch_retries(stream), **options.pop("default_args", {})}
     with DAG(
         dag_id=dag_id or f"{stream.name}_batches",
         description=f"Runs the batches of stream {stream.name}, {_when(stream)}",
@@ -81,15 +81,14 @@ def batch_dag(
         tags=[*tags(stream, "batches"), *options.pop("tags", [])],
         **options,
     ) as dag:
-        retries = output_retries(stream, default_args["retries"])
         if single_task:
-            MicroBatchOperator(task_id="micro_batch", stream=stream, **retries)
+            MicroBatchOperator(task_id="micro_batch", stream=stream)
         else:
-            _tasks(stream, retries)
+            _tasks(stream)
     return dag
 
 
-def _tasks(stream: Stream, retries: dict[str, Any]) -> None:
+def _tasks(stream: Stream) -> None:
     await_blocks = BlocksReadySensor(task_id="await_blocks", stream=stream)
     allocate_blocks = AllocateBlocksOperator(task_id="allocate_blocks", stream=stream)
     before: Any = await_blocks >> allocate_blocks
@@ -97,7 +96,7 @@ def _tasks(stream: Stream, retries: dict[str, Any]) -> None:
         # An output may be made of the state, so it is updated first, and once for all of them.
         before = before >> WalSparkSubmitOperator(task_id="update_state", stream=stream, step=STATE_STEP)
     generate_batch = WalSparkSubmitOperator.partial(
-        task_id="generate_batch", stream=stream, map_index_template="{{ task.step }}", **retries
+        task_id="generate_batch", stream=stream, map_index_template="{{ task.step }}"
     ).expand(step=[output.id for output in stream.outputs])
     # Teardowns run after a failed batch too, and a run's state is that of the tasks before them: a failed output fails
     # the run. The last one counts itself as well, and it fails where a checkpoint is missing. (If the checkpoint

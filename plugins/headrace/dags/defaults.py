@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from headrace.dags.retry_policy import FinalFailurePolicy
+from headrace.dags.retry_policy import BoundedRetryPolicy
 from headrace.stream import ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput
 
 if TYPE_CHECKING:
@@ -16,28 +17,24 @@ if TYPE_CHECKING:
 START_DATE = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def batch_retries() -> dict[str, Any]:
-    """Retries of a batch's tasks: quick at first, for a server that restarts, then patient for a day.
-
-    A batch that has failed waits for a person, and after a night without Elasticsearch there would be thousands.
-    """
+def batch_retries(stream: Stream) -> dict[str, Any]:
+    """Retries of a batch's tasks: one, soon. A run that fails is red at once, and a later one takes its batch up."""
     return {
-        # At a minute each, a day.
-        "retries": 1_440,
-        "retry_policy": FinalFailurePolicy(),
+        "retries": 1,
+        "retry_policy": BoundedRetryPolicy(stream.retry_for_ms / 1000),
         "retry_delay": timedelta(seconds=5),
-        "retry_exponential_backoff": 2.0,
-        "max_retry_delay": timedelta(minutes=1),
     }
 
 
-def output_retries(stream: Stream, default: int) -> dict[str, Any]:
-    """The arguments of a task that writes outputs: retries for the most patient one, and those of one that says none.
-
-    Airflow gives all instances of a mapped task the same number; an output that wants fewer gives up by itself.
-    """
-    retries = [default if output.retries is None else output.retries for output in stream.outputs]
-    return {"retries": max(retries), "output_retries": default}
+def replay_retries(stream: Stream) -> dict[str, Any]:
+    """Retries of a replay's tasks, for half an hour: no later run takes its batches up."""
+    return {
+        **batch_retries(stream),
+        "retries": 30,
+        "retry_policy": BoundedRetryPolicy(math.inf),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=1),
+    }
 
 
 def tags(stream: Stream, kind: str) -> list[str]:

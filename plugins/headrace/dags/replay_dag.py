@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG
 
-from headrace.dags.defaults import START_DATE, batch_retries, describe, output_retries, tags
+from headrace.dags.defaults import START_DATE, describe, replay_retries, tags
 from headrace.dags.params import outputs_param, parameters_param
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.stream.errors import StreamDefinitionError
@@ -54,7 +54,7 @@ def replay_dag(
     if not _NAME.match(name):
         raise StreamDefinitionError(f"{name!r} is no name for a replay: letters, digits, and _ . - between them.")
     replay = replayed(stream, outputs, transform=transform)
-    default_args = {**batch_retries(), **options.pop("default_args", {})}
+    default_args = {**replay_retries(stream), **options.pop("default_args", {})}
     with DAG(
         dag_id=dag_id or f"{stream.name}_replay_{name}",
         description=f"Runs batches of stream {stream.name} again: {name}",
@@ -75,6 +75,5 @@ def replay_dag(
             replay=replay,
             target=name,
             map_index_template="{{ task.step }}",
-            **output_retries(replay, default_args["retries"]),
         ).expand(step=[output.id for output in replay.outputs])
     return dag

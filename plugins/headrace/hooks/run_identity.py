@@ -69,6 +69,11 @@ def of_schedule(context: Mapping[str, Any]) -> bool:
     return bool(context["dag_run"].run_type == "scheduled")
 
 
+def goes_on_by_itself(context: Mapping[str, Any]) -> bool:
+    """Whether other runs follow the task's run by themselves: those of the clock, and of what was received."""
+    return of_schedule(context) or bool(context["dag_run"].run_type == "asset_triggered")
+
+
 def _made_ms(task_instance_id: UUID) -> int | None:
     return task_instance_id.int >> 80 if task_instance_id.version == 7 else None
 

@@ -93,7 +93,7 @@ class IndexingOptions(BaseModel):
     bulk_actions: int = Field(5000, ge=1, le=100_000)
     requests_in_flight: int = Field(2, ge=1, le=64)
     """Requests that one task keeps in flight at once."""
-    max_retry_seconds: float = Field(300.0, ge=0)
+    max_retry_seconds: float = Field(30.0, ge=0)
     """How long a request may make no progress before the task fails."""
     request_timeout_seconds: float = Field(60.0, gt=0)
     refresh: bool = False

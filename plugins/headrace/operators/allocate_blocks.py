@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.hooks.environment import connections_in_environment
 from headrace.hooks.run_request import run_request
 from headrace.operators.batch import BatchStepOperator
-from headrace.operators.claims import claim
+from headrace.operators.claims import claim, ended_without_a_batch
 from headrace.timetables.batch_time import NothingToRun, begin_run, takes_over
 from headrace.timetables.micro_batch import from_ms
 
@@ -72,7 +72,7 @@ def allocate_for_run(
     if over:
         _name_taken(stream, ledger, allocation.batch, log)
     elif not stream.coalesces:
-        _claim_missed(stream, ledger, at_ms, context, claim_missed=claim_missed, log=log)
+        _claim_missed(stream, ledger, storage, at_ms, context, claim_missed=claim_missed, log=log)
     return told
 
 
@@ -93,9 +93,10 @@ def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> No
 
 
 def _claim_missed(
-    stream: Stream, ledger: Ledger, at_ms: int, context: Context, *, claim_missed: bool, log: Any
+    stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context, *, claim_missed: bool, log: Any
 ) -> None:
-    """Trigger runs for earlier batch times that hold records and have none, or name them."""
+    """Trigger runs for earlier batch times that hold records and have none, or name them. Those whose run failed before
+    it could allocate them are allocated here; a later run takes the batches up."""
     missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < at_ms]
     if not missed:
         return
@@ -104,8 +105,14 @@ def _claim_missed(
         len(missed), sum(time.records for time in missed), missed[0].batch_time_ms, missed[-1].batch_time_ms,
     )  # fmt: skip
     if claim_missed:
-        claimed = claim(context, [time.batch_time_ms for time in missed], stream.batch_interval_ms)
+        from headrace.batching.allocation import allocate
+
+        times = [time.batch_time_ms for time in missed]
+        claimed = claim(context, times, stream.batch_interval_ms)
         log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
+        for time_ms in ended_without_a_batch(context, sorted(set(times).difference(claimed)), stream.batch_interval_ms):
+            allocate(stream, ledger, storage, time_ms)
+            log.info("The run of batch %d is over, so it is allocated here.", time_ms)
     else:
         log.warning("Run them: by a backfill of this DAG over these times.")
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 # Runs begin by Airflow's clock, and batches complete by the ledger's.
 _CLOCKS_APART_MS = 60_000
-# A run that has done more ahead tells of the latest.
+# A run that has done more of earlier batches reports the latest.
 _MOST_AHEAD = 1_000
+# Of a stream that is not ordered: a run takes up failed batches for a bounded time.
+_MOST_TAKEN_UP = 100
 
 
 def batch_asset(stream: Stream | str) -> Asset:
@@ -61,12 +63,10 @@ def _completed_ahead(context: Context, ledger: Ledger, stream: str, batch_time_m
     """The earlier batch times that have completed since the run began: this run's work may be among them."""
     from headrace.ledger.states import EventKind
 
-    # Only there a run does what comes before it.
-    if not ledger.streams.get(stream).ordered:
-        return []
     began = context["dag_run"].start_date
     since_ms = 0 if began is None else to_ms(began) - _CLOCKS_APART_MS
-    completed = ledger.events.latest(stream, [EventKind.BATCH_COMPLETED], limit=_MOST_AHEAD)
+    most = _MOST_AHEAD if ledger.streams.get(stream).ordered else _MOST_TAKEN_UP
+    completed = ledger.events.latest(stream, [EventKind.BATCH_COMPLETED], limit=most)
     times = {event.batch_time_ms for event in completed if event.at_ms >= since_ms and event.batch_time_ms is not None}
     return sorted(time_ms for time_ms in times if time_ms < batch_time_ms)
 

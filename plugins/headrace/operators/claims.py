@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.timetables.micro_batch import from_ms
 
@@ -21,6 +21,20 @@ log = logging.getLogger(__name__)
 # batches run in order it finds nothing to go on with: this run does all that comes before it, so that those of the
 # times beyond these are run without runs of their own.
 MOST_AT_ONCE = 50
+
+
+def ended_without_a_batch(context: Context, batch_times_ms: Iterable[int], interval_ms: int) -> list[int]:
+    """Those of the batch times, which have no batch, whose run is over: it failed before it could allocate. Airflow
+    gives their date no other run."""
+    ti = context["ti"]
+    found: list[int] = []
+    for at_ms in batch_times_ms:
+        if len(found) == MOST_AT_ONCE:
+            break
+        asked: dict[str, Any] = {"dag_id": ti.dag_id, "logical_dates": [from_ms(at_ms - interval_ms)]}
+        if ti.get_dr_count(**asked) and not ti.get_dr_count(**asked, states=["queued", "running"]):
+            found.append(at_ms)
+    return found
 
 
 def claim(context: Context, batch_times_ms: Iterable[int], interval_ms: int) -> list[int]:

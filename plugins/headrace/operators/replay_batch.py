@@ -8,7 +8,6 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.hooks.run_request import run_request
 from headrace.operators.attachment import holder
-from headrace.operators.output_retries import OutputRetries, code_failures
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
 from headrace.timetables.batch_time import NoBatchTimeError, batch_time_ms
 
@@ -32,17 +31,13 @@ class ReplayBatchOperator(SparkAttemptOperator):
     :param replay: the stream as the replay writes it (``headrace.stream.replays.replayed``).
     :param target: the replay's name in the ledger.
     :param step: the id of the output.
-    :param output_retries: as for ``WalSparkSubmitOperator``.
     """
 
-    def __init__(
-        self, *, replay: Stream, target: str, step: str, output_retries: int | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, replay: Stream, target: str, step: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.replay = replay
         self.target = target
         self.step = step
-        self.output_retries = output_retries
 
     @property
     def written(self) -> Stream:
@@ -58,15 +53,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
         except NoBatchTimeError as error:
             raise AirflowFailException(str(error)) from error
         with self.opened() as (ledger, _):
-            retries = OutputRetries(
-                self.replay,
-                context,
-                self.output_retries,
-                code_failures=lambda step: code_failures(self._attempts(ledger, at_ms), request.run, step),
-            )
-            with retries.honoured(lambda: (self.step,)):
-                retries.still_tried((self.step,))
-                self._replay(ledger, at_ms, context, request)
+            self._replay(ledger, at_ms, context, request)
 
     def _replay(self, ledger: Ledger, at_ms: int, context: Context, request: RunRequest) -> None:
         batch = self._batch(ledger, at_ms)

@@ -75,7 +75,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
     :param way: ``connect`` or ``submit``; by default the stream's ``spark.run_batches``.
     :param start_timeout: how long to wait for a receiver job that is starting, or due since the last one died.
     :param slot_timeout: how long to wait for the same other attempts, which hold the stream's slots, come first, or
-        are at the same batch.
+        are at the same batch. A run of the schedule waits for ``limits.retry_for`` at most.
     :param slot_poll: how often to look whether it is over; by default ``[headrace] poll_interval``, else 5 s.
     :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. By default as
         ``[operators] default_deferrable``.
@@ -95,7 +95,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         *,
         stream: Stream,
         way: Way | None = None,
-        start_timeout: timedelta = timedelta(minutes=3),
+        start_timeout: timedelta = timedelta(minutes=2),
         slot_timeout: timedelta = timedelta(minutes=30),
         slot_poll: timedelta | None = None,
         deferrable: bool | None = None,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from functools import partial
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException
-
-from headrace.failure import FAILURE, Failure
+from headrace.failure import TAKEN_UP, Failure
+from headrace.hooks.run_identity import goes_on_by_itself
 from headrace.hooks.run_request import run_request
 from headrace.operators.attachment import holder
-from headrace.operators.output_retries import OutputRetries, code_failures
 from headrace.operators.spark_attempt import (
     LEASE_MS,
     AttemptFencedInSparkError,
@@ -34,16 +33,22 @@ if TYPE_CHECKING:
 
 # The attribute of an attempt that has the try of its task.
 _TRY = "try_number"
+# How often a task that takes up failed batches looks for a free slot.
+_SLOT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A DAG run at its task, with what the task has opened."""
+    """A DAG run at its task, with what the task has opened.
+
+    ``goes_on_by_itself``: other runs follow by themselves, and go on where this one ends.
+    """
 
     context: Context
     request: RunRequest
     ledger: Ledger
     storage: LogStorage
+    goes_on_by_itself: bool
 
 
 class EarlierBatchFailedError(BatchFailedError):
@@ -69,22 +74,24 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     run's attempt that lives is waited for. A batch without records completes without Spark where no output wants to
     hear of it.
 
-    In a stream whose batches run in order, earlier batch times that nobody runs are allocated and run first, in order,
-    in this task: their own runs, which may wait for this one to end, find them completed.
+    Batches that failed are taken up by later runs of the schedule. In a stream whose batches run in order, earlier
+    batch times that nobody runs are allocated and run first, in order, in this task: their own runs, which may wait for
+    this one to end, find them completed. In other streams a run does its own batch first, and with that the sign that
+    its output is back, then what is left of earlier ones (``failed_batches``). Both end after ``limits.retry_for``.
 
     Killing the task ends its own Spark jobs and no others.
 
     :param stream: the stream.
     :param step: the id of the one step to run; by default all of them.
-    :param output_retries: how often an output is tried again that does not say so itself; by default as the task.
 
     For the other parameters see ``SparkAttemptOperator``.
     """
 
-    def __init__(self, *, step: str | None = None, output_retries: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, step: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.step = step
-        self.output_retries = output_retries
+        # Until when, of time.monotonic(), this task runs batches of other runs.
+        self._others_until = 0.0
 
     def run_step(self, context: Context) -> Any:
         """Run what is left of the batch."""
@@ -92,20 +99,21 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             self.run_batch(ledger, storage, self.batch_time_ms(context, ledger), context)
 
     def run_batch(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context) -> None:
-        """Run the batch's steps, or defer until it is their turn.
+        """Run the batch's steps, or defer until it is their turn; then those of earlier batches that failed.
 
         Raises:
             BatchFailedError: a step failed.
-            AirflowFailException: and it is not to be tried again; or steps whose retries are used up are still to do,
-                after the others were done.
         """
-        run = _Run(context, run_request(context, self.stream), ledger, storage)
-        failures = partial(self._code_failures, run, at_ms)
-        retries = OutputRetries(self.stream, context, self.output_retries, code_failures=failures)
-        with retries.honoured(lambda: self._left(run, at_ms).steps):
-            self._run_batch(run, at_ms, retries)
+        run = _Run(context, run_request(context, self.stream), ledger, storage, goes_on_by_itself(context))
+        if run.goes_on_by_itself:
+            # Its batch is taken up by the next run, which is to begin in time.
+            self.slot_timeout = min(self.slot_timeout, timedelta(milliseconds=self.stream.retry_for_ms))
+        self._others_until = time.monotonic() + self.stream.retry_for_ms / 1000
+        self._run_batch(run, at_ms)
+        if run.goes_on_by_itself and not self.stream.is_ordered:
+            self._take_up_failed(run, at_ms)
 
-    def _run_batch(self, run: _Run, at_ms: int, retries: OutputRetries) -> None:
+    def _run_batch(self, run: _Run, at_ms: int) -> None:
         from headrace.ledger.errors import AlreadyCompletedError
         from headrace.ledger.states import BatchState
 
@@ -119,7 +127,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             return
         # With nothing left of a batch that is not completed, an attempt died after its last record: to begin another
         # has the ledger see that.
-        steps = retries.still_tried(left.steps) or self._steps
+        steps = left.steps or self._steps
         self._await_other_runs(run, batch, steps)
         self.await_application(run.ledger, batch, left.steps)
         begin = self._beginning(
@@ -130,12 +138,46 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             self.run_attempt(run.ledger, attempt, batch, run.context)
         except AlreadyCompletedError as error:
             self.log.info("%s", error.what)
-        given_up = set(left.steps).difference(steps)
-        if given_up and (unwritten := [step for step in self._left(run, at_ms).steps if step in given_up]):
-            raise AirflowFailException(
-                f"Batch {at_ms} was not written to {', '.join(unwritten)}, whose retries are used up. Clear this task "
-                "to have them tried again."
-            )
+
+    # --- what failed before
+
+    def _take_up_failed(self, run: _Run, at_ms: int) -> None:
+        """Run this task's steps of earlier batches that failed, oldest first, for a bounded time. Whatever becomes of
+        them, the run's own batch is done.
+
+        An error of the surroundings ends it: the output may be away again.
+        """
+        from headrace.ledger.errors import AlreadyCompletedError
+        from headrace.operators.failed_batches import failed_batches
+
+        for failed in failed_batches(run.ledger, self.stream, at_ms, self._steps):
+            time_ms = failed.batch.batch_time_ms
+            attributes = {**self._given(run, failed.batch), TAKEN_UP: True}
+            begin = self._beginning(run, failed.batch, failed.steps, force=False, attributes=attributes)
+            try:
+                attempt = self._when_a_slot_is_free(begin)
+                if attempt is None:
+                    self.log.info("Batch %d and later ones that failed are left to the next runs.", time_ms)
+                    return
+                self.log.info("Batch %d was %s, and is taken up here.", time_ms, failed.batch.state.value)
+                self.run_attempt(run.ledger, attempt, failed.batch, run.context)
+            except (AlreadyCompletedError, AttemptFencedInSparkError) as error:
+                self.log.info("%s", error)
+            except Exception as error:
+                self.log.warning("Batch %d, which had failed, has failed again: %s", time_ms, error)
+                if getattr(error, "failure", Failure.PASSING) is Failure.PASSING:
+                    return
+
+    def _when_a_slot_is_free(self, begin: Callable[[], Attempt]) -> Attempt | None:
+        """Begin, while there is time for others' batches: the tasks of other outputs may still be at another batch."""
+        from headrace.ledger.errors import SlotBusyError
+
+        while time.monotonic() < self._others_until:
+            try:
+                return begin()
+            except SlotBusyError:
+                time.sleep(_SLOT_SECONDS)
+        return None
 
     @property
     def _steps(self) -> tuple[str, ...]:
@@ -156,11 +198,6 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             "Batch %d has %s done. To do it again, trigger a run with reprocess, or clear the run that did it.",
             at_ms, steps,
         )  # fmt: skip
-
-    def _code_failures(self, run: _Run, at_ms: int, step: str) -> int:
-        from headrace.operators.steps_to_run import live_attempts
-
-        return code_failures(live_attempts(run.ledger, self._batch(run.ledger, at_ms)), run.request.run, step)
 
     def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
         batch = ledger.batches.find(self.stream.name, at_ms)
@@ -230,10 +267,24 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             try:
                 return begin()
             except NotItsTurnError as error:
+                self._check_time_for_others(run, batch, error)
                 if not self._run_earlier(run, batch.batch_time_ms):
                     self.wait(str(error), waiting_for=f"turn of {error.busy}", otherwise=error)
             except SlotBusyError as error:
                 self.wait(str(error), waiting_for=f"slot of {error.busy}", otherwise=error)
+
+    def _check_time_for_others(self, run: _Run, batch: BatchRow, error: Exception) -> None:
+        """End a run of the schedule that has caught up for long enough: the batch times that come meanwhile are to be
+        allocated in time, by the next run, which goes on.
+
+        Raises:
+            EarlierBatchFailedError: batches that come first are left.
+        """
+        if run.goes_on_by_itself and time.monotonic() >= self._others_until:
+            raise EarlierBatchFailedError(
+                f"Batch {batch.batch_time_ms} is left to the next runs: this one has run earlier batches for "
+                f"{self.stream.retry_for_ms / 1000:g} s, and more come first. {error}"
+            )
 
     def _run_earlier(self, run: _Run, at_ms: int) -> bool:
         """Allocate, or run, the earliest batch time before ``at_ms`` that is unfinished; whether there was one."""
@@ -261,19 +312,25 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         return False
 
     def _await_mending(self, run: _Run, first_ms: int, at_ms: int) -> None:
-        """Wait where the earlier batch failed for good: what it reads is not to be had, however often it is run."""
+        """Fail where the earlier batch failed by its code, or for good, and nothing has changed since: it is not run in
+        vain by every run. One that somebody asked for waits for that to be mended."""
+        from headrace.operators.failed_batches import is_held_back
         from headrace.operators.steps_to_run import live_attempts
 
         tried = live_attempts(run.ledger, run.ledger.batches.get(self.stream.name, first_ms))
-        if not tried or tried[-1].attributes.get(FAILURE) != Failure.FINAL:
+        if not tried or not is_held_back(self.stream, tried[-1]):
             return
-        reason = f"Batch {first_ms} comes before {at_ms}, and no repetition mends its failure: {tried[-1].error}"
+        reason = f"Batch {first_ms} comes before {at_ms}, and nothing has changed since it failed: {tried[-1].error}."
         error = EarlierBatchFailedError(reason, remedy=self._way_out(first_ms))
+        error.failure = Failure.FINAL
+        if run.goes_on_by_itself:
+            raise error
         self.wait(str(error), waiting_for=f"batch {first_ms}", otherwise=error)
 
     def _way_out(self, at_ms: int) -> str:
         return (
-            "Mend what makes it fail and clear its run; if the batch can never succeed, give it up: "
+            "Mend what makes it fail: later runs run it again once the stream's definition or code has changed, or "
+            "clear its run. If the batch can never succeed, give it up: "
             f"`headrace batches abandon {self.stream.name} {at_ms} --reason WHY`."
         )
 
@@ -299,11 +356,17 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             ) from error
 
     def _ahead(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
-        """What the attempt in another run's place keeps: it is for that run's parameters, as its last attempt had them,
-        those of them that the stream still has."""
-        from headrace.operators.steps_to_run import AHEAD, live_attempts
+        """What the attempt in another run's place keeps."""
+        from headrace.operators.steps_to_run import AHEAD
+
+        return {**self._given(run, batch), AHEAD: True}
+
+    def _given(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
+        """What an attempt at another run's batch keeps of this run, and of the parameters of that run as its last
+        attempt had them, those of them that the stream still has."""
+        from headrace.operators.steps_to_run import live_attempts
 
         tried = live_attempts(run.ledger, batch)
         given = tried[-1].attributes.get(ATTRIBUTE) if tried else None
         known = {name: value for name, value in (given or {}).items() if name in self.stream.parameters}
-        return {**run.request.run.attributes, AHEAD: True, **({ATTRIBUTE: known} if known else {})}
+        return {**run.request.run.attributes, **({ATTRIBUTE: known} if known else {})}

@@ -40,6 +40,16 @@ def code_version(stream: Stream, steps: Iterable[str]) -> str:
     return ", ".join([*versions, f"headrace {headrace.__version__}"])
 
 
+def tried_with(stream: Stream, steps: Iterable[str]) -> str:
+    """What an attempt at these steps depends on besides its records: the stream's definition and the code, as a hash.
+
+    Steps that the stream no longer has are left out.
+    """
+    known = [step for step in steps if step in stream.steps]
+    told = f"{stream.to_json()} {code_version(stream, known)}"
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
 def _references(stream: Stream, steps: Iterable[str]) -> Iterator[str]:
     for step in steps:
         if step == STATE_STEP:

@@ -17,13 +17,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from headrace.batching.stream_status import WARNING
 from headrace.errors import HeadraceError
-from headrace.failure import FAILURE, Failure
+from headrace.failure import FAILURE, TRIED_WITH, Failure
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.spark.batch_inputs import check_manifests
 from headrace.spark.batch_plan import OutputPlan, plan_outputs
 from headrace.spark.batch_work import BatchWork
-from headrace.spark.code_version import code_version
+from headrace.spark.code_version import code_version, tried_with
 from headrace.spark.earlier_attempts import written_before
 from headrace.spark.failures import failure_of, first_cause
 from headrace.spark.job_scope import JobScope
@@ -274,8 +274,17 @@ class _Run:
             return
         with contextlib.suppress(HeadraceError):
             # Whoever decides about another try reads it there.
-            self._ledger.batches.renew_attempt(self._attempt, attributes={FAILURE: failure_of(error).value})
+            self._ledger.batches.renew_attempt(self._attempt, attributes=self._attributes_of(error))
             self._ledger.batches.fail_attempt(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
+
+    def _attributes_of(self, error: BaseException) -> dict[str, str]:
+        failure = failure_of(error)
+        if failure is Failure.PASSING:
+            return {FAILURE: failure.value}
+        try:
+            return {FAILURE: failure.value, TRIED_WITH: tried_with(self._stream, self._attempt.outputs)}
+        except Exception:  # the code that failed may be what cannot be read
+            return {FAILURE: failure.value}
 
 
 def _records_line(batch: BatchRow, own: BatchOrigin, plans: list[OutputPlan]) -> str:

@@ -27,6 +27,9 @@ from headrace.stream.spark import SparkSettings
 from headrace.stream.state import STATE_STEP, State
 from headrace.stream.storage import Storage
 
+# Of a run, where the intervals are shorter.
+_RETRY_FOR = timedelta(seconds=30)
+
 
 class Stream(Part):
     """Kafka topics, cut into batches, transformed and written to outputs.
@@ -168,6 +171,11 @@ class Stream(Part):
     def allowed_lateness_ms(self) -> int:
         """Milliseconds that a batch by timestamp waits for partitions without newer records."""
         return milliseconds(self.allowed_lateness)
+
+    @property
+    def retry_for_ms(self) -> int:
+        """Milliseconds that a run of the schedule waits for its batch's turn, and takes up what failed before."""
+        return milliseconds(self.limits.retry_for or max(_RETRY_FOR, 3 * self.batch_interval))
 
     @property
     def coalesces(self) -> bool:

@@ -46,6 +46,9 @@ class Limits(Part):
     """Records of a batch that takes over other batch times; the next batch takes the rest. One time may hold more."""
     max_coalesced_bytes: PositiveInt = 256 * MIB
     """The same in bytes as they are in the log."""
+    retry_for: Duration | None = None
+    """How long a run of the schedule waits for what has to come before its batch, and how long it takes up batches that
+    failed before; by default 30 s, or three batch intervals if they are longer."""
     max_concurrent_batches: PositiveInt = 1
     """Batches of the stream that run at the same time."""
     history: Duration | None = timedelta(days=30)

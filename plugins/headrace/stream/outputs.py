@@ -62,15 +62,12 @@ DocumentIds = Annotated[RecordIds | KeyIds | ColumnIds, Field(discriminator="kin
 
 
 class _Output(Part):
-    """What every output has. An output is written by itself: its own transform, retries and record of success."""
+    """What every output has. An output is written by itself: its own transform and record of success."""
 
     transform: str | None = Field(
         default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
     )
     window: Window | None = Field(default=None, description="Read the batches of the last while, not this one alone.")
-    retries: NonNegativeInt | None = Field(
-        default=None, description="How often Airflow tries again after the first try; by default as its DAG says."
-    )
 
     @field_validator("transform")
     @classmethod
@@ -106,7 +103,7 @@ class ElasticsearchOutput(_Output):
     bulk_actions: int = Field(default=5_000, ge=1, le=100_000)
     requests_in_flight: int = Field(default=2, ge=1, le=64)
     request_timeout_seconds: PositiveFloat = 60.0
-    max_retry_seconds: PositiveFloat = 300.0
+    max_retry_seconds: PositiveFloat = 30.0
     refresh: bool = False
 
     @field_validator("hosts", mode="before")
@@ -228,10 +225,10 @@ class ForeachBatchOutput(_Output):
     """Anything else: ``function`` ("module:function") is called with the batch's DataFrame and its `BatchContext`, and
     by its parameter ``undecodable``, if it has one, with the records that do not decode, a DataFrame by input id.
 
-    It may be called more than once for a batch (a retry, a repeat, a crash between its end and its record; in a stream
-    whose batches run in order also by a later batch's run, whatever ``retries`` says), so what it writes has to be
-    named by ``batch.batch_time``, or replaced, or otherwise the same when it is written again. It may return a mapping
-    of counts, which are kept in the ledger. An exception fails the output, and nothing else.
+    It may be called more than once for a batch (a retry, a repeat, a crash between its end and its record, and after a
+    failure by a later batch's run), so what it writes has to be named by ``batch.batch_time``, or replaced, or
+    otherwise the same when it is written again. It may return a mapping of counts, which are kept in the ledger. An
+    exception fails the output, and nothing else.
     """
 
     kind: Literal["foreach_batch"] = "foreach_batch"

@@ -32,7 +32,7 @@ flights = Stream(
     name="flights",
     outputs=[
         ElasticsearchOutput(id="search", hosts="http://localhost:9", index="flights"),
-        ParquetOutput(id="lake", path=f"{FOLDER}/lake", retries=0),
+        ParquetOutput(id="lake", path=f"{FOLDER}/lake"),
     ],
     batch_interval="10 s",
     # Its tests find a run's batch by the run's date.

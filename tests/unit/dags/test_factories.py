@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import AssetOrTimeSchedule, RetryAction
@@ -72,29 +73,19 @@ class TestBatchDag:
         assert dag.get_task("update_state").upstream_task_ids == {"allocate_blocks"}
         assert dag.get_task("generate_batch").upstream_task_ids == {"update_state"}
 
-    def test_the_task_has_the_retries_of_its_most_patient_output(self, stream):
-        def retries(*of, **options):
-            outputs = [ConsoleOutput(id=f"o{n}", retries=own) for n, own in enumerate(of)]
-            task = batch_dag(stream.model_copy(update={"outputs": tuple(outputs)}), **options).get_task(
-                "generate_batch"
-            )
-            return task.retries, task.unmap({"step": "o0"}).output_retries
-
-        day = 1_440
-        assert retries(1, 7) == (7, day)
-        assert retries(1, None) == (day, day)
-        assert retries(1, 2) == (2, day)
-        assert retries(None, default_args={"retries": 0}) == (0, 0)
-
-    def test_a_batch_is_tried_for_a_day_at_growing_delays_unless_nothing_can_cure_it(self, stream):
+    def test_a_task_is_tried_again_once_and_soon_so_that_its_run_fails_in_time(self, stream):
         for task in batch_dag(stream).tasks:
-            assert task.retries == 1_440
-            assert task.retry_exponential_backoff == 2.0
-            decide = partial(task.retry_policy.evaluate, try_number=1, max_tries=9)
+            assert task.retries == 1
+            assert task.retry_delay == timedelta(seconds=5)
+            decide = partial(task.retry_policy.evaluate, try_number=1, max_tries=1)
             for final in (ManifestError("damaged"), BatchBuildError("is its own"), NoBatchTimeError("no date")):
                 assert decide(final).action is RetryAction.FAIL
-            assert decide(LedgerUnavailableError("away")).action is RetryAction.DEFAULT
+            for seconds, action in ((5, RetryAction.DEFAULT), (31, RetryAction.FAIL)):
+                started = datetime.now(UTC) - timedelta(seconds=seconds)
+                context = {"ti": SimpleNamespace(start_date=started)}
+                assert decide(LedgerUnavailableError("away"), context=context).action is action
             assert decide(RuntimeError("anything")).action is RetryAction.DEFAULT
+        assert batch_dag(stream, default_args={"retries": 3}).get_task("generate_batch").retries == 3
 
     def test_one_task_does_it_all_if_wished(self, stream):
         dag = batch_dag(stream, single_task=True)
@@ -155,13 +146,10 @@ class TestBatchDag:
         first, second = (DagSerialization.serialize_dag(batch_dag(stream)) for _ in range(2))
         assert first == second
 
-    def test_concurrency_is_the_streams_and_retries_are_patient(self, stream):
+    def test_concurrency_is_the_streams(self, stream):
         dag = batch_dag(stream)
         assert dag.max_active_runs == 2
         assert dag.dagrun_timeout is None
-        task = dag.get_task("generate_batch")
-        assert task.retries >= 3
-        assert task.max_retry_delay <= timedelta(minutes=5)
         assert batch_dag(stream, max_active_runs=1).max_active_runs == 1
 
     def test_what_a_run_may_ask_for_has_a_form(self, stream):
@@ -221,6 +209,13 @@ class TestReplayDag:
         assert (output.index, output.transform, task.target, task.stream) == ("flights-v2", "mended:run", "v2", stream)
         assert "flights-v2" in dag.doc_md
         DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
+
+    def test_it_is_tried_again_for_half_an_hour_since_no_later_run_takes_it_up(self, stream):
+        dag = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "flights-v2"}})
+        task = dag.get_task("replay_batch")
+        assert (task.retries, task.max_retry_delay) == (30, timedelta(minutes=1))
+        context = {"ti": SimpleNamespace(start_date=datetime.now(UTC) - timedelta(hours=1))}
+        assert task.retry_policy.evaluate(RuntimeError("away"), 1, 30, context).action is RetryAction.DEFAULT
 
     def test_a_replay_onto_itself_is_refused(self, stream):
         with pytest.raises(StreamDefinitionError, match="as the stream does"):

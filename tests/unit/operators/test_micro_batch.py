@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batching.allocation import allocate
 from headrace.operators.micro_batch import MicroBatchOperator
@@ -17,7 +17,7 @@ from headrace.wal.storage import open_storage
 
 @pytest.fixture
 def stream(stream):
-    return stream.model_copy(update={"outputs": (*stream.outputs, ConsoleOutput(id="printed", retries=0))})
+    return stream.model_copy(update={"outputs": (*stream.outputs, ConsoleOutput(id="printed"))})
 
 
 @pytest.fixture
@@ -64,42 +64,18 @@ def test_a_retry_runs_what_is_left_and_the_stream_is_checkpointed_in_between(
     stream, stored, toy_batch, connectable, ledger
 ):
     at_ms, task = stored
-    patient = stream.model_copy(update={"outputs": (stream.outputs[0], ConsoleOutput(id="printed"))})
     toy_batch("fail:printed")
     with pytest.raises(BatchFailedError):
-        make(patient).execute(task.context)
+        make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
     assert task.events == []
     toy_batch("ok")
-    make(patient).execute(task.again(try_number=2).context)
+    make(stream).execute(task.again(try_number=2).context)
     assert [row.outputs for row in ledger.batches.attempts("flights", at_ms)] == [
         ("elasticsearch", "printed"),
         ("printed",),
     ]
     assert ledger.batches.get("flights", at_ms).checkpoint_uri
-
-
-def test_no_retry_is_made_for_an_output_that_wants_none(stream, stored, toy_batch, connectable, ledger):
-    at_ms, task = stored
-    toy_batch("fail:printed")
-    with pytest.raises(AirflowFailException):
-        make(stream).execute(task.context)
-    with pytest.raises(AirflowFailException, match="used up"):
-        make(stream).execute(task.again(try_number=2).context)
-    assert len(ledger.batches.attempts("flights", at_ms)) == 1
-
-
-def test_an_output_that_was_given_up_keeps_the_task_from_success(stream, stored, toy_batch, connectable, ledger):
-    at_ms, task = stored
-    toy_batch("fail")
-    with pytest.raises(BatchFailedError):
-        make(stream).execute(task.context)
-    toy_batch("ok")
-    with pytest.raises(AirflowFailException, match="not written to printed, whose retries are used up"):
-        make(stream).execute(task.again(try_number=2).context)
-    written = {row.output_id: row.state.value for row in ledger.batches.outputs("flights", at_ms)}
-    assert written == {"elasticsearch": "completed", "printed": "failed"}
-    assert task.events == []
 
 
 def test_a_wait_for_a_slot_does_not_allocate_again(stream, stored, source, toy_batch, connectable, ledger, until):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchFailedError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
@@ -51,19 +51,6 @@ def test_what_failed_is_tried_again_alone(stream, allocated, toy_batch, connecta
     run(stream, TWO, task.again(try_number=2))
     assert state(ledger, at_ms) == "completed"
     assert done(ledger, at_ms) == [(ONE, 1), (TWO, 3)]
-
-
-def test_an_output_gives_up_when_its_own_retries_are_used_up(stream, allocated, toy_batch, connectable):
-    outputs = (stream.outputs[0].model_copy(update={"retries": 1}), stream.outputs[1])
-    hasty = stream.model_copy(update={"outputs": outputs})
-    _, task = allocated()
-    toy_batch("fail")
-    with pytest.raises(BatchFailedError):
-        run(hasty, ONE, task)
-    with pytest.raises(AirflowFailException, match="retries"):
-        run(hasty, ONE, task.again(try_number=2))
-    with pytest.raises(BatchFailedError):
-        run(hasty, TWO, task.again(try_number=2))
 
 
 def test_all_tasks_of_a_cleared_run_do_their_part_again_once(stream, allocated, toy_batch, connectable, ledger):

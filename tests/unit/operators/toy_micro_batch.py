@@ -14,6 +14,8 @@ import sys
 import time
 
 from headrace.ledger import Ledger
+from headrace.spark.code_version import tried_with
+from headrace.stream import Stream
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--ledger", required=True)
@@ -30,7 +32,9 @@ with Ledger.open(arguments.ledger) as ledger:
     attempt, parameters = row.claim(), row.attributes.get("parameters")
     print(f"toy batch by way {arguments.way}, attempt {attempt.number}, parameters {parameters}", flush=True)
     if behaviour in ("code", "final"):
-        ledger.batches.renew_attempt(attempt, attributes={"failure": behaviour})
+        stream = Stream.from_json(ledger.streams.get(arguments.stream).definition)
+        told = {"failure": behaviour, "tried_with": tried_with(stream, attempt.outputs)}
+        ledger.batches.renew_attempt(attempt, attributes=told)
     if behaviour in ("fail", "code", "final"):
         ledger.batches.fail_attempt(attempt, "the transform said no")
         sys.exit(1)

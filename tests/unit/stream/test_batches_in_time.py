@@ -141,6 +141,12 @@ def test_a_stream_that_coalesces_has_windows_at_every_batch(slide: str | None) -
     assert stream(coalesce=True, outputs=elasticsearch(window=window)).outputs[0].window == window
 
 
+def test_a_run_tries_for_half_a_minute_or_three_intervals() -> None:
+    assert stream().retry_for_ms == 30_000
+    assert stream(batch_interval="1 min").retry_for_ms == 180_000
+    assert stream(limits=Limits(retry_for="5 s")).retry_for_ms == 5_000
+
+
 def test_an_outputs_transform_is_its_own_or_the_streams() -> None:
     declared = stream(
         transform="words:count",
@@ -188,7 +194,7 @@ def test_parts_are_checked_by_themselves(make: Any) -> None:
 def test_json_carries_all_of_it() -> None:
     declared = stream(
         outputs=[
-            elasticsearch(window=Window(length="1 min", slide="10 s"), retries=7, transform="words:count"),
+            elasticsearch(window=Window(length="1 min", slide="10 s"), transform="words:count"),
             ParquetOutput(path="/data/words/"),
             KafkaOutput(topic="words.counted", connection="kafka_default"),
             ForeachBatchOutput(function="words:mail"),

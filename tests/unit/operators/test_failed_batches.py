@@ -1,0 +1,207 @@
+# ruff: noqa: PLR0917 - fixtures are asked for by argument
+"""Batches that failed are taken up by later runs of the schedule, and nobody clears a run."""
+
+from __future__ import annotations
+
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.hooks.ledger import register
+from headrace.operators.allocate_blocks import AllocateBlocksOperator
+from headrace.operators.checkpoint import CheckpointOperator
+from headrace.operators.failed_batches import failed_batches
+from headrace.operators.micro_batch import MicroBatchOperator
+from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
+from headrace.stream import ConsoleOutput
+from headrace.timetables.micro_batch import from_ms
+
+ONE, TWO = "elasticsearch", "printed"
+
+
+@pytest.fixture
+def stream(stream):
+    return stream.model_copy(update={"outputs": (*stream.outputs, ConsoleOutput(id=TWO))})
+
+
+class Runs:
+    """Runs of the schedule, one after another: `next` has the next one's time stored, ended and allocated."""
+
+    def __init__(self, stream, source, make_task, until) -> None:
+        self.stream, self.source, self.ledger = stream, source, source.ledger
+        self._make_task, self._until, self._numbers = make_task, until, count(1)
+
+    def next(self, **fields):
+        at_ms = self.source.store(2)
+        self._until(lambda: self.ledger.now_ms() >= at_ms)
+        task = self._make_task(from_ms(at_ms - 200), run_id=f"run-{next(self._numbers)}", **fields)
+        AllocateBlocksOperator(task_id="allocate", stream=self.stream, claim_missed=False).execute(task.context)
+        return at_ms, task
+
+    def write(self, task, *steps: str) -> None:
+        for step in steps:
+            WalSparkSubmitOperator(task_id="generate", stream=self.stream, step=step).execute(task.context)
+
+    def fail(self, toy_batch, how: str = "fail", **fields):
+        """A run whose first output fails, in that way."""
+        at_ms, task = self.next(**fields)
+        toy_batch(how)
+        with pytest.raises(BatchFailedError):
+            self.write(task, ONE)
+        toy_batch("ok")
+        return at_ms, task
+
+    def state(self, at_ms: int) -> str:
+        return self.ledger.batches.get("flights", at_ms).state.value
+
+    def written(self, at_ms: int) -> dict[str, int]:
+        rows = self.ledger.batches.outputs("flights", at_ms)
+        return {row.output_id: row.attempt for row in rows if row.state.value == "completed"}
+
+
+@pytest.fixture
+def runs(stream, source, make_task, until, ledger, connectable):
+    register(ledger, stream)
+    return Runs(stream, source, make_task, until)
+
+
+def test_the_next_run_takes_up_what_failed_after_its_own_batch_each_output_its_own(stream, runs, toy_batch, ledger):
+    failed = [runs.fail(toy_batch)[0] for _ in range(2)]
+    at_ms, task = runs.next()
+    runs.write(task, TWO)
+    assert [runs.written(time_ms) for time_ms in (*failed, at_ms)] == [{TWO: 2}, {TWO: 2}, {TWO: 1}]
+    runs.write(task, ONE)
+    assert [runs.written(time_ms) for time_ms in failed] == [{TWO: 2, ONE: 3}] * 2
+    assert [runs.state(time_ms) for time_ms in failed] == ["completed", "completed"]
+    attempt = ledger.batches.attempts("flights", failed[0])[-1]
+    assert (attempt.attributes["run_id"], attempt.attributes["taken_up"]) == ("run-3", True)
+    CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
+    assert [event["batch_time_ms"] for event in task.events] == [*failed, at_ms]
+
+
+def test_while_the_output_is_away_a_run_does_not_look_at_others_batches(runs, toy_batch, ledger):
+    failed, _ = runs.fail(toy_batch)
+    runs.fail(toy_batch)
+    assert len(ledger.batches.attempts("flights", failed)) == 1
+
+
+def test_what_fails_again_ends_it_for_this_run_and_is_left_alone_for_a_while(runs, toy_batch, ledger, monkeypatch):
+    failed = [runs.fail(toy_batch)[0] for _ in range(2)]
+    whole = WalSparkSubmitOperator.run_attempt
+
+    def only_its_own(operator, opened, attempt, batch, context):
+        if batch.batch_time_ms in failed:
+            opened.batches.fail_attempt(attempt, "out of memory")
+            raise BatchFailedError("out of memory")
+        whole(operator, opened, attempt, batch, context)
+
+    monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", only_its_own)
+    at_ms, task = runs.next()
+    runs.write(task, ONE)
+    assert runs.written(at_ms) == {ONE: 1}
+    assert [len(ledger.batches.attempts("flights", time_ms)) for time_ms in failed] == [2, 1]
+    # The first has a pause now; the other one has not.
+    stream = runs.stream.model_copy(update={"batch_interval": runs.stream.batch_interval * 10_000})
+    assert [each.batch.batch_time_ms for each in failed_batches(ledger, stream, at_ms, [ONE])] == [failed[1]]
+
+
+@pytest.mark.parametrize("how", ["code", "final"])
+def test_what_failed_by_its_code_is_taken_up_when_the_definition_has_changed(runs, toy_batch, ledger, how):
+    failed, _ = runs.fail(toy_batch, how)
+    for _ in range(2):
+        runs.write(runs.next()[1], ONE)
+    assert len(ledger.batches.attempts("flights", failed)) == 1
+    outputs = (runs.stream.outputs[0].model_copy(update={"refresh": True}), runs.stream.outputs[1])
+    runs.stream = runs.stream.model_copy(update={"outputs": outputs})
+    register(ledger, runs.stream)
+    runs.write(runs.next()[1], ONE)
+    assert runs.written(failed) == {ONE: 2}
+
+
+def test_what_was_abandoned_and_what_somebody_is_at_is_left(runs, toy_batch, ledger):
+    abandoned, _ = runs.fail(toy_batch)
+    ledger.batches.abandon("flights", abandoned, "its index is gone")
+    held, _ = runs.fail(toy_batch)
+    runs.stream = runs.stream.model_copy(
+        update={"limits": runs.stream.limits.model_copy(update={"max_concurrent_batches": 3})}
+    )
+    register(ledger, runs.stream)
+    ledger.batches.begin_attempt("flights", held, holder="other", way="connect", lease_ms=60_000, outputs=[ONE])
+    runs.write(runs.next()[1], ONE)
+    assert (runs.state(abandoned), runs.state(held)) == ("abandoned", "running")
+
+
+@pytest.mark.parametrize("run_type", ["manual", "backfill"])
+def test_a_run_that_somebody_asked_for_does_its_own_alone(runs, toy_batch, ledger, run_type):
+    failed, _ = runs.fail(toy_batch)
+    runs.write(runs.next(run_type=run_type)[1], ONE)
+    assert len(ledger.batches.attempts("flights", failed)) == 1
+
+
+def test_a_run_takes_up_others_for_a_bounded_time_and_the_next_one_goes_on(runs, toy_batch, monkeypatch):
+    failed = [runs.fail(toy_batch)[0] for _ in range(3)]
+    times = iter([0.0, 1.0, 29.0, 31.0])
+    with monkeypatch.context() as patched:
+        clock = SimpleNamespace(monotonic=lambda: next(times))
+        patched.setattr("headrace.operators.wal_spark_submit.time", clock)
+        runs.write(runs.next()[1], ONE)
+    assert [bool(runs.written(time_ms)) for time_ms in failed] == [True, True, False]
+    runs.write(runs.next()[1], ONE)
+    assert runs.written(failed[2]) == {ONE: 2}
+
+
+def test_one_task_for_all_of_a_batch_does_the_same(runs, toy_batch, ledger, source, make_task, until):
+    at_ms, task = runs.next()
+    operator = MicroBatchOperator(task_id="micro_batch", stream=runs.stream)
+    toy_batch("fail")
+    source.seal()
+    with pytest.raises(BatchFailedError):
+        operator.execute(task.context)
+    assert ledger.batches.get("flights", at_ms).state.value == "failed"
+    toy_batch("ok")
+    _, task = runs.next()
+    source.seal()
+    operator.execute(task.context)
+    assert runs.state(at_ms) == "completed"
+    assert task.events[0]["batch_time_ms"] == at_ms
+
+
+class TestInOrder:
+    @pytest.fixture
+    def stream(self, stream):
+        return stream.model_copy(update={"ordered": True, "outputs": stream.outputs[:1]})
+
+    def test_allocation_and_checkpoint_go_on_while_the_oldest_fails(self, runs, toy_batch, ledger):
+        first, _ = runs.fail(toy_batch)
+        second, task = runs.fail(toy_batch)
+        CheckpointOperator(task_id="checkpoint", stream=runs.stream).execute(task.context)
+        assert [runs.state(time_ms) for time_ms in (first, second)] == ["failed", "allocated"]
+        third, task = runs.next()
+        runs.write(task, ONE)
+        batches = [ledger.batches.get("flights", time_ms) for time_ms in (first, second, third)]
+        assert [batch.state.value for batch in batches] == ["completed"] * 3
+        assert sorted(batches, key=lambda batch: batch.completed_at_ms) == batches
+
+    def test_a_run_that_catches_up_for_too_long_leaves_the_rest_to_the_next(self, runs, toy_batch, monkeypatch):
+        failed = [runs.fail(toy_batch)[0] for _ in range(3)]
+        times = iter([0.0, 1.0, 31.0])
+        at_ms, task = runs.next()
+        clock = SimpleNamespace(monotonic=lambda: next(times))
+        with monkeypatch.context() as patched:
+            patched.setattr("headrace.operators.wal_spark_submit.time", clock)
+            with pytest.raises(EarlierBatchFailedError, match=f"Batch {at_ms} is left to the next runs"):
+                runs.write(task, ONE)
+        assert [runs.state(time_ms) for time_ms in failed] == ["completed", "allocated", "allocated"]
+        last_ms, task = runs.next()
+        runs.write(task, ONE)
+        assert [runs.state(time_ms) for time_ms in (*failed, at_ms, last_ms)] == ["completed"] * 5
+
+    @pytest.mark.parametrize("how", ["code", "final"])
+    def test_what_failed_by_its_code_is_not_run_in_vain_by_each_run(self, runs, toy_batch, ledger, how):
+        first, _ = runs.fail(toy_batch, how)
+        _, task = runs.next()
+        with pytest.raises(EarlierBatchFailedError, match="nothing has changed since it failed"):
+            runs.write(task, ONE)
+        assert len(ledger.batches.attempts("flights", first)) == 1
