@@ -35,9 +35,6 @@ flights = Stream(
         ParquetOutput(id="lake", path=f"{FOLDER}/lake"),
     ],
     batch_interval="10 s",
-    # Its tests find a run's batch by the run's date.
-    coalesce=False,
-    limits={"max_concurrent_batches": 2},
     **COMMON,
 )
 flights_receiver = receiver_dag(flights)

@@ -58,24 +58,22 @@ def test_a_dag_runs_after_each_completed_batch_and_reads_its_numbers(installatio
             assert event["outputs"]["search"] == event["outputs"]["lake"] == {"indexed": 1, "parameters": {"factor": 1}}
 
 
-def test_a_failed_batch_tells_nobody_and_its_cleared_run_does(installation, until):
+def test_a_failed_batch_tells_nobody_until_a_later_run_has_done_it(installation, until):
     installation.fail_if.write_text("lake")
     try:
         run = until(
             lambda: next((run for run in installation.api.runs("clicks_batches") if run["state"] == "failed"), None),
             what="a failed run",
         )
+        at_ms = batch_time(run)
+        assert at_ms not in reported_times(installation)
     finally:
         installation.fail_if.unlink()
-    at_ms = batch_time(run)
-    # One of a later batch shows that there was time for it.
-    until(lambda: max(reported_times(installation)) > at_ms, what="a later batch's report")
-    assert at_ms not in reported_times(installation)
-    installation.api.clear("clicks_batches", run["dag_run_id"])
-    installation.api.wait_for_run("clicks_batches", run["dag_run_id"])
     until(lambda: reported_times(installation)[at_ms] == 1, what="the report")
     (event,) = [event for event in reported(installation) if event["batch_time_ms"] == at_ms]
-    assert event["attempts"] == 2
+    assert event["attempts"] >= 2
+    states = {run["dag_run_id"]: run["state"] for run in installation.api.runs("clicks_batches")}
+    assert states[run["dag_run_id"]] == "failed"
 
 
 def test_a_batch_is_told_again_when_it_was_run_again_and_only_then(installation, until):

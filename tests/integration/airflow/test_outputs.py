@@ -29,20 +29,26 @@ def states(installation, run) -> dict[str, str]:
     return {task["rendered_map_index"] or task["task_id"]: task["state"] for task in tasks}
 
 
-def batch_time(run) -> int:
-    return int(datetime.fromisoformat(run["data_interval_end"]).timestamp() * 1000)
+def batch_time(installation, run) -> int:
+    """What the ledger gave the run, which a late one's date does not say; else the end of its interval."""
+    with installation.ledger() as ledger:
+        taken = ledger.runs.find("flights", run["dag_run_id"])
+    return taken or int(datetime.fromisoformat(run["data_interval_end"]).timestamp() * 1000)
 
 
 def written(installation, run) -> dict[str, tuple[str, int]]:
     """What each output's newest attempt came to."""
+    at_ms = batch_time(installation, run)
     with installation.ledger() as ledger:
-        rows = ledger.batches.outputs("flights", batch_time(run))
+        rows = ledger.batches.outputs("flights", at_ms)
     return {row.output_id: (row.state.value, row.attempt) for row in rows}
 
 
-def batch_state(installation, run) -> str:
+def batches(installation) -> list:
+    """The batches that are not a part of another one, oldest first."""
     with installation.ledger() as ledger:
-        return ledger.batches.get("flights", batch_time(run)).state.value
+        rows = ledger.batches.list("flights", 1000, oldest_first=True)
+    return [row for row in rows if row.absorbed_by_ms is None]
 
 
 def stop_receiving(installation, until, stream: str) -> None:
@@ -51,12 +57,6 @@ def stop_receiving(installation, until, stream: str) -> None:
         ledger.streams.set_desired_state(stream, "stopped")
         ledger.jobs.request_stop(stream, "the test")
         until(lambda: not ledger.jobs.current(stream).alive(ledger.now_ms()), what="the receiver job's end")
-
-
-@pytest.fixture(scope="module")
-def story() -> dict:
-    """What a later test wants to know of an earlier one."""
-    return {}
 
 
 def test_each_output_is_a_task_with_its_name(installation, until):
@@ -75,68 +75,96 @@ def test_each_output_is_a_task_with_its_name(installation, until):
     assert {state for state, _ in written(installation, run).values()} == {"completed"}
 
 
-def test_one_failed_output_fails_the_run_though_checkpoint_and_cleanup_run(installation, until, story):
+def test_a_late_run_takes_over_the_batch_times_that_have_ended_as_one_batch(installation, until):
+    hold = installation.fail_if.with_name("hold")
+    hold.touch()
+    try:
+        with installation.ledger() as ledger:
+            until(lambda: len(ledger.blocks.unclaimed("flights")) >= 4, what="three batch times that have ended")
+    finally:
+        hold.unlink()
+    late = until(lambda: next((row for row in batches(installation) if len(row.absorbed) >= 2), None), what="a batch")
+    until(
+        lambda: (
+            [row.state.value for row in batches(installation) if row.batch_time_ms == late.batch_time_ms]
+            == ["completed"]
+        ),
+        what="its end",
+    )
+    with installation.ledger() as ledger:
+        # Every offset from the first on, in one batch each.
+        reached = 0
+        for row in batches(installation):
+            for taken in ledger.batches.inputs("flights", row.batch_time_ms):
+                assert taken.from_offset == reached
+                reached = taken.until_offset
+    assert {run["state"] for run in finished(installation)} == {"success"}
+
+
+def test_while_an_output_is_away_runs_are_red_and_when_it_is_back_all_is_caught_up_by_itself(installation, until):
     installation.fail_if.write_text("lake")
     try:
-        until(lambda: finished(installation, state=("failed",)), what="a failed run")
+        until(lambda: len(finished(installation, state=("failed",))) >= 3, what="failed runs")
     finally:
         installation.fail_if.unlink()
-    story["failed"] = run = finished(installation, state=("failed",))[0]
-    assert states(installation, run) == {
-        "await_blocks": "success",
-        "allocate_blocks": "success",
-        "search": "success",
-        # It wants no retry, while its DAG's tasks have four.
-        "lake": "failed",
-        "checkpoint": "success",
-        "cleanup": "success",
-    }
-    assert {output: state for output, (state, _) in written(installation, run).items()} == {
-        "search": "completed",
-        "lake": "failed",
-    }
-    assert batch_state(installation, run) == "failed"
-    log = installation.api.task_log(BATCHES, run["dag_run_id"], "generate_batch", map_index=1)
+    failed = finished(installation, state=("failed",))
+    for run in failed:
+        assert states(installation, run) == {
+            "await_blocks": "success",
+            "allocate_blocks": "success",
+            "search": "success",
+            "lake": "failed",
+            "checkpoint": "success",
+            "cleanup": "success",
+        }
+    log = installation.api.task_log(BATCHES, failed[0]["dag_run_id"], "generate_batch", map_index=1)
     assert "the transform said no" in log
+    times = [batch_time(installation, run) for run in failed]
+    assert len(set(times)) == len(times)
+
+    def left() -> list[int]:
+        return [
+            row.batch_time_ms
+            for row in batches(installation)
+            if row.batch_time_ms <= times[-1] and row.state.value != "completed"
+        ]
+
+    until(lambda: not left(), what="the end of what failed")
+    # Nobody cleared anything: the runs are as red as they were, and the batches have been done by a later one.
+    with installation.ledger() as ledger:
+        for at_ms in times:
+            last = ledger.batches.attempts("flights", at_ms)[-1]
+            assert (last.outputs, last.attributes["taken_up"]) == (("lake",), True)
+    runs = {run["dag_run_id"]: run["state"] for run in installation.api.runs(BATCHES)}
+    assert {runs[run["dag_run_id"]] for run in failed} == {"failed"}
 
 
-@pytest.mark.parametrize("only_failed", [True, False])
-def test_what_failed_is_run_alone(installation, until, story, only_failed):
-    if not only_failed:
-        installation.fail_if.write_text("lake")
-        try:
-            until(lambda: len(finished(installation, state=("failed",))) >= 1, what="another failed run")
-        finally:
-            installation.fail_if.unlink()
-        story["failed"] = finished(installation, state=("failed",))[-1]
-    run = story["failed"]
-    before = written(installation, run)
-    installation.api.clear(BATCHES, run["dag_run_id"], only_failed=only_failed)
-    installation.api.wait_for_run(BATCHES, run["dag_run_id"])
-    after = written(installation, run)
-    assert after["search"] == before["search"]
-    assert after["lake"][0] == "completed"
-    assert batch_state(installation, run) == "completed"
+@pytest.fixture
+def done(installation):
+    """A run that is about the batch of its own date, with records, and has succeeded."""
+    for run in reversed(finished(installation, state=("success",))):
+        own = int(datetime.fromisoformat(run["data_interval_end"]).timestamp() * 1000)
+        if written(installation, run) and batch_time(installation, run) == own:
+            return run
+    raise AssertionError("no run was in time")
 
 
-def test_a_completed_batch_whose_run_is_cleared_is_run_again_whole(installation, story):
-    run = story["failed"]
-    before = written(installation, run)
-    installation.api.clear(BATCHES, run["dag_run_id"])
-    installation.api.wait_for_run(BATCHES, run["dag_run_id"])
-    after = written(installation, run)
+def test_a_completed_batch_whose_run_is_cleared_is_run_again_whole(installation, done):
+    before = written(installation, done)
+    installation.api.clear(BATCHES, done["dag_run_id"])
+    installation.api.wait_for_run(BATCHES, done["dag_run_id"])
+    after = written(installation, done)
     assert all(after[output][1] > before[output][1] for output in ("search", "lake"))
-    assert batch_state(installation, run) == "completed"
+    assert {state for state, _ in after.values()} == {"completed"}
 
 
-def test_a_run_may_ask_for_one_output(installation, story):
-    run = story["failed"]
-    before = written(installation, run)
-    inside = datetime.fromisoformat(run["data_interval_start"]) + timedelta(seconds=1)
+def test_a_run_may_ask_for_one_output(installation, done):
+    before = written(installation, done)
+    inside = datetime.fromisoformat(done["data_interval_start"]) + timedelta(seconds=1)
     conf = {"reprocess": True, "outputs": ["lake"]}
     run_id = installation.api.trigger(BATCHES, conf=conf, logical_date=inside)
     asking = installation.api.wait_for_run(BATCHES, run_id)
-    after = written(installation, run)
+    after = written(installation, done)
     assert after["search"] == before["search"]
     assert after["lake"][1] > before["lake"][1]
     assert set(states(installation, asking).values()) == {"success"}
@@ -155,14 +183,14 @@ def test_in_order_one_run_at_a_time_and_nobody_waits_for_ever(installation, unti
         stop_receiving(installation, until, "visits")
         until(lambda: not ledger.blocks.unclaimed("visits"), what="the last batch")
         until(lambda: not _unfinished(installation), what="the runs' ends")
-        batches = [batch for batch in ledger.batches.list("visits", 1000, oldest_first=True) if batch.records]
-        ended = [batch.completed_at_ms for batch in batches]
+        done = [batch for batch in ledger.batches.list("visits", 1000, oldest_first=True) if batch.records]
+        ended = [batch.completed_at_ms for batch in done]
         assert ended == sorted(ended)
-        attempts = [ledger.batches.attempts("visits", batch.batch_time_ms) for batch in batches]
+        attempts = [ledger.batches.attempts("visits", batch.batch_time_ms) for batch in done]
     # The state, then the output: nothing was done twice.
     assert {tuple(step for row in rows for step in row.outputs) for rows in attempts} == {("state", "search")}
     ahead = [row.batch_time_ms for rows in attempts for row in rows if row.attributes.get("ahead")]
-    assert ahead[:2] == [batch.batch_time_ms for batch in batches[:2]]
+    assert ahead[:2] == [batch.batch_time_ms for batch in done[:2]]
     # The schedule goes on meanwhile.
     assert not [run for run in installation.api.runs(ORDERED) if run["state"] == "failed"]
 
