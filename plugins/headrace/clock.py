@@ -1,4 +1,4 @@
-"""Clocks. Every component that tells the time is given one, so that a test can hold it still.
+"""Clocks, and times as text. Every component that tells the time is given a clock, so that a test can hold it still.
 
 Batch times come from the ledger's clock (rule 4 of the design); these clocks pace loops and estimate it.
 """
@@ -7,7 +7,26 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Protocol
+
+
+def time_text(time_ms: int | None) -> str:
+    """Epoch milliseconds as UTC in ISO 8601, to the millisecond where there are any; the bare number where no calendar
+    has it, "-" for None."""
+    if time_ms is None:
+        return "-"
+    try:
+        at = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"
+    return at.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def times_text(times_ms: Iterable[int]) -> str:
+    """Several of them, by comma."""
+    return ", ".join(map(time_text, times_ms))
 
 
 class Clock(Protocol):

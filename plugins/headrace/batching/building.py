@@ -17,12 +17,13 @@ from typing import Protocol
 from headrace.batching.allocation import Allocation, write_beside
 from headrace.batching.manifest import Manifest
 from headrace.blocks import TopicPartition
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
-from headrace.receiving.kept_ranges import listed, readable_time, since
+from headrace.receiving.kept_ranges import listed, since
 from headrace.receiving.offset_questions import Kept
 from headrace.receiving.offset_ranges import RecordedRange
 from headrace.receiving.offsets_by_time import OffsetsByTime
@@ -92,8 +93,8 @@ def build_from_kafka(
             built[source.id] = tuple(_InputBuilder(stream, ledger, source, offsets, batch_time_ms).ranges(neighbours))
     if not any(built.values()):
         logger.warning(
-            "Batch %d of stream %s is empty: Kafka has nothing of its interval from before where the stream began",
-            batch_time_ms,
+            "Batch %s of stream %s is empty: Kafka has nothing of its interval from before where the stream began",
+            time_text(batch_time_ms),
             stream.name,
         )
     manifest = Manifest(
@@ -136,7 +137,7 @@ def _allocation(ledger: Ledger, batch: BatchRow, *, fresh: bool) -> Allocation:
 
 def _refuse(stream: Stream, ledger: Ledger, batch_time_ms: int, existing: BatchRow | None) -> None:
     zero_ms = ledger.streams.get(stream.name).zero_time_ms
-    name = f"Batch {batch_time_ms} ({readable_time(batch_time_ms)}) of stream {stream.name!r}"
+    name = f"Batch {time_text(batch_time_ms)} of stream {stream.name!r}"
     builder = _what_builds_on_earlier_batches(stream)
     if builder is not None:
         raise BatchBuildError(
@@ -146,8 +147,7 @@ def _refuse(stream: Stream, ledger: Ledger, batch_time_ms: int, existing: BatchR
         )
     if batch_time_ms > zero_ms:
         raise BatchBuildError(
-            f"{name} is not built from Kafka: the stream has its own batches after {zero_ms} "
-            f"({readable_time(zero_ms)}).",
+            f"{name} is not built from Kafka: the stream has its own batches after {time_text(zero_ms)}.",
             remedy="Run it as it is.",
         )
     if existing is not None and existing.state in (BatchState.ABSORBED, BatchState.ABANDONED):
@@ -228,9 +228,9 @@ class _InputBuilder:
                 found.append(RecordedRange(partition, begin, until, None))
             elif begin == end:
                 logger.info(
-                    "Batch %d takes nothing of %s: what may be of its interval the stream received itself, which "
+                    "Batch %s takes nothing of %s: what may be of its interval the stream received itself, which "
                     "began there at offset %d",
-                    self.batch_time_ms,
+                    time_text(self.batch_time_ms),
                     _name(partition),
                     end,
                 )
@@ -296,7 +296,8 @@ class _InputBuilder:
 
     def _part_is_gone(self, problems: Collection[str]) -> BatchBuildError:
         return BatchBuildError(
-            f"Batch {self.batch_time_ms} of stream {self.stream.name!r} cannot be built: Kafka may no longer have all "
+            f"Batch {time_text(self.batch_time_ms)} of stream {self.stream.name!r} cannot be built: Kafka may no "
+            "longer have all "
             f"of it: {listed(sorted(problems))}.",
             remedy="Only batch times of which Kafka still has everything can be built.",
         )

@@ -9,6 +9,7 @@ import tenacity
 
 from headrace.batching.checkpoint import KEEP, Checkpoint, checkpoint_paths
 from headrace.batching.history import describe, file_batches, history_numbers
+from headrace.clock import time_text
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.states import BatchState
@@ -77,7 +78,7 @@ def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStor
                 ledger.batches.mark_checkpointed(stream, batch["batch_time_ms"], uri)
             except BatchStateError as error:
                 # It was taken to be run again since it was read: the checkpoint after that holds it.
-                logger.info("%s: batch %d is not marked: %s", stream, batch["batch_time_ms"], error)
+                logger.info("%s: batch %s is not marked: %s", stream, time_text(batch["batch_time_ms"]), error)
     for path in checkpoint_paths(folder)[:-KEEP]:
         folder.delete(path)
     return checkpoint
@@ -94,9 +95,9 @@ def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) ->
     batches = ledger.history.unfiled(stream)
     if len(batches) > MANY:
         logger.warning(
-            "%s: %d batches are not over, and every checkpoint holds them all, some 600 bytes each. The oldest is %d. "
+            "%s: %d batches are not over, and every checkpoint holds them all, some 600 bytes each. The oldest is %s. "
             "Run them, abandon those that can never succeed, or set a longer checkpoint_interval.",
-            stream, len(batches), batches[0].batch_time_ms,
+            stream, len(batches), time_text(batches[0].batch_time_ms),
         )  # fmt: skip
     job = ledger.jobs.current(stream)
     row, described = ledger.streams.get(stream), describe(ledger, stream, batches)

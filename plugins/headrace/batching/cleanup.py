@@ -8,6 +8,7 @@ from itertools import groupby
 
 from headrace.batching.manifest import LOG_FOLDER, manifest_path
 from headrace.batching.removal import Removed, remove_old
+from headrace.clock import time_text
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
 from headrace.stream import Stream
@@ -95,7 +96,9 @@ def _mark_cleaned(stream: Stream, ledger: Ledger, folder: LogStorage, before_ms:
                 ledger.batches.mark_cleaned(stream.name, batch.batch_time_ms)
             except BatchStateError as error:
                 # It was taken to be run again since it was found: a later cleanup marks it.
-                logger.info("%s: batch %d is not marked as cleaned: %s", stream.name, batch.batch_time_ms, error)
+                logger.info(
+                    "%s: batch %s is not marked as cleaned: %s", stream.name, time_text(batch.batch_time_ms), error
+                )
             else:
                 marked += 1
                 # An allocation that crashed may have left it, beside the one that counts.

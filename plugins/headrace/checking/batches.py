@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from headrace.checking.coverage import partition_text
 from headrace.checking.findings import Finding, Problem
+from headrace.clock import time_text
 from headrace.ledger.allocations import sum_inputs
 from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
@@ -93,13 +94,13 @@ def check_built(snapshot: StreamSnapshot) -> Iterator[Finding]:
             what = f"{_offsets(row)} was built from Kafka, and the stream began at {starting[key]}."
             yield Finding(Problem.OFFSETS_TWICE, f"{name} at {row.from_offset}", what)
         if row.from_offset < until:
-            what = f"{_offsets(row)} begins before {until}, where batch {other_ms} ends."
+            what = f"{_offsets(row)} begins before {until}, where batch {time_text(other_ms)} ends."
             yield Finding(Problem.OFFSETS_TWICE, f"{name} at {row.from_offset}", what)
         reached[key] = max((row.until_offset, row.batch_time_ms), (until, other_ms))
 
 
 def _offsets(row: BatchInputRow) -> str:
-    return f"[{row.from_offset}, {row.until_offset}) of batch {row.batch_time_ms}"
+    return f"[{row.from_offset}, {row.until_offset}) of batch {time_text(row.batch_time_ms)}"
 
 
 def check_absorbed(snapshot: StreamSnapshot) -> Iterator[Finding]:
@@ -109,7 +110,10 @@ def check_absorbed(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if batch.absorbed_by_ms is not None or batch.state is BatchState.ABSORBED:
             owner = None if batch.absorbed_by_ms is None else snapshot.batch.get(batch.absorbed_by_ms)
             if owner is None or batch.batch_time_ms not in owner.absorbed or batch.state is not BatchState.ABSORBED:
-                what = f"It is {batch.state.value}, absorbed by {batch.absorbed_by_ms}, and that batch does not say so."
+                what = (
+                    f"It is {batch.state.value}, absorbed by {time_text(batch.absorbed_by_ms)}, and that batch does "
+                    "not say so."
+                )
                 yield Finding(Problem.ABSORBED_WRONG, name, what)
             if snapshot.inputs_by_batch.get(batch.batch_time_ms):
                 yield Finding(Problem.ABSORBED_WRONG, name, "It was absorbed, and has offset ranges of its own.")
@@ -117,5 +121,5 @@ def check_absorbed(snapshot: StreamSnapshot) -> Iterator[Finding]:
             taken = snapshot.batch.get(time_ms)
             if taken is None or taken.absorbed_by_ms != batch.batch_time_ms or time_ms >= batch.batch_time_ms:
                 by = None if taken is None else taken.absorbed_by_ms
-                what = f"It says that it absorbed {time_ms}, which is absorbed by {by}."
+                what = f"It says that it absorbed {time_text(time_ms)}, which is absorbed by {time_text(by)}."
                 yield Finding(Problem.ABSORBED_WRONG, name, what)

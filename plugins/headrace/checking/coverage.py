@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from headrace.blocks import TopicPartition
 from headrace.checking.findings import Finding, Problem
+from headrace.clock import time_text
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 
@@ -98,14 +99,14 @@ def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
     for block in snapshot.blocks:
         if snapshot.owner_ms(block.batch_time_ms) in by_ranges:
             continue
-        told_by = f"block {block.block_id} (batch {block.batch_time_ms})"
+        told_by = f"block {block.block_id} (batch {time_text(block.batch_time_ms)})"
         for r in block.info.ranges:
             key = (block.info.receiver.input_id, r.partition)
             pieces[key].append(Piece(r.from_offset, r.until_offset, told_by))
     ranged: dict[InputPartition, list[Piece]] = defaultdict(list)
     for row in snapshot.inputs:
         if row.batch_time_ms in by_ranges:
-            told_by = f"batch {row.batch_time_ms}"
+            told_by = f"batch {time_text(row.batch_time_ms)}"
             absorbs = bool(snapshot.batch[row.batch_time_ms].absorbed)
             ranged[row.input_id, row.partition].append(Piece(row.from_offset, row.until_offset, told_by, absorbs))
     for key, found in ranged.items():
@@ -139,7 +140,8 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
             if (row.input_id, row.partition, row.from_offset, row.until_offset) not in gaps:
                 name = partition_text((row.input_id, row.partition))
                 what = (
-                    f"[{row.from_offset}, {row.until_offset}) of the abandoned batch {batch.batch_time_ms} is no gap."
+                    f"[{row.from_offset}, {row.until_offset}) of the abandoned batch "
+                    f"{time_text(batch.batch_time_ms)} is no gap."
                 )
                 yield Finding(Problem.GAP_MISSING, f"{name} at {row.from_offset}", what)
     for time_ms in sorted(told):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from headrace.blocks import BlockHandle, OffsetRange, ReceiverId
 from headrace.checking.findings import Finding, Problem
+from headrace.clock import time_text
 from headrace.ledger.rows import StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.wal.errors import DamagedFrameError, PayloadError, SegmentMissingError, WalError, tell_ranges
@@ -57,7 +58,9 @@ class LogObservation:
                 held = needed.get(path, {}).get(offset)
                 if held is not None and path not in self.missing:
                     name = f"block {held.block_id} at {path}:{offset}"
-                    yield Finding(problem, name, f"{why} It is in batch {snapshot.owner_ms(held.batch_time_ms)}.")
+                    yield Finding(
+                        problem, name, f"{why} It is in batch {time_text(snapshot.owner_ms(held.batch_time_ms))}."
+                    )
         for path in sorted(self.files):
             segment = snapshot.segment.get(path)
             if segment is not None and segment.removed_at_ms is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.batching.manifest import Manifest, ManifestError
 from headrace.checking.coverage import partition_text
 from headrace.checking.findings import Finding, Problem
+from headrace.clock import time_text
 from headrace.ledger.rows import BatchRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
@@ -84,7 +85,7 @@ def differences(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -
     told = (manifest.stream, manifest.batch_time_ms, manifest.interval_ms)
     wanted = (batch.stream, batch.batch_time_ms, batch.interval_ms)
     if told != wanted:
-        yield f"it is of {told[0]}, batch {told[1]}, interval {told[2]} ms."
+        yield f"it is of {told[0]}, batch {time_text(told[1])}, interval {told[2]} ms."
     listed = [
         (input_id, block.handle, block.records, block.payload_bytes, block.ranges)
         for input_id, blocks in manifest.inputs.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.checking.findings import Finding, Problem
+from headrace.clock import time_text
 from headrace.ledger.outcomes import is_recorded
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.snapshots import StreamSnapshot
@@ -115,7 +116,7 @@ def check_slots(snapshot: StreamSnapshot) -> Iterator[Finding]:
             other = holders.setdefault((row.batch_time_ms, row.target, output), row.number)
             if other != row.number:
                 what = f"Attempts {other} and {row.number} both write {output!r}."
-                yield Finding(Problem.LEASE_WRONG, f"batch {row.batch_time_ms}", what)
+                yield Finding(Problem.LEASE_WRONG, f"batch {time_text(row.batch_time_ms)}", what)
 
 
 def check_replays(snapshot: StreamSnapshot) -> Iterator[Finding]:
@@ -123,7 +124,7 @@ def check_replays(snapshot: StreamSnapshot) -> Iterator[Finding]:
     for row in snapshot.replays:
         newest = snapshot.outputs.get((row.batch_time_ms, row.target), {})
         missing = [output for output in row.outputs if not is_recorded(newest.get(output))]
-        name = f"{row.target} {row.batch_time_ms}"
+        name = f"{row.target} {time_text(row.batch_time_ms)}"
         if row.state is BatchState.COMPLETED and missing:
             what = f"It has completed, and {', '.join(missing)} has no record of success."
             yield Finding(Problem.REPLAY_STATE_WRONG, name, what)
@@ -132,4 +133,4 @@ def check_replays(snapshot: StreamSnapshot) -> Iterator[Finding]:
         ahead = [row for row in recorded.values() if row.attempt > attempt.number and row.output_id in attempt.outputs]
         if ahead:
             what = f"Attempt {attempt.number} runs, and {ahead[0].output_id!r} was taken by attempt {ahead[0].attempt}."
-            yield Finding(Problem.LEASE_WRONG, f"batch {attempt.batch_time_ms}", what)
+            yield Finding(Problem.LEASE_WRONG, f"batch {time_text(attempt.batch_time_ms)}", what)

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.blocks import ReceiverId
 from headrace.checking.coverage import InputPartition, partition_text
 from headrace.checking.findings import Finding, Problem
+from headrace.clock import time_text
 from headrace.ledger.rows import SegmentRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
@@ -46,11 +47,17 @@ def check_blocks(snapshot: StreamSnapshot) -> Iterator[Finding]:
 def _time_problem(snapshot: StreamSnapshot, block: StoredBlock) -> str | None:
     stream, info = snapshot.stream, block.info
     if block.batch_time_ms % stream.batch_interval_ms:
-        return f"Its batch time {block.batch_time_ms} is no multiple of the interval, {stream.batch_interval_ms} ms."
+        return (
+            f"Its batch time {time_text(block.batch_time_ms)} is no multiple of the interval, "
+            f"{stream.batch_interval_ms} ms."
+        )
     since_ms = info.cut_time_ms if info.event_time_ms is None else max(0, info.event_time_ms)
     earliest_ms = stream.batch_time_after(min(since_ms, block.added_at_ms))
     if block.batch_time_ms < earliest_ms:
-        return f"Its batch time is {block.batch_time_ms}, and its records came for {earliest_ms} or later."
+        return (
+            f"Its batch time is {time_text(block.batch_time_ms)}, and its records came for {time_text(earliest_ms)} "
+            "or later."
+        )
     return None
 
 
@@ -62,15 +69,18 @@ def check_order_of_batch_times(snapshot: StreamSnapshot) -> Iterator[Finding]:
             key = (block.info.receiver.input_id, r.partition)
             if block.batch_time_ms < latest.get(key, 0):
                 what = (
-                    f"Its batch time {block.batch_time_ms} is before {latest[key]}, that of earlier offsets of "
-                    f"{partition_text(key)}."
+                    f"Its batch time {time_text(block.batch_time_ms)} is before {time_text(latest[key])}, that of "
+                    f"earlier offsets of {partition_text(key)}."
                 )
                 yield Finding(Problem.BATCH_TIME_WRONG, f"block {block.block_id}", what)
             latest[key] = max(block.batch_time_ms, latest.get(key, 0))
     for row in snapshot.positions:
         key = (row.input_id, row.partition)
         if row.last_batch_time_ms < latest.get(key, 0):
-            what = f"Its latest batch time is {row.last_batch_time_ms}, and a block of it is in {latest[key]}."
+            what = (
+                f"Its latest batch time is {time_text(row.last_batch_time_ms)}, and a block of it is in "
+                f"{time_text(latest[key])}."
+            )
             yield Finding(Problem.POSITION_WRONG, partition_text(key), what)
 
 
@@ -124,7 +134,10 @@ def _segment_problems(segment: SegmentRow, blocks: list[StoredBlock], epochs: di
         yield f"It was closed with {segment.bytes} bytes, and block {ends[-1][2]} ends at {ends[-1][0] + ends[-1][1]}."
     latest_ms, told_ms = max((block.batch_time_ms for block in blocks), default=0), segment.last_batch_time_ms
     if segment.closed_at_ms is not None and told_ms is not None and told_ms < latest_ms:
-        yield f"It was closed with {told_ms} as its latest batch time, and has a block of {latest_ms}."
+        yield (
+            f"It was closed with {time_text(told_ms)} as its latest batch time, and has a block of "
+            f"{time_text(latest_ms)}."
+        )
 
 
 def _let_go_early(snapshot: StreamSnapshot, segment: SegmentRow, blocks: list[StoredBlock]) -> Iterator[Finding]:

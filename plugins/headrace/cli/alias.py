@@ -12,8 +12,9 @@ import typer
 from headrace.cli.batch_time import milliseconds
 from headrace.cli.elasticsearch_outputs import MAX_RETRY_SECONDS, elasticsearch_outputs, registered, transport_to
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
-from headrace.cli.output import print_json, time_text
+from headrace.cli.output import print_json
 from headrace.cli.replayed_index import AliasSwapRefusedError, ReplayedIndex
+from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.indexing.aliases import IndexAlias

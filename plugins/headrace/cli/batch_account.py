@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headrace.cli.output import duration_text, print_json, print_table, time_text
+from headrace.cli.output import duration_text, print_json, print_table
+from headrace.clock import time_text
 from headrace.failure import TAKEN_UP
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from headrace.cli.batch_account import show_batch
 from headrace.cli.batch_time import batch_time as batch_time_ms
 from headrace.cli.batch_time import milliseconds
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
-from headrace.cli.output import duration_text, print_json, print_table, time_text
+from headrace.cli.output import duration_text, print_json, print_table
+from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headrace.cli.output import print_table, printable, time_text
+from headrace.cli.output import print_table, printable
+from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.indexing.dead_letter_index import StoredLetter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.ledger_option import LedgerUrl, StreamName, opened
-from headrace.cli.output import time_text
+from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger.rows import EventRow

@@ -5,17 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
+from headrace.clock import time_text
+
 _UNBOUNDED = 10_000
 
 
+# Less is a duration: a time before 1973 is none of ours.
+_FIRST_TIME_MS = 100_000_000_000
+
+
 def print_json(value: Any) -> None:
-    """``value`` (rows, lists and dicts of plain values) as JSON on standard output."""
-    typer.echo(json.dumps(value, indent=2, default=_plain))
+    """``value`` (rows, lists and dicts of plain values) as JSON on standard output.
+
+    A time in epoch milliseconds (``batch_time_ms``) has its ISO 8601 form beside it (``batch_time``).
+    """
+    typer.echo(json.dumps(_with_times(json.loads(json.dumps(value, default=_plain))), indent=2))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -46,14 +54,6 @@ def printable(text: str) -> str:
     )
 
 
-def time_text(at_ms: int | None) -> str:
-    """Epoch milliseconds as UTC in ISO 8601, to the millisecond where there are any."""
-    if at_ms is None:
-        return "-"
-    at = datetime.fromtimestamp(at_ms / 1000, UTC)
-    return at.isoformat(timespec="milliseconds" if at_ms % 1000 else "seconds").replace("+00:00", "Z")
-
-
 def duration_text(from_ms: int | None, until_ms: int | None) -> str:
     """The seconds between two times."""
     return "-" if from_ms is None or until_ms is None else f"{(until_ms - from_ms) / 1000:.1f} s"
@@ -63,6 +63,20 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return str(value)
+
+
+def _with_times(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_times(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found: dict[str, Any] = {}
+    for name, each in value.items():
+        found[name] = _with_times(each)
+        readable = name.removesuffix("_ms")
+        if name != readable and readable not in value and isinstance(each, int) and each >= _FIRST_TIME_MS:
+            found[readable] = time_text(each)
+    return found
 
 
 def _cell(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.cli.output import time_text
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger.states import BatchState
 

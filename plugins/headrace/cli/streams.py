@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.ledger_option import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, opened
-from headrace.cli.output import print_json, print_table, time_text
+from headrace.cli.output import print_json, print_table
+from headrace.clock import time_text
 from headrace.receiving.input_health import InputTrouble, input_troubles, receiver_state
 
 if TYPE_CHECKING:

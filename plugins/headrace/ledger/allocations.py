@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from headrace.blocks import TopicPartition
+from headrace.clock import time_text, times_text
 from headrace.ledger.batch_rows import find_batch, require_batch
 from headrace.ledger.block_rows import is_late, stored_blocks
 from headrace.ledger.built_batches import check_ranges, is_empty, replace
@@ -93,7 +94,7 @@ class BatchAllocations(Role):
             ranges = None if inputs is None else check_ranges(connection, locked, batch_time_ms, inputs)
             if len(taken) != blocks_expected:
                 raise AllocationConflictError(
-                    f"Batch {batch_time_ms} of stream {stream!r} has {len(taken)} blocks, "
+                    f"Batch {time_text(batch_time_ms)} of stream {stream!r} has {len(taken)} blocks, "
                     f"its manifest {blocks_expected}.",
                     remedy="Seal the batch time first, then draw up the manifest.",
                 )
@@ -144,13 +145,14 @@ def _seal(connection: Connection, locked: LockedStream, batch_time_ms: int) -> i
     stream = locked.row
     if batch_time_ms % stream.batch_interval_ms != 0 or batch_time_ms <= 0:
         raise BatchTimeError(
-            f"{batch_time_ms} is no batch time of stream {stream.name!r}: "
-            f"those are multiples of {stream.batch_interval_ms} ms since the epoch.",
-            remedy=f"The next one is {stream.batch_time_after(batch_time_ms)}.",
+            f"{time_text(batch_time_ms)} is no batch time of stream {stream.name!r}: "
+            f"those are multiples of {stream.batch_interval_ms} ms since the Unix epoch.",
+            remedy=f"The next one is {time_text(stream.batch_time_after(batch_time_ms))}.",
         )
     if batch_time_ms > locked.now_ms + CLOCK_SKEW_MS:
         raise BatchTimeError(
-            f"Batch time {batch_time_ms} of stream {stream.name!r} comes in {batch_time_ms - locked.now_ms} ms.",
+            f"Batch time {time_text(batch_time_ms)} of stream {stream.name!r} comes in "
+            f"{batch_time_ms - locked.now_ms} ms.",
             remedy="Wait for it; the time is the ledger's (now_ms).",
         )
     if stream.has_removed(batch_time_ms):
@@ -172,7 +174,7 @@ def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, abs
     refused = sorted({*later, *claimed})
     if refused:
         raise AllocationConflictError(
-            f"Batch {batch_time_ms} of stream {stream!r} cannot absorb {', '.join(map(str, refused))}: "
+            f"Batch {time_text(batch_time_ms)} of stream {stream!r} cannot absorb {times_text(refused)}: "
             "only earlier times that nobody claimed.",
             remedy="Read the unclaimed times again and draw up the manifest anew.",
         )

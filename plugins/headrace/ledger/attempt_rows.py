@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, select, update
 
+from headrace.clock import time_text
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import AttemptFencedError
 from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow
@@ -181,7 +182,7 @@ def is_own(connection: Connection, attempt: Attempt, state: AttemptState) -> boo
 def fenced(attempt: Attempt) -> AttemptFencedError:
     """The error for one that reports after it was ended."""
     return AttemptFencedError(
-        f"Attempt {attempt.number} of batch {attempt.batch_time_ms} ({attempt.holder}) no longer has it.",
+        f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} ({attempt.holder}) no longer has it.",
         remedy="Stop it: a newer attempt runs the batch, or this one has ended.",
     )
 

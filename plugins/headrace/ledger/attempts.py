@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
+from headrace.clock import time_text
 from headrace.ledger.attempt_rows import (
     attempt_row,
     end_attempt,
@@ -135,7 +136,7 @@ class BatchAttempts(Role):
         """
         if output_id not in attempt.outputs:
             raise BatchStateError(
-                f"Attempt {attempt.number} of batch {attempt.batch_time_ms} has no output {output_id!r}, "
+                f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} has no output {output_id!r}, "
                 f"but {', '.join(attempt.outputs) or 'none'}."
             )
         with self._database.write_stream(attempt.stream) as (connection, locked):
@@ -254,10 +255,11 @@ def check_runnable(batch: BatchRow) -> None:
     """
     if batch.state is BatchState.ABSORBED:
         raise BatchStateError(
-            f"Batch {batch.batch_time_ms} was absorbed by batch {batch.absorbed_by_ms}.", remedy="Run that one."
+            f"Batch {time_text(batch.batch_time_ms)} was absorbed by batch {time_text(batch.absorbed_by_ms)}.",
+            remedy="Run that one.",
         )
     if batch.state is BatchState.ABANDONED:
-        raise BatchStateError(f"Batch {batch.batch_time_ms} was abandoned: {batch.error}.")
+        raise BatchStateError(f"Batch {time_text(batch.batch_time_ms)} was abandoned: {batch.error}.")
 
 
 def _asked(locked: LockedStream, outputs: Sequence[str] | None) -> tuple[str, ...]:
@@ -278,7 +280,7 @@ def _check_state_step(locked: LockedStream, batch: BatchRow, taken: Sequence[str
     if STATE_STEP not in locked.row.outputs or STATE_STEP in taken or STATE_STEP in recorded:
         return
     raise NotItsTurnError(
-        f"The state of stream {batch.stream!r} has not been updated by batch {batch.batch_time_ms}, "
+        f"The state of stream {batch.stream!r} has not been updated by batch {time_text(batch.batch_time_ms)}, "
         f"and {', '.join(taken)} may read it.",
         busy=[batch.batch_time_ms],
         remedy=f"Run the step {STATE_STEP!r} first (the task update_state).",

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, exists, select, update
 
+from headrace.clock import time_text
 from headrace.ledger.attempt_rows import fence_attempts
 from headrace.ledger.batch_rows import batch_input_row
 from headrace.ledger.codec import partition_key
@@ -85,8 +86,8 @@ def check_ranges(
     stream = locked.row
     if batch_time_ms > stream.zero_time_ms:
         raise BatchTimeError(
-            f"Batch {batch_time_ms} of stream {stream.name!r} cannot be built from Kafka: "
-            f"it comes after the stream's zero time, {stream.zero_time_ms}.",
+            f"Batch {time_text(batch_time_ms)} of stream {stream.name!r} cannot be built from Kafka: "
+            f"it comes after the stream's zero time, {time_text(stream.zero_time_ms)}.",
             remedy="Its records are in the log: run it as any other.",
         )
     taken = [
@@ -103,7 +104,8 @@ def check_ranges(
     claimed = exists().where(unclaimed_times.c.stream == stream.name, unclaimed_times.c.batch_time_ms == batch_time_ms)
     if connection.execute(select(claimed)).scalar_one():
         raise AllocationConflictError(
-            f"Batch {batch_time_ms} of stream {stream.name!r} has blocks in the log, so it cannot be built from Kafka.",
+            f"Batch {time_text(batch_time_ms)} of stream {stream.name!r} has blocks in the log, so it cannot be "
+            "built from Kafka.",
             remedy="Run it without from_kafka.",
         )
     for row in taken:
@@ -137,6 +139,6 @@ def _check_range(connection: Connection, row: BatchInputRow) -> None:
     if other is not None and other.from_offset < row.until_offset:
         found = batch_input_row(other)
         raise AllocationConflictError(
-            f"{what} overlap [{found.from_offset}, {found.until_offset}) of batch {found.batch_time_ms}.",
+            f"{what} overlap [{found.from_offset}, {found.until_offset}) of batch {time_text(found.batch_time_ms)}.",
             remedy="A record belongs to one batch: leave out the offsets that have one.",
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, literal, select, update
 
+from headrace.clock import time_text
 from headrace.ledger.attempt_rows import fence_attempts
 from headrace.ledger.batch_rows import batch_input_row, require_batch
 from headrace.ledger.database import LockedStream, Role
@@ -31,7 +32,7 @@ class BatchEndings(Role):
             batch = require_batch(connection, stream, batch_time_ms)
             if batch.state is not BatchState.COMPLETED:
                 raise BatchStateError(
-                    f"Batch {batch_time_ms} is {batch.state.value}: only a completed one is checkpointed."
+                    f"Batch {time_text(batch_time_ms)} is {batch.state.value}: only a completed one is checkpointed."
                 )
             if batch.checkpoint_uri == uri:
                 return batch
@@ -76,10 +77,13 @@ class BatchEndings(Role):
             if batch.state is BatchState.ABANDONED:
                 return batch
             if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED):
-                raise BatchStateError(f"Batch {batch_time_ms} is {batch.state.value} and cannot be abandoned.")
+                raise BatchStateError(
+                    f"Batch {time_text(batch_time_ms)} is {batch.state.value} and cannot be abandoned."
+                )
             if batch.steps is not None:
                 raise BatchStateError(
-                    f"Batch {batch_time_ms} has completed before, so its records are no gap: it cannot be abandoned.",
+                    f"Batch {time_text(batch_time_ms)} has completed before, so its records are no gap: it cannot "
+                    "be abandoned.",
                     remedy="What it wrote is there: run it again, or leave it. No other batch waits for it.",
                 )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
@@ -125,7 +129,7 @@ def _check_cleanable(connection: Connection, batch: BatchRow) -> None:
     done = batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is not None
     if not done and batch.state is not BatchState.ABANDONED:
         raise BatchStateError(
-            f"Batch {batch.batch_time_ms} is {batch.state.value}, or not checkpointed: not done with."
+            f"Batch {time_text(batch.batch_time_ms)} is {batch.state.value}, or not checkpointed: not done with."
         )
     own = select(literal(batch.batch_time_ms))
     absorbed = select(batches.c.batch_time_ms).where(
@@ -135,7 +139,7 @@ def _check_cleanable(connection: Connection, batch: BatchRow) -> None:
     left = select(blocks.c.block_id).where(blocks.c.stream == batch.stream, blocks.c.batch_time_ms.in_(select(times)))
     if connection.execute(left.limit(1)).first() is not None:
         raise BatchStateError(
-            f"Blocks of batch {batch.batch_time_ms} are still in the log.",
+            f"Blocks of batch {time_text(batch.batch_time_ms)} are still in the log.",
             remedy="Remove their segments first (cleanup.removable_segments).",
         )
 

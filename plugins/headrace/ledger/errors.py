@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from headrace.blocks import TopicPartition
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
 
@@ -159,7 +160,7 @@ class BatchNotFoundError(LedgerError):
     """The batch time has no row: nobody allocated it."""
 
     def __init__(self, stream: str, batch_time_ms: int) -> None:
-        super().__init__(f"Stream {stream!r} has no batch {batch_time_ms}.", remedy="Allocate it first.")
+        super().__init__(f"Stream {stream!r} has no batch {time_text(batch_time_ms)}.", remedy="Allocate it first.")
         self.batch_time_ms = batch_time_ms
 
 
@@ -180,7 +181,8 @@ class AlreadyCompletedError(BatchStateError):
     def __init__(self, batch: BatchRow, outputs: Collection[str] = ()) -> None:
         state = "completed" if batch.completed_at_ms is not None else f"recorded {', '.join(outputs)}"
         super().__init__(
-            f"Batch {batch.batch_time_ms} of stream {batch.stream!r} has {state} by attempt {batch.attempt}.",
+            f"Batch {time_text(batch.batch_time_ms)} of stream {batch.stream!r} has {state} by attempt "
+            f"{batch.attempt}.",
             remedy="Begin it with force to run it again; outputs are idempotent.",
         )
         self.batch = batch
@@ -209,7 +211,7 @@ class OutputsMissingError(LedgerError):
 
     def __init__(self, batch_time_ms: int, missing: Collection[str]) -> None:
         super().__init__(
-            f"Batch {batch_time_ms} cannot complete: no result recorded for {', '.join(sorted(missing))}.",
+            f"Batch {time_text(batch_time_ms)} cannot complete: no result recorded for {', '.join(sorted(missing))}.",
             remedy="Call record_output for every output of the stream, also for one that wrote nothing.",
         )
         self.missing = frozenset(missing)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
+from headrace.clock import time_text
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
@@ -255,17 +255,14 @@ def _held(job: JobRow) -> LeaseHeldError:
     where = f", process {pid} on {host}" if host and pid else ""
     return LeaseHeldError(
         f"The receiver job of stream {job.stream!r} is held by {job.holder} (epoch {job.epoch}{where}) since "
-        f"{_utc(job.acquired_at_ms)}; its lease lasts until {_utc(job.lease_until_ms)} and is renewed while it lives.",
+        f"{time_text(job.acquired_at_ms)}; its lease lasts until {time_text(job.lease_until_ms)} and is renewed "
+        "while it lives.",
         holder=job.holder,
         since_ms=job.acquired_at_ms,
         until_ms=job.lease_until_ms,
         remedy=f"To take over, stop it by `headrace stop {job.stream}` and start yours when it has drained. If its "
         "process is dead or hangs, start yours when the lease is out: whatever the old one does then is refused.",
     )
-
-
-def _utc(time_ms: int) -> str:
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _lost(lease: JobLease) -> LeaseLostError:

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
+from headrace.clock import time_text
 from headrace.ledger.codec import partition_key, partition_of
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import (
@@ -303,7 +304,7 @@ def _require_dead(connection: Connection, locked: LockedStream, receiver_id: Rec
     if receiver is None or receiver.job_epoch != locked.row.job_epoch or not receiver.alive(locked.now_ms):
         return
     raise LeaseHeldError(
-        f"Receiver {receiver_id} on {receiver.host} is alive until {receiver.lease_until_ms} (epoch ms).",
+        f"Receiver {receiver_id} on {receiver.host} is alive until {time_text(receiver.lease_until_ms)}.",
         holder=str(receiver_id),
         since_ms=receiver.registered_at_ms,
         until_ms=receiver.lease_until_ms,

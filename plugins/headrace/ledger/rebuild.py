@@ -6,6 +6,7 @@ import dataclasses
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
+from headrace.clock import time_text
 from headrace.ledger.attempt_rows import live_attempts
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import LeaseHeldError, LedgerError, StreamNotFoundError
@@ -128,7 +129,7 @@ def _refuse_while_alive(connection: Connection, locked: LockedStream) -> None:
     if job is not None and job.alive(locked.now_ms):
         raise LeaseHeldError(
             f"A receiver job of stream {job.stream!r} is alive: {job.holder} (epoch {job.epoch}), since "
-            f"{job.acquired_at_ms} until {job.lease_until_ms} (epoch ms).",
+            f"{time_text(job.acquired_at_ms)} until {time_text(job.lease_until_ms)}.",
             holder=job.holder,
             since_ms=job.acquired_at_ms,
             until_ms=job.lease_until_ms,
@@ -136,8 +137,9 @@ def _refuse_while_alive(connection: Connection, locked: LockedStream) -> None:
         )
     for attempt in live_attempts(connection, locked.row.name, locked.now_ms)[:1]:
         raise LeaseHeldError(
-            f"Batch {attempt.batch_time_ms} of stream {attempt.stream!r} is being run by {attempt.holder}, since "
-            f"{attempt.started_at_ms} until {attempt.lease_until_ms} (epoch ms).",
+            f"Batch {time_text(attempt.batch_time_ms)} of stream {attempt.stream!r} is being run by "
+            f"{attempt.holder}, since "
+            f"{time_text(attempt.started_at_ms)} until {time_text(attempt.lease_until_ms)}.",
             holder=attempt.holder,
             since_ms=attempt.started_at_ms,
             until_ms=attempt.lease_until_ms,

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, exists, func, insert, select, update
 
+from headrace.clock import time_text
 from headrace.ledger.attempt_rows import fence_attempts, insert_attempt, newest_outputs, revision_of, running_attempts
 from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.database import LockedStream, Role
@@ -60,8 +61,9 @@ class BatchReplays(Role):
             batch = require_batch(connection, stream, batch_time_ms)
             if batch.state in (BatchState.ABSORBED, BatchState.ABANDONED):
                 raise BatchStateError(
-                    f"Batch {batch_time_ms} of stream {stream!r} is {batch.state.value} and cannot be replayed.",
-                    remedy=f"Replay batch {batch.absorbed_by_ms}." if batch.absorbed_by_ms else None,
+                    f"Batch {time_text(batch_time_ms)} of stream {stream!r} is {batch.state.value} and cannot be "
+                    "replayed.",
+                    remedy=f"Replay batch {time_text(batch.absorbed_by_ms)}." if batch.absorbed_by_ms else None,
                 )
             required = _output_ids(definition) or list(outputs)
             unknown = [output_id for output_id in outputs if output_id not in required]

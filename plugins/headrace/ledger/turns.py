@@ -6,6 +6,7 @@ import builtins
 
 from sqlalchemy import Connection, select
 
+from headrace.clock import time_text, times_text
 from headrace.ledger.attempt_rows import live_attempts
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import NotItsTurnError, SlotBusyError
@@ -77,11 +78,11 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
         "Run it: its blocks are there, and no batch has taken them."
         if first.state is None
         else "Wait for it or run it; if it can never succeed, give it up: "
-        f"`headrace batches abandon {batch.stream} {first.batch_time_ms} --reason WHY`."
+        f"`headrace batches abandon {batch.stream} {time_text(first.batch_time_ms)} --reason WHY`."
     )
     raise NotItsTurnError(
-        f"Stream {batch.stream!r} runs its batches in order, and before {batch.batch_time_ms} "
-        f"there is {', '.join(str(other.batch_time_ms) for other in earlier[:3])}.",
+        f"Stream {batch.stream!r} runs its batches in order, and before {time_text(batch.batch_time_ms)} "
+        f"there is {times_text(other.batch_time_ms for other in earlier[:3])}.",
         busy=[other.batch_time_ms for other in earlier],
         remedy=way_out,
     )
@@ -97,7 +98,7 @@ def check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -
     others = {row.batch_time_ms: row for row in live if row.batch_time_ms != batch.batch_time_ms}
     slots = 1 if locked.row.ordered else locked.row.max_concurrent_batches
     if len(others) >= slots:
-        held = ", ".join(f"{other.batch_time_ms} by {other.holder}" for other in others.values())
+        held = ", ".join(f"{time_text(other.batch_time_ms)} by {other.holder}" for other in others.values())
         raise SlotBusyError(
             f"Stream {batch.stream!r} runs {slots} batches at a time, and the slots are held: {held}.",
             busy=list(others),

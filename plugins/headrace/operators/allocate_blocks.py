@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.clock import time_text
 from headrace.hooks.environment import connections_in_environment
 from headrace.hooks.run_request import run_request
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.claims import claim, ended_without_a_batch
 from headrace.timetables.batch_time import NothingToRun, begin_run, takes_over
-from headrace.timetables.micro_batch import from_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -68,7 +68,7 @@ def allocate_for_run(
     over = takes_over(context, stream)
     allocation = allocate(stream, ledger, storage, at_ms, takes_over=over)
     told = summary(allocation)
-    log.info("Batch %d: %s", at_ms, ", ".join(f"{name} {value}" for name, value in told.items()))
+    log.info("Batch %s: %s", time_text(at_ms), ", ".join(f"{name} {value}" for name, value in told.items()))
     if over:
         _name_taken(stream, ledger, allocation.batch, log)
     elif not stream.coalesces:
@@ -81,7 +81,7 @@ def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> No
     if batch.absorbed:
         log.info(
             "It took over %d earlier batch time(s) that nobody had run, from %s on.",
-            len(batch.absorbed), from_ms(batch.absorbed[0]).isoformat(),
+            len(batch.absorbed), time_text(batch.absorbed[0]),
         )  # fmt: skip
     open_ms = ledger.streams.get(stream.name).batch_time_after(ledger.now_ms())
     left = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < open_ms]
@@ -101,8 +101,9 @@ def _claim_missed(
     if not missed:
         return
     log.warning(
-        "%d earlier batch time(s) hold %d records and are not allocated yet, from %d to %d (ms since the epoch).",
-        len(missed), sum(time.records for time in missed), missed[0].batch_time_ms, missed[-1].batch_time_ms,
+        "%d earlier batch time(s) hold %d records and are not allocated yet, from %s to %s.",
+        len(missed), sum(time.records for time in missed),
+        time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
     )  # fmt: skip
     if claim_missed:
         from headrace.batching.allocation import allocate
@@ -121,13 +122,13 @@ def _build(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log:
     from headrace.batching.building import build_from_kafka
 
     if at_ms > ledger.streams.get(stream.name).zero_time_ms:
-        log.info("Batch %d is of the stream's own time, so it is not built from Kafka.", at_ms)
+        log.info("Batch %s is of the stream's own time, so it is not built from Kafka.", time_text(at_ms))
         return
     with connections_in_environment(stream):
         built = build_from_kafka(stream, ledger, storage, at_ms)
     log.info(
-        "Batch %d is %s from Kafka by timestamps: %d records at most, in %d partitions.",
-        at_ms, "built" if built.fresh else "there already,", built.batch.records, len(built.inputs),
+        "Batch %s is %s from Kafka by timestamps: %d records at most, in %d partitions.",
+        time_text(at_ms), "built" if built.fresh else "there already,", built.batch.records, len(built.inputs),
     )  # fmt: skip
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.clock import time_text
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.batch_events import batch_alias, emit_batch_events
-from headrace.timetables.micro_batch import from_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -45,11 +45,11 @@ def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, 
     from headrace.batching.checkpointing import write_checkpoint
 
     if ledger.batches.find(stream.name, at_ms) is None:
-        log.info("Batch %d was not allocated, so there is nothing to checkpoint.", at_ms)
+        log.info("Batch %s was not allocated, so there is nothing to checkpoint.", time_text(at_ms))
         return
     written = write_checkpoint(stream, ledger, storage, at_ms)
     if written is None:
-        log.info("No checkpoint is due at batch %d; the next one covers it.", at_ms)
+        log.info("No checkpoint is due at batch %s; the next one covers it.", time_text(at_ms))
     else:
         log.info("Checkpoint %s/%s", stream.folder_url, written.path)
 
@@ -73,8 +73,8 @@ def warn_of_what_is_left(stream: Stream, ledger: Ledger, at_ms: int, log: Any) -
     left = [step for step in stream.steps if step in required and step not in seen_to]
     if left:
         log.warning(
-            "Batch %d is not complete, %s left to do: %s. Clear what failed of this run; what it did not ask for is "
+            "Batch %s is not complete, %s left to do: %s. Clear what failed of this run; what it did not ask for is "
             "done by a run without `outputs` of any other date from %s until %s.",
-            at_ms, "one step is" if len(left) == 1 else f"{len(left)} steps are", ", ".join(left),
-            from_ms(at_ms - batch.interval_ms).isoformat(), from_ms(at_ms).isoformat(),
+            time_text(at_ms), "one step is" if len(left) == 1 else f"{len(left)} steps are", ", ".join(left),
+            time_text(at_ms - batch.interval_ms), time_text(at_ms),
         )  # fmt: skip

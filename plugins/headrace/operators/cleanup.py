@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.operators.batch import BatchStepOperator
 
@@ -47,12 +48,12 @@ def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: i
 
     batch = ledger.batches.find(stream.name, at_ms)
     if batch is None:
-        log.info("Batch %d was not allocated, so there is nothing to clean up after it.", at_ms)
+        log.info("Batch %s was not allocated, so there is nothing to clean up after it.", time_text(at_ms))
         return
-    log.info("Cleanup after batch %d: %s", at_ms, clean_up(stream, ledger, storage))
+    log.info("Cleanup after batch %s: %s", time_text(at_ms), clean_up(stream, ledger, storage))
     due = at_ms % stream.checkpoint_interval_ms == 0
     if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
         raise BatchNotCheckpointedError(
-            f"Batch {at_ms} of stream {stream.name!r} completed without a checkpoint, so its log is kept.",
+            f"Batch {time_text(at_ms)} of stream {stream.name!r} completed without a checkpoint, so its log is kept.",
             remedy="See why the checkpoint failed (the task 'checkpoint' has its own log), and clear it.",
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from headrace.clock import time_text
 from headrace.hooks.run_request import run_request
 from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
@@ -58,7 +59,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
     def _replay(self, ledger: Ledger, at_ms: int, context: Context, request: RunRequest) -> None:
         batch = self._batch(ledger, at_ms)
         if self._is_done(ledger, at_ms, request):
-            self.log.info("This run has replayed output %s of batch %d.", self.step, at_ms)
+            self.log.info("This run has replayed output %s of batch %s.", self.step, time_text(at_ms))
             return
         self.await_application(ledger, batch, (self.step,))
         way = self.choose_way(ledger)
@@ -86,14 +87,15 @@ class ReplayBatchOperator(SparkAttemptOperator):
             raise AirflowFailException(str(removed)) from removed
         if batch is None:
             raise AirflowSkipException(
-                f"Batch {at_ms} of stream {self.stream.name!r} is not allocated, so there is nothing to replay yet."
+                f"Batch {time_text(at_ms)} of stream {self.stream.name!r} is not allocated, so there is nothing to "
+                "replay yet."
             )
         if batch.state is BatchState.ABSORBED:
             raise AirflowSkipException(
-                f"Batch {batch.absorbed_by_ms} took over the blocks of {at_ms}: replay that one."
+                f"Batch {time_text(batch.absorbed_by_ms)} took over the blocks of {time_text(at_ms)}: replay that one."
             )
         if batch.state is BatchState.ABANDONED:
-            raise AirflowSkipException(f"Batch {at_ms} was abandoned: {batch.error}.")
+            raise AirflowSkipException(f"Batch {time_text(at_ms)} was abandoned: {batch.error}.")
         return batch
 
     def _is_done(self, ledger: Ledger, at_ms: int, request: RunRequest) -> bool:

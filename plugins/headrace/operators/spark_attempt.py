@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, Failure
 from headrace.hooks.environment import child_environment, secret_key
@@ -241,20 +242,20 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             BatchFailedError: it did not complete; the ledger knows of the failure.
             AttemptFencedInSparkError: another attempt took over.
         """
-        steps = ", ".join(attempt.outputs)
+        steps, at = ", ".join(attempt.outputs), time_text(batch.batch_time_ms)
         needs = needs_of(ledger, self.written, batch.batch_time_ms, attempt.outputs)
         if not needs.process:
             for step, counts in needs.counts.items():
                 ledger.batches.record_output(attempt, step, counts)
             ledger.batches.complete_attempt(attempt)
-            self.log.info("Batch %d has nothing for %s, which is done without Spark.", batch.batch_time_ms, steps)
+            self.log.info("Batch %s has nothing for %s, which is done without Spark.", at, steps)
             return
         self.log.info(
-            "Batch %d, attempt %d at %s: %d records in %d blocks, by way %s.",
-            batch.batch_time_ms, attempt.number, steps, batch.records, batch.blocks, attempt.way,
+            "Batch %s, attempt %d at %s: %d records in %d blocks, by way %s.",
+            at, attempt.number, steps, batch.records, batch.blocks, attempt.way,
         )  # fmt: skip
         self._run_in_spark(ledger, attempt, context, spark=needs.spark)
-        self.log.info("Attempt %d at batch %d has completed.", attempt.number, batch.batch_time_ms)
+        self.log.info("Attempt %d at batch %s has completed.", attempt.number, at)
 
     def _run_in_spark(
         self,
@@ -281,7 +282,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             state = _row(ledger, attempt).state
             if state is not AttemptState.COMPLETED:
                 raise BatchFailedError(
-                    f"Spark ended without an error, but attempt {attempt.number} at batch {attempt.batch_time_ms} "
+                    f"Spark ended without an error, but attempt {attempt.number} at batch "
+                    f"{time_text(attempt.batch_time_ms)} "
                     f"is {state.value}."
                 )
         except BaseException as error:
@@ -294,7 +296,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 row = _row(ledger, attempt)
                 if row.state is AttemptState.FENCED:
                     raise AttemptFencedInSparkError(
-                        f"Another attempt took over from attempt {attempt.number} at batch {attempt.batch_time_ms}."
+                        f"Another attempt took over from attempt {attempt.number} at batch "
+                        f"{time_text(attempt.batch_time_ms)}."
                     ) from error
                 # What a process that was killed could not say is the surroundings' fault.
                 failure = Failure(row.attributes.get(FAILURE, Failure.PASSING))

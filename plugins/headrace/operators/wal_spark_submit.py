@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from headrace.clock import time_text
 from headrace.failure import TAKEN_UP, Failure
 from headrace.hooks.run_identity import goes_on_by_itself
 from headrace.hooks.run_request import run_request
@@ -119,7 +120,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         batch = self._batch(run.ledger, at_ms)
         if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
-            self.log.info("Batch %d is %s, so there is nothing to run.", at_ms, batch.state.value)
+            self.log.info("Batch %s is %s, so there is nothing to run.", time_text(at_ms), batch.state.value)
             return
         left = self._left(run, at_ms)
         if not left.steps and (batch.state is BatchState.COMPLETED or not any(map(run.request.wants, self._steps))):
@@ -157,14 +158,14 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             try:
                 attempt = self._when_a_slot_is_free(begin)
                 if attempt is None:
-                    self.log.info("Batch %d and later ones that failed are left to the next runs.", time_ms)
+                    self.log.info("Batch %s and later ones that failed are left to the next runs.", time_text(time_ms))
                     return
-                self.log.info("Batch %d was %s, and is taken up here.", time_ms, failed.batch.state.value)
+                self.log.info("Batch %s was %s, and is taken up here.", time_text(time_ms), failed.batch.state.value)
                 self.run_attempt(run.ledger, attempt, failed.batch, run.context)
             except (AlreadyCompletedError, AttemptFencedInSparkError) as error:
                 self.log.info("%s", error)
             except Exception as error:
-                self.log.warning("Batch %d, which had failed, has failed again: %s", time_ms, error)
+                self.log.warning("Batch %s, which had failed, has failed again: %s", time_text(time_ms), error)
                 if getattr(error, "failure", Failure.PASSING) is Failure.PASSING:
                     return
 
@@ -195,15 +196,15 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             self.log.info("This run does not ask for %s.", steps)
             return
         self.log.info(
-            "Batch %d has %s done. To do it again, trigger a run with reprocess, or clear the run that did it.",
-            at_ms, steps,
+            "Batch %s has %s done. To do it again, trigger a run with reprocess, or clear the run that did it.",
+            time_text(at_ms), steps,
         )  # fmt: skip
 
     def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
         batch = ledger.batches.find(self.stream.name, at_ms)
         if batch is None:
             raise BatchFailedError(
-                f"Batch {at_ms} of stream {self.stream.name!r} has no blocks allocated.",
+                f"Batch {time_text(at_ms)} of stream {self.stream.name!r} has no blocks allocated.",
                 remedy="Clear the task 'allocate_blocks' of this run, and those after it.",
             )
         return batch
@@ -224,7 +225,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 continue
             if row.attributes.get("run_id") not in (None, run.request.run.run_id):
                 self.wait(
-                    f"Batch {batch.batch_time_ms} is being run by {row.holder}, attempt {row.number}.",
+                    f"Batch {time_text(batch.batch_time_ms)} is being run by {row.holder}, attempt {row.number}.",
                     waiting_for=f"attempt {row.number}",
                 )
             if row.attributes.get(_TRY, 0) > run.context["ti"].try_number:
@@ -294,18 +295,21 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             first_ms = earlier.batch_time_ms
             if earlier.state is None:
                 self.log.info(
-                    "Batch %d comes before %d, and nobody has allocated it: that is done here.", first_ms, at_ms
+                    "Batch %s comes before %s, and nobody has allocated it: that is done here.",
+                    time_text(first_ms),
+                    time_text(at_ms),
                 )
                 # The next look, for whether somebody runs it, comes right before it is begun here: the tasks of the
                 # other outputs get here at the same time.
                 allocate(self.stream, run.ledger, run.storage, first_ms)
                 return True
             if earlier.alive:
-                self.wait(f"Batch {first_ms} comes before {at_ms} and is running.", waiting_for=f"batch {first_ms}")
+                reason = f"Batch {time_text(first_ms)} comes before {time_text(at_ms)} and is running."
+                self.wait(reason, waiting_for=f"batch {first_ms}")
             self._await_mending(run, first_ms, at_ms)
             self.log.info(
-                "Batch %d comes before %d and is %s, and nobody runs it: it is run first, here.",
-                first_ms, at_ms, earlier.state.value,
+                "Batch %s comes before %s and is %s, and nobody runs it: it is run first, here.",
+                time_text(first_ms), time_text(at_ms), earlier.state.value,
             )  # fmt: skip
             self._run_ahead(run, run.ledger.batches.get(self.stream.name, first_ms))
             return True
@@ -320,7 +324,10 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         tried = live_attempts(run.ledger, run.ledger.batches.get(self.stream.name, first_ms))
         if not tried or not is_held_back(self.stream, tried[-1]):
             return
-        reason = f"Batch {first_ms} comes before {at_ms}, and nothing has changed since it failed: {tried[-1].error}."
+        reason = (
+            f"Batch {time_text(first_ms)} comes before {time_text(at_ms)}, and nothing has changed since it failed: "
+            f"{tried[-1].error}."
+        )
         error = EarlierBatchFailedError(reason, remedy=self._way_out(first_ms))
         error.failure = Failure.FINAL
         if run.goes_on_by_itself:
@@ -331,7 +338,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         return (
             "Mend what makes it fail: later runs run it again once the stream's definition or code has changed, or "
             "clear its run. If the batch can never succeed, give it up: "
-            f"`headrace batches abandon {self.stream.name} {at_ms} --reason WHY`."
+            f"`headrace batches abandon {self.stream.name} {time_text(at_ms)} --reason WHY`."
         )
 
     def _run_ahead(self, run: _Run, batch: BatchRow) -> None:
@@ -351,7 +358,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             raise
         except Exception as error:
             raise EarlierBatchFailedError(
-                f"Batch {batch.batch_time_ms} comes first in stream {self.stream.name!r}, and it failed: {error}",
+                f"Batch {time_text(batch.batch_time_ms)} comes first in stream {self.stream.name!r}, and it failed: "
+                f"{error}",
                 remedy=self._way_out(batch.batch_time_ms),
             ) from error
 

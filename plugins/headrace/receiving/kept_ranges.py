@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
+from headrace.clock import time_text
 from headrace.receiving.offset_questions import Kept, OffsetQuestions
 from headrace.receiving.offset_ranges import RangeRun, RecordedRange
 from headrace.receiving.replay_errors import RangesGoneError
@@ -48,19 +48,11 @@ def listed(problems: Sequence[str]) -> str:
     return "; ".join(problems[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def readable_time(time_ms: int) -> str:
-    """An epoch time for people, in UTC; the bare number where no calendar has it."""
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return f"{time_ms} ms"
-
-
 def since(kept: Kept) -> str:
     """From where on Kafka has records of a partition."""
     if kept.first_timestamp_ms is None:
         return f"Kafka keeps offsets from {kept.first} on, and no record"
-    return f"Kafka keeps offsets from {kept.first} on, records since {readable_time(kept.first_timestamp_ms)}"
+    return f"Kafka keeps offsets from {kept.first} on, records since {time_text(kept.first_timestamp_ms)}"
 
 
 def _other_topic(run: RangeRun, topic_id: str | None) -> str | None:

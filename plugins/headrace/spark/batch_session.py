@@ -6,6 +6,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState
 from headrace.spark import connect_token
@@ -66,7 +67,11 @@ def running_job(ledger: Ledger, stream: str) -> JobRow:
     """The receiver job whose application takes batches; raises ApplicationMissingError, which says what is wrong."""
     job = ledger.jobs.current(stream)
     if job is None or not job.alive(ledger.now_ms()):
-        state = "was never started" if job is None else f"is {job.state.value}, last heard of at {job.heartbeat_ms}"
+        state = (
+            "was never started"
+            if job is None
+            else f"is {job.state.value}, last heard of at {time_text(job.heartbeat_ms)}"
+        )
         raise ApplicationMissingError(
             f"The receiver job of stream {stream!r} {state}, so no application is there to run the batch in.",
             remedy=f"Start it (headrace start {stream}, or its receiver DAG), or run the batch with way 'submit'.",
@@ -108,7 +113,9 @@ def replaces(attempt: Attempt, earlier: AttemptRow) -> bool:
 
 def open_own_session(stream: Stream, attempt: Attempt) -> SparkSession:
     """The session of an application that runs this batch and nothing else."""
-    name = f"headrace {stream.name} batch {attempt.batch_time_ms}" + (f" {attempt.target}" if attempt.target else "")
+    name = f"headrace {stream.name} batch {time_text(attempt.batch_time_ms)}" + (
+        f" {attempt.target}" if attempt.target else ""
+    )
     master = given_conf().get("spark.master") or stream.spark.master_url(0)
     spark = classic_session(name, master=master, conf={**stream.spark.conf, **connections_conf(master)})
     send_code(spark.sparkContext, stream)

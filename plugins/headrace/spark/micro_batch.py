@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from headrace.batching.stream_status import WARNING
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, TRIED_WITH, Failure
 from headrace.ledger import BatchState
@@ -201,7 +202,7 @@ class _Run:
         time_ms = batch.batch_time_ms
         origin = self._ledger.batches.origins(self._stream.name, [time_ms]).get(time_ms)
         if origin is None:
-            raise BatchFailedError(f"Batch {time_ms} is {batch.state.value}, so its records are not read.")
+            raise BatchFailedError(f"Batch {time_text(time_ms)} is {batch.state.value}, so its records are not read.")
         return origin
 
     def _leaving(self, batch_time_ms: int) -> tuple[BatchOrigin, ...]:

@@ -15,9 +15,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
@@ -148,7 +148,8 @@ def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
         if row.number == options.attempt:
             return row.claim(), row.attributes.get(parameters.ATTRIBUTE)
     raise AttemptUnknownError(
-        f"The ledger has no attempt {options.attempt} at batch {options.batch_time} of stream {options.stream!r}.",
+        f"The ledger has no attempt {options.attempt} at batch {time_text(options.batch_time)} of stream "
+        f"{options.stream!r}.",
         remedy="Begin it first, or leave --attempt out to have one begun.",
     )
 
@@ -200,7 +201,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _teller(stream: str, batch_time_ms: int) -> Callable[[str], None]:
-    when = datetime.fromtimestamp(batch_time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    when = time_text(batch_time_ms)
 
     def tell(line: str) -> None:
         # stderr: stdout belongs to console outputs and the result.

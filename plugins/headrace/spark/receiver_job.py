@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from headrace.checking.connecting import check_input, check_storage
+from headrace.clock import times_text
 from headrace.errors import HeadraceError
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
@@ -158,7 +159,7 @@ class ReceiverJob:
                 self._ledger.jobs.update(lease, state=JobState.STOPPING)
             pending = BatchDrain(self._stream, self._ledger, lease).wait()
             if pending:
-                logger.warning("stopped before the batches of %s were done", ", ".join(map(str, pending[:10])))
+                logger.warning("stopped before the batches of %s were done", times_text(pending[:10]))
         forced = None if report.end is TrackerEnd.STOPPED else "some receivers had to be cancelled"
         self._end(JobState.STOPPED, forced, 0)
         return 0

@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
-from headrace.cli.output import time_text
-from headrace.clock import SystemClock
+from headrace.clock import SystemClock, time_text
 from headrace.hooks.ledger import register
 from headrace.indexing.aliases import IndexAlias
 from headrace.indexing.cluster import Cluster

@@ -15,6 +15,7 @@ from headrace.batching.recovery.recover import Recovered, recover
 from headrace.checking.coverage import check_coverage
 from headrace.checking.findings import Problem
 from headrace.checking.stream_check import check_stream
+from headrace.clock import time_text
 from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.testing.faulty_files import FaultyFiles
 from headrace.wal.errors import DamagedFrameError, StorageError
@@ -225,7 +226,7 @@ def test_a_batch_whose_log_somebody_deleted_reads_kafka(
     ledger, report = rebuild()
     assert ledger.batches.get("shop", time_ms).state is BatchState.ALLOCATED
     assert ledger.batches.origins("shop", [time_ms])[time_ms].source == "kafka"
-    assert told(report, f"Batch {time_ms} is not over, and its log is gone")
+    assert told(report, f"Batch {time_text(time_ms)} is not over, and its log is gone")
     assert gaps(ledger) == []
 
 

@@ -9,6 +9,7 @@ import pytest
 from headrace.batching import history
 from headrace.batching.sealed_document import seal, unseal
 from headrace.checking.findings import MEANINGS, Problem
+from headrace.clock import time_text
 
 from .conftest import INTERVAL_MS, STREAM, TIMES, Shop
 
@@ -173,7 +174,7 @@ def test_two_current_topics_of_a_name_are_noticed(shop: Shop) -> None:
 def test_two_attempts_at_an_output_are_noticed(shop: Shop) -> None:
     shop.begin(TIMES[2])
     shop.copy_row("batch_attempts", f"batch_time_ms = {TIMES[2]}", number=7)
-    assert ("lease_wrong", f"batch {T3}") in shop.found()
+    assert ("lease_wrong", f"batch {time_text(T3)}") in shop.found()
 
 
 def test_more_batches_than_slots_are_noticed(shop: Shop) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from headrace.cli.output import duration_text, time_text
+from headrace.cli.output import duration_text, print_json
+from headrace.clock import time_text
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,16 @@ def test_durations_are_in_seconds_so_that_they_compare(took_ms: int, told: str) 
 def test_what_has_not_ended_has_no_duration() -> None:
     assert duration_text(5_000, None) == "-"
     assert duration_text(None, 5_000) == "-"
+
+
+def test_json_has_each_time_in_iso_8601_beside_its_milliseconds(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json([{"batch_time_ms": 1_700_000_000_200, "lease_ms": 30_000, "ended_at_ms": None}, {"inner": {"at_ms": 0}}])
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "batch_time_ms": 1_700_000_000_200,
+            "batch_time": "2023-11-14T22:13:20.200Z",
+            "lease_ms": 30_000,
+            "ended_at_ms": None,
+        },
+        {"inner": {"at_ms": 0}},
+    ]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from headrace.batching.allocation import allocate
 from headrace.blocks import ReceiverId
 from headrace.cli.main import app
-from headrace.cli.output import time_text
+from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.rows import JobLease

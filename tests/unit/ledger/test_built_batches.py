@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.blocks import TopicPartition
+from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AllocationConflictError, AlreadyCompletedError, AttemptFencedError, BatchTimeError
 from headrace.ledger.rows import BatchInputRow
@@ -60,7 +61,7 @@ def test_no_offset_of_another_batch_is_taken(world: Any) -> None:
         world.allocate(BEFORE, inputs=ranges(world, (90, 101)))
     world.allocate(BEFORE, inputs=ranges(world, (40, 60)))
     for overlap in ((30, 41), (59, 70), (40, 60), (45, 50), (0, 100)):
-        with pytest.raises(AllocationConflictError, match=f"of batch {BEFORE}"):
+        with pytest.raises(AllocationConflictError, match=f"of batch {time_text(BEFORE)}"):
             world.allocate(ZERO, inputs=ranges(world, overlap, at=ZERO))
     # Refused, nothing is there.
     assert world.ledger.batches.find("flights", ZERO) is None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.blocks import BlockHandle
+from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
 from headrace.ledger.errors import AttemptFencedError, BatchNotFoundError, BatchStateError, LedgerError
 from headrace.ledger.rows import Attempt
@@ -214,7 +215,7 @@ def test_an_absorbed_batch_is_replayed_with_its_absorber(build: Callable[..., An
     world.add({0: (0, 10)})
     world.clock.advance(2500)
     world.allocate(T2, absorb=[T1], blocks_expected=1)
-    with pytest.raises(BatchStateError, match=f"Replay batch {T2}"):
+    with pytest.raises(BatchStateError, match=f"Replay batch {time_text(T2)}"):
         replay(world, T1)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.batching.allocation import allocate
+from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators import allocate_blocks
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
@@ -124,7 +125,7 @@ class TestCheckpoint:
                 ledger.batches.record_output(attempt, output, {})
                 ledger.batches.complete_attempt(attempt)
         CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
-        assert f"Batch {at_ms} is not complete, one step is left to do: two." in capsys.readouterr().out
+        assert f"Batch {time_text(at_ms)} is not complete, one step is left to do: two." in capsys.readouterr().out
         ledger.batches.fail_attempt(attempt, "no")
         CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
         assert "2 steps are left to do: one, two." in capsys.readouterr().out

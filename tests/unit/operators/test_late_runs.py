@@ -7,6 +7,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 
+from headrace.clock import time_text
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
@@ -61,7 +62,7 @@ def test_one_run_takes_over_what_has_ended_and_its_tasks_agree(
     asked = run_of(pending[0], run_id="asked", run_type="manual")
     assert AllocateBlocksOperator(task_id="allocate", stream=stream).execute(asked.context)["fresh"] is False
     WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch").execute(asked.context)
-    assert f"Batch {pending[0]} is absorbed, so there is nothing to run" in capsys.readouterr().out
+    assert f"Batch {time_text(pending[0])} is absorbed, so there is nothing to run" in capsys.readouterr().out
 
 
 def test_a_run_with_a_date_that_somebody_asked_for_takes_its_own_interval(stream, pending, run_of, ledger):

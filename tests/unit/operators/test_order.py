@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batching.allocation import allocate
+from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
@@ -55,7 +56,10 @@ def test_what_nobody_runs_is_allocated_and_run_first_in_order(stream, after, toy
     run(stream, task)
     assert states(ledger, *earlier, at_ms) == ["completed"] * 4
     assert order(ledger, at_ms, *earlier) == [*earlier, at_ms]
-    assert f"Batch {earlier[0]} comes before {at_ms} and is allocated, and nobody runs it" in capsys.readouterr().out
+    assert (
+        f"Batch {time_text(earlier[0])} comes before {time_text(at_ms)} and is allocated, and nobody runs it"
+        in capsys.readouterr().out
+    )
 
 
 def checkpointed(stream, task) -> list[int]:
@@ -146,7 +150,7 @@ def test_if_it_fails_this_fails_with_its_error_and_the_retry_does_the_same(
     (first,), at_ms, task = after()
     toy_batch("fail")
     for try_number in (1, 2):
-        with pytest.raises(EarlierBatchFailedError, match=f"Batch {first} comes first") as failed:
+        with pytest.raises(EarlierBatchFailedError, match=f"Batch {time_text(first)} comes first") as failed:
             run(stream, task.again(try_number=try_number))
     assert "the transform said no" in str(failed.value) or "exit code 1" in str(failed.value)
     assert states(ledger, first, at_ms) == ["failed", "allocated"]
@@ -194,7 +198,7 @@ def test_an_earlier_batch_that_nothing_can_cure_is_waited_for_until_it_is_given_
 ):
     (first,), at_ms, task = after()
     toy_batch("final")
-    with pytest.raises(EarlierBatchFailedError, match=f"Batch {first} comes first"):
+    with pytest.raises(EarlierBatchFailedError, match=f"Batch {time_text(first)} comes first"):
         run(stream, task)
     toy_batch("ok")
     # Nobody tries in vain what has failed for good, nor fails for it.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from headrace.batching.manifest import ManifestError
 from headrace.batching.recovery.evidence import Evidence, FoundManifest, handles_in, is_done
 from headrace.blocks import BlockHandle, BlockInfo
+from headrace.clock import time_text
 from headrace.ledger.allocations import late_records
 from headrace.ledger.found import FoundBatch, FoundBlock
 from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
@@ -84,13 +85,15 @@ class _Finder:
             return
         name = kept.row.manifest_uri.rpartition("/")[2]
         if kept.row.cleaned_at_ms is not None and not self._has(time_ms, name):
-            self.notices.append(f"Batch {time_ms} is over, and its manifest {name} is gone: it cannot be run again.")
+            self.notices.append(
+                f"Batch {time_text(time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
+            )
             self.batches.append(FoundBatch(kept.row, (), kept.outputs, kept.replays, kept.history, kept.revisions))
             return
         found = self._manifest_of(time_ms, name)
         if found.sha256 != kept.row.manifest_sha256:
             raise ManifestError(
-                f"The manifest {found.manifest.uri} is not the one that batch {time_ms} was allocated by.",
+                f"The manifest {found.manifest.uri} is not the one that batch {time_text(time_ms)} was allocated by.",
                 remedy="Restore it from a copy.",
             )
         taken = self._take(found, time_ms, kept.row.absorbed)
@@ -159,7 +162,8 @@ class _Finder:
 
     def _as_over(self, row: BatchRow, *, is_cleaned: bool) -> BatchRow:
         self.notices.append(
-            f"Batch {row.batch_time_ms} is in no checkpoint, and its log was deleted, as is done with batches that are "
+            f"Batch {time_text(row.batch_time_ms)} is in no checkpoint, and its log was deleted, as is done with "
+            "batches that are "
             "over: it counts as completed."
         )
         return dataclasses.replace(
@@ -183,7 +187,9 @@ class _Finder:
         kept = self._evidence.kept
         if kept is None or kept.passed_over or kept.checkpoint.version == 1:
             return True
-        self.notices.append(f"Batch {found.manifest.batch_time_ms} is not over, and its log is gone: it reads Kafka.")
+        self.notices.append(
+            f"Batch {time_text(found.manifest.batch_time_ms)} is not over, and its log is gone: it reads Kafka."
+        )
         return False
 
     def _is_gone(self, found: FoundManifest) -> bool:
@@ -208,7 +214,7 @@ class _Finder:
                 return found
         damaged = [why for path, why in self._evidence.damaged_manifests.items() if path.endswith(f"/{name}")]
         raise ManifestError(
-            damaged[0] if damaged else f"The manifest {name} of batch {time_ms} is missing.",
+            damaged[0] if damaged else f"The manifest {name} of batch {time_text(time_ms)} is missing.",
             remedy="Restore it from a copy: without it nobody knows which records the batch has.",
         )
 
@@ -233,7 +239,7 @@ class _Finder:
             return whole and not others.intersection(listed), found.manifest.records > 0, len(listed), found.path
 
         chosen = max(candidates, key=worth)
-        self.notices.append(f"Batch {time_ms} has {len(candidates)} manifests: {chosen.path} counts.")
+        self.notices.append(f"Batch {time_text(time_ms)} has {len(candidates)} manifests: {chosen.path} counts.")
         return chosen
 
     def _absorbed_by(self, found: FoundManifest, time_ms: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from headrace.batching.kept_state import KeptState, read_kept
 from headrace.batching.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
 from headrace.batching.recovery.evidence import Evidence, Progress, gather
 from headrace.batching.recovery.found_stream import Conclusion, conclude
+from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import StreamNotFoundError
@@ -217,7 +218,9 @@ def _write_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Reco
             if report.dry_run or restore_manifest(stream, ledger, folder, batch):
                 written += 1
             else:
-                report.notices.append(f"The manifest of batch {batch.batch_time_ms} cannot be written again.")
+                report.notices.append(
+                    f"The manifest of batch {time_text(batch.batch_time_ms)} cannot be written again."
+                )
     if written:
         report.steps[Step.MANIFESTS_WRITTEN] = f"{written} manifests"
 
@@ -272,5 +275,5 @@ def _why_a_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Rec
 def _missing(name: str, ledger: Ledger, kept: KeptState) -> str | None:
     for batch in ledger.history.unfiled(name):
         if batch.checkpointed_at_ms is not None and batch.batch_time_ms not in kept.batches:
-            return f"the newest does not hold batch {batch.batch_time_ms}"
+            return f"the newest does not hold batch {time_text(batch.batch_time_ms)}"
     return None

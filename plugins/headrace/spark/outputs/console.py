@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
+
+from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def print_batch(frame: DataFrame | None, *, batch_time_ms: int, rows: int, out: 
     ``frame`` is None for an empty batch that needs no Spark.
     """
     taken: Sequence[Any] = [] if frame is None else frame.take(rows + 1)
-    lines = [_RULE, f"Time: {batch_time_ms} ms ({_iso(batch_time_ms)})", _RULE]
+    lines = [_RULE, f"Time: {batch_time_ms} ms ({time_text(batch_time_ms)})", _RULE]
     lines += [_row(row) for row in taken[:rows]]
     if len(taken) > rows:
         lines.append("...")
@@ -47,11 +48,6 @@ def print_batch(frame: DataFrame | None, *, batch_time_ms: int, rows: int, out: 
     out.write("\n".join([*lines, "", ""]))
     out.flush()
     return min(len(taken), rows)
-
-
-def _iso(batch_time_ms: int) -> str:
-    text = datetime.fromtimestamp(batch_time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
-    return text.replace("+00:00", " UTC").replace(".000", "")
 
 
 def _row(row: Any) -> str:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from headrace.clock import time_text
 from headrace.spark.outputs.durable_folders import exchange, make_directory, sync_directory
 from headrace.spark.outputs.errors import AttemptReplacedError, OutputFolderError
 from headrace.wal.file_sync import sync_file
@@ -164,7 +165,8 @@ class Claim:
 
     def _replaced(self, attempt: int) -> AttemptReplacedError:
         return AttemptReplacedError(
-            f"Attempt {attempt} at batch {self.batch_time_ms} took {self.path} over from attempt {self.attempt}.",
+            f"Attempt {attempt} at batch {time_text(self.batch_time_ms)} took {self.path} over from attempt "
+            f"{self.attempt}.",
             remedy=f"If the ledger was made anew, so that attempts begin at 1 again, delete {RECORD} in "
             f"{self.published.name} and run the batch again.",
         )
@@ -243,7 +245,7 @@ class Claim:
             raise claim_gone(self) from error
         except OSError as error:
             raise OutputFolderError(
-                f"Output {self.output!r} cannot {action} batch {self.batch_time_ms} in {self.path}: "
+                f"Output {self.output!r} cannot {action} batch {time_text(self.batch_time_ms)} in {self.path}: "
                 f"{error.strerror or error}."
             ) from error
 

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from headrace.clock import time_text
 from headrace.spark.state.errors import StateDefinitionError, StateRowsError
 from headrace.spark.state.version import CHANGED_MS, REMOVED
 from headrace.stream.state import REMOVED_FLAG
@@ -65,7 +66,8 @@ def check_stored(version: Version, columns: StructType, keys: Sequence[str]) -> 
             problems.append(f"the column {field.name} was {field.dataType.simpleString()} and is {now}")
     if problems:
         raise StateDefinitionError(
-            f"The state of batch {version.batch_time_ms} does not fit the stream's definition: {'; '.join(problems)}.",
+            f"The state of batch {time_text(version.batch_time_ms)} does not fit the stream's definition: "
+            f"{'; '.join(problems)}.",
             remedy="Add columns or widen numbers only; for anything else give the stream a new name, or delete the "
             "folder state/ in its folder to begin with an empty table.",
         )

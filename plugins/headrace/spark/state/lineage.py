@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from headrace.clock import time_text
 from headrace.spark.state.errors import StateError
 from headrace.spark.state.report import WriteReport
 from headrace.spark.state.version import Outcome, StoredFile, Version
@@ -69,7 +70,7 @@ def cut(version: Version, table: Sequence[StoredFile]) -> Version:
     rows = sum(file.rows for file in table)
     if rows != version.rows:
         raise StateError(
-            f"The state of batch {version.batch_time_ms} has {rows} rows where {version.rows} were counted.",
+            f"The state of batch {time_text(version.batch_time_ms)} has {rows} rows where {version.rows} were counted.",
             remedy="This is a defect of headrace: please report it. The version was not written.",
         )
     ordered = tuple(sorted(table, key=lambda file: file.path))

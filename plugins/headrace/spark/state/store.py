@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from headrace.clock import time_text
 from headrace.spark.state.errors import StateDamagedError, StateFencedError, StateMissingError
 from headrace.spark.state.version import DRAFTS, VERSIONS, Version, VersionName, batch_time_of
 from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
@@ -48,7 +49,7 @@ class StateStore:
         if before:
             return self.read(before[-1])
         if names and self.read(names[0]).based_on is not None:
-            raise self._pruned(f"The state from before batch {batch_time_ms}", names[0])
+            raise self._pruned(f"The state from before batch {time_text(batch_time_ms)}", names[0])
         return None
 
     def version_of(self, batch_time_ms: int) -> Version:
@@ -62,9 +63,9 @@ class StateStore:
             if name.batch_time_ms == batch_time_ms:
                 return self.read(name)
         if names and batch_time_ms < names[0].batch_time_ms and self.read(names[0]).based_on is not None:
-            raise self._pruned(f"The state of batch {batch_time_ms}", names[0])
+            raise self._pruned(f"The state of batch {time_text(batch_time_ms)}", names[0])
         raise StateMissingError(
-            f"There is no state of batch {batch_time_ms} in {self.url}.",
+            f"There is no state of batch {time_text(batch_time_ms)} in {self.url}.",
             remedy='Run the batch\'s step "state" first.',
         )
 
@@ -149,13 +150,14 @@ class StateStore:
 
     def _pruned(self, what: str, oldest: VersionName) -> StateMissingError:
         return StateMissingError(
-            f"{what} has been removed: the oldest that is kept in {self.url} is that of {oldest.batch_time_ms}.",
+            f"{what} has been removed: the oldest that is kept in {self.url} is that of "
+            f"{time_text(oldest.batch_time_ms)}.",
             remedy="How far back the state is kept is state.remember (by default the stream's remember).",
         )
 
     def _fenced(self, batch_time_ms: int, attempt: int) -> StateFencedError:
         return StateFencedError(
-            f"Batch {batch_time_ms} has a state of attempt {attempt} or a later one already in {self.url}.",
+            f"Batch {time_text(batch_time_ms)} has a state of attempt {attempt} or a later one already in {self.url}.",
             remedy="This attempt came too late; run the batch again if it is not completed.",
         )
 

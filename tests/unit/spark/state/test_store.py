@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.clock import time_text
 from headrace.spark.state.errors import StateDamagedError, StateFencedError, StateMissingError
 from headrace.spark.state.store import StateStore
 from headrace.spark.state.version import VERSIONS
@@ -105,7 +106,9 @@ def test_a_version_whose_writer_never_heard_of_it_is_written_again_by_the_next_a
 
 def test_a_batch_without_a_state_is_told(store: StateStore, versions: Any, time_ms: TimeMs) -> None:
     versions.update(0, added=1)
-    with pytest.raises(StateMissingError, match=f'no state of batch {time_ms(1)}.*Run the batch\'s step "state"'):
+    with pytest.raises(
+        StateMissingError, match=f'no state of batch {time_text(time_ms(1))}.*Run the batch\'s step "state"'
+    ):
         store.version_of(time_ms(1))
 
 
@@ -154,9 +157,11 @@ def test_a_batch_whose_start_was_pruned_is_refused(
         versions.update(batch, added=1)
     store.prune(time_ms(8))
     for batch in (0, 3):
-        with pytest.raises(StateMissingError, match=f"before batch {time_ms(batch)} has been removed.*state.remember"):
+        with pytest.raises(
+            StateMissingError, match=f"before batch {time_text(time_ms(batch))} has been removed.*state.remember"
+        ):
             store.base_of(time_ms(batch))
-        with pytest.raises(StateMissingError, match=f"of batch {time_ms(batch)} has been removed"):
+        with pytest.raises(StateMissingError, match=f"of batch {time_text(time_ms(batch))} has been removed"):
             store.version_of(time_ms(batch))
 
 
