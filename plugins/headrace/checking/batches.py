@@ -16,7 +16,7 @@ from headrace.ledger.states import BatchState
 def check_allocations(snapshot: StreamSnapshot) -> Iterator[Finding]:
     """Each batch has the blocks that it was allocated, and their ranges, until the log has let go of them."""
     for batch in snapshot.batches:
-        name = str(batch.batch_time_ms)
+        name = time_text(batch.batch_time_ms)
         for what in _time_problems(snapshot, batch):
             yield Finding(Problem.BATCH_TIME_WRONG, name, what)
         blocks = snapshot.blocks_by_batch.get(batch.batch_time_ms, [])
@@ -44,11 +44,11 @@ def _what_is_gone(batch: BatchRow, left: int) -> Iterator[Finding]:
         what = (
             f"It is {batch.state.value} and in no checkpoint, and of its {batch.blocks} blocks the ledger has {left}."
         )
-        yield Finding(Problem.CLEANED_TOO_EARLY, str(batch.batch_time_ms), what)
+        yield Finding(Problem.CLEANED_TOO_EARLY, time_text(batch.batch_time_ms), what)
 
 
 def _check_sums(snapshot: StreamSnapshot, batch: BatchRow, blocks: list[StoredBlock]) -> Iterator[Finding]:
-    name = str(batch.batch_time_ms)
+    name = time_text(batch.batch_time_ms)
     inputs = snapshot.inputs_by_batch.get(batch.batch_time_ms, [])
     if batch.cleaned_at_ms is not None and blocks:
         what = f"It is marked as cleaned, and {len(blocks)} blocks of it are there."
@@ -106,7 +106,7 @@ def _offsets(row: BatchInputRow) -> str:
 def check_absorbed(snapshot: StreamSnapshot) -> Iterator[Finding]:
     """A time that was absorbed and the batch that took it know each other."""
     for batch in snapshot.batches:
-        name = str(batch.batch_time_ms)
+        name = time_text(batch.batch_time_ms)
         if batch.absorbed_by_ms is not None or batch.state is BatchState.ABSORBED:
             owner = None if batch.absorbed_by_ms is None else snapshot.batch.get(batch.absorbed_by_ms)
             if owner is None or batch.batch_time_ms not in owner.absorbed or batch.state is not BatchState.ABSORBED:

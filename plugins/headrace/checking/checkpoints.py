@@ -12,6 +12,7 @@ from headrace.batching.history import HistoryError, history_numbers, history_pat
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.checking.coverage import partition_text
 from headrace.checking.findings import Finding, Problem
+from headrace.clock import time_text
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
@@ -48,7 +49,7 @@ class CheckpointObservation:
         for batch in _missing(snapshot, self.newest):
             if batch.batch_time_ms not in self.filed_before:
                 where = f"{batch.checkpoint_uri}, and the newest, {self.newest.path}, does not hold it."
-                yield Finding(Problem.CHECKPOINT_BEHIND, str(batch.batch_time_ms), f"It is said to be in {where}")
+                yield Finding(Problem.CHECKPOINT_BEHIND, time_text(batch.batch_time_ms), f"It is said to be in {where}")
         for name, what in _ahead(snapshot, self.newest.state):
             yield Finding(Problem.LEDGER_SET_BACK, name, f"{what} ({self.newest.path})")
 
@@ -134,6 +135,6 @@ def _ahead(snapshot: StreamSnapshot, state: Mapping[str, Any]) -> Iterator[tuple
     for row in state.get("batches", ()):
         if row["batch_time_ms"] not in snapshot.batch and not snapshot.stream.has_removed(row["batch_time_ms"]):
             yield (
-                str(row["batch_time_ms"]),
+                time_text(row["batch_time_ms"]),
                 f"The checkpoint holds it as {row['state']}, and the ledger has no such batch.",
             )

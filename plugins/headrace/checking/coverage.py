@@ -133,7 +133,7 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
         is_abandoned = batch.state is BatchState.ABANDONED
         if not is_abandoned and gaps:
             what = f"It is {batch.state.value}, and {len(gaps)} gaps say that it was abandoned."
-            yield Finding(Problem.BATCH_STATE_WRONG, str(batch.batch_time_ms), what)
+            yield Finding(Problem.BATCH_STATE_WRONG, time_text(batch.batch_time_ms), what)
         if not is_abandoned:
             continue
         for row in snapshot.inputs_by_batch[batch.batch_time_ms]:
@@ -148,5 +148,5 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if snapshot.stream.has_removed(time_ms):
             continue
         yield Finding(
-            Problem.BATCH_STATE_WRONG, str(time_ms), "Gaps say that it was abandoned, and there is no such batch."
+            Problem.BATCH_STATE_WRONG, time_text(time_ms), "Gaps say that it was abandoned, and there is no such batch."
         )

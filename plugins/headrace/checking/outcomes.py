@@ -18,7 +18,7 @@ def check_states(snapshot: StreamSnapshot) -> Iterator[Finding]:
     """A batch is what its outputs' newest attempts and its running attempts make it."""
     running = {row.batch_time_ms for row in snapshot.running if not row.target}
     for batch in snapshot.batches:
-        name = str(batch.batch_time_ms)
+        name = time_text(batch.batch_time_ms)
         for what in _state_problems(snapshot, batch, is_run=batch.batch_time_ms in running):
             yield Finding(Problem.BATCH_STATE_WRONG, name, what)
         if batch.checkpointed_at_ms is not None and (batch.steps is None or batch.checkpoint_uri is None):
@@ -85,7 +85,7 @@ def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:
         overtaken = [later_ms for later_ms, at_ms in begun.items() if later_ms > time_ms and at_ms > since_ms]
         if overtaken:
             what = f"It is still to be run, and {len(overtaken)} later ones were begun, {overtaken[0]} first."
-            yield Finding(Problem.OUT_OF_TURN, str(time_ms), what)
+            yield Finding(Problem.OUT_OF_TURN, time_text(time_ms), what)
 
 
 def _begun_since_ms(batch: BatchRow) -> int | None:

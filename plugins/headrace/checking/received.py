@@ -97,7 +97,7 @@ def check_unclaimed(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if has != says:
             what = "It has {} blocks without a batch, with {} records and {} bytes".format(*has)
             what += "; {}, {} and {} are counted.".format(*says)
-            yield Finding(Problem.UNCLAIMED_WRONG, str(time_ms), what)
+            yield Finding(Problem.UNCLAIMED_WRONG, time_text(time_ms), what)
 
 
 def check_segments(snapshot: StreamSnapshot) -> Iterator[Finding]:
@@ -147,4 +147,4 @@ def _let_go_early(snapshot: StreamSnapshot, segment: SegmentRow, blocks: list[St
         if not is_done:
             state = "not allocated" if batch is None else f"{batch.state.value} and in no checkpoint"
             what = f"It is {state}, and {segment.path}, which holds blocks of it, is being removed."
-            yield Finding(Problem.CLEANED_TOO_EARLY, str(owner_ms), what)
+            yield Finding(Problem.CLEANED_TOO_EARLY, time_text(owner_ms), what)

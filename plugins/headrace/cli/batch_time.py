@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import typer
 
-from headrace.cli.output import time_text
+from headrace.clock import time_text
 
 
 def milliseconds(text: str, option: str) -> int:

@@ -25,7 +25,7 @@ from headrace.batching.kept_state import read_kept
 from headrace.batching.manifest import Manifest, ManifestError
 from headrace.batching.recovery.recover import recover
 from headrace.batching.sealed_document import seal, unseal
-from headrace.clock import ManualClock
+from headrace.clock import ManualClock, time_text
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import SchemaError
 from headrace.ledger.schema import HEAD
@@ -105,7 +105,7 @@ def test_a_ledger_is_rebuilt_from_a_checkpoint_of_the_version_before(
         for time_ms in cleaned:
             row = ledger.batches.get(NAME, time_ms)
             assert (row.state, row.cleaned_at_ms is not None) == (BatchState.COMPLETED, True)
-            assert [notice for notice in report.notices if str(time_ms) in notice]
+            assert [notice for notice in report.notices if time_text(time_ms) in notice]
         assert all_blocks(ledger).keys() == all_blocks(lost).keys()
         # From then on the checkpoints are of this version.
         assert find_newest(folder).checkpoint.version == 2

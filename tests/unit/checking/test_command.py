@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from headrace.blocks import TopicPartition
 from headrace.checking import kafka_side
 from headrace.cli.main import app
+from headrace.clock import time_text
 from headrace.receiving.offset_questions import Kept
 from headrace.receiving.replay_errors import RangesUnreadableError
 from headrace.stream import KafkaInput
@@ -34,13 +35,13 @@ def test_a_finding_is_1_and_says_what_it_means_and_what_to_do(shop: Shop) -> Non
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[0].startswith("manifest_missing: The batch cannot be run again")
-    assert lines[1].startswith(f"  {TIMES[2]}: ")
+    assert lines[1].startswith(f"  {time_text(TIMES[2])}: ")
     assert lines[2].startswith("  What to do: Run the batch's allocate_blocks")
     assert lines[-1].startswith(f"Stream {STREAM}: 1 findings")
     told = json.loads(fsck(shop, "--no-kafka", "--json").stdout)
     assert told["clean"] is False
     (finding,) = told["findings"]
-    assert (finding["problem"], finding["subject"]) == ("manifest_missing", str(TIMES[2]))
+    assert (finding["problem"], finding["subject"]) == ("manifest_missing", time_text(TIMES[2]))
     assert finding["meaning"] and finding["remedy"] and finding["detail"]
 
 

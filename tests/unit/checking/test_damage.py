@@ -14,7 +14,7 @@ from headrace.clock import time_text
 from .conftest import INTERVAL_MS, STREAM, TIMES, Shop
 
 CLICKS_0, CLICKS_1 = "clicks/clicks-0", "clicks/clicks-1"
-T1, T2, T3, T4 = (str(time) for time in TIMES[:4])
+T1, T2, T3, T4 = (time_text(time) for time in TIMES[:4])
 
 
 def test_a_stream_in_all_states_has_no_findings(shop: Shop) -> None:
@@ -67,7 +67,7 @@ BY_SQL: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "unclaimed forgotten": ("DELETE FROM unclaimed_times", [("unclaimed_wrong", T4)]),
     "unclaimed invented": (
         f"INSERT INTO unclaimed_times VALUES ('{STREAM}', {TIMES[5]}, 1, 1, 1)",
-        [("unclaimed_wrong", str(TIMES[5]))],
+        [("unclaimed_wrong", time_text(TIMES[5]))],
     ),
     "segment of another epoch": (
         "UPDATE segments SET epoch = 9 WHERE segment_id = 2",
@@ -174,7 +174,7 @@ def test_two_current_topics_of_a_name_are_noticed(shop: Shop) -> None:
 def test_two_attempts_at_an_output_are_noticed(shop: Shop) -> None:
     shop.begin(TIMES[2])
     shop.copy_row("batch_attempts", f"batch_time_ms = {TIMES[2]}", number=7)
-    assert ("lease_wrong", f"batch {time_text(T3)}") in shop.found()
+    assert ("lease_wrong", f"batch {T3}") in shop.found()
 
 
 def test_more_batches_than_slots_are_noticed(shop: Shop) -> None:
@@ -383,7 +383,7 @@ def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
     shop.replay(TIMES[0])
     assert shop.found() == []
     shop.folder.delete(path)
-    assert shop.found() == [("checkpoint_behind", str(TIMES[0]))]
+    assert shop.found() == [("checkpoint_behind", time_text(TIMES[0]))]
 
 
 def test_storage_that_cannot_be_read_is_not_a_clean_bill(shop: Shop) -> None:
