@@ -283,7 +283,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         """
         if run.goes_on_by_itself and time.monotonic() >= self._others_until:
             raise EarlierBatchFailedError(
-                f"Batch {batch.batch_time_ms} is left to the next runs: this one has run earlier batches for "
+                f"Batch {time_text(batch.batch_time_ms)} is left to the next runs: this one has run earlier batches for "
                 f"{self.stream.retry_for_ms / 1000:g} s, and more come first. {error}"
             )
 

@@ -205,7 +205,7 @@ def test_an_earlier_batch_that_nothing_can_cure_is_waited_for_until_it_is_given_
     operator = WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch")
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.again(try_number=2, run_type="manual").context)
-    assert f"`headrace batches abandon flights {first} --reason WHY`" in capsys.readouterr().out
+    assert f"`headrace batches abandon flights {time_text(first)} --reason WHY`" in capsys.readouterr().out
     assert len(ledger.batches.attempts("flights", first)) == 1
     ledger.batches.abandon("flights", first, "its log is damaged")
     operator.slot_may_be_free(task.again(try_number=2, run_type="manual").context, **waiting.value.kwargs)
