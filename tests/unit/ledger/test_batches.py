@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
 from headrace.ledger.errors import (
     AllocationConflictError,
@@ -45,7 +46,7 @@ def test_sealing_moves_forward_only(world: Any) -> None:
 
 
 def test_a_time_off_the_grid_or_in_the_future_is_refused(world: Any) -> None:
-    with pytest.raises(BatchTimeError, match=f"next one is {T1}"):
+    with pytest.raises(BatchTimeError, match=f"next one is {time_text(T1)}"):
         world.ledger.batches.seal("flights", NOW_MS + 1)
     # A scheduler's clock may be a little ahead of the ledger's.
     world.ledger.batches.seal("flights", NOW_MS + 5000)
@@ -247,14 +248,14 @@ def test_an_ordered_stream_waits_for_earlier_batches_and_unclaimed_times(build: 
     assert unclaimed.value.busy == (T1,)
     assert "abandon" not in str(unclaimed.value), "what nobody has claimed cannot be abandoned"
     world.allocate(T1)
-    with pytest.raises(NotItsTurnError, match=f"`headrace batches abandon flights {T1} --reason WHY`"):
+    with pytest.raises(NotItsTurnError, match=f"`headrace batches abandon flights {time_text(T1)} --reason WHY`"):
         batches.begin_attempt("flights", T2, **RUN)
     world.complete(T1)
     assert batches.begin_attempt("flights", T2, **RUN).number == 1
 
 
 def test_an_unknown_batch_is_named(world: Any) -> None:
-    with pytest.raises(BatchNotFoundError, match=str(T1)):
+    with pytest.raises(BatchNotFoundError, match=time_text(T1)):
         world.ledger.batches.begin_attempt("flights", T1, **RUN)
     with pytest.raises(BatchNotFoundError):
         world.ledger.batches.get("flights", T1)
