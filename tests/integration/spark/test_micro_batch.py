@@ -156,7 +156,7 @@ def test_records_are_printed_and_the_batch_completes(
     batch.add(make_records([b"one", b"two"]))
     told: list[str] = []
     result, printed = run(spark, batch, tell=told.append)
-    assert "Time: 10000 ms (1970-01-01 00:00:10 UTC)" in printed
+    assert "Time: 10000 ms (1970-01-01T00:00:10Z)" in printed
     assert printed.splitlines()[3].startswith("('key-0', 'one', 'clicks', 0, 0, ")
     assert printed.splitlines()[4] == "..."
     assert (result.records, result.blocks, result.attempt) == (2, 1, 1)
@@ -210,7 +210,7 @@ def test_an_input_that_nobody_uses_and_nobody_writes_to_is_no_error(
 def test_an_empty_batch_spares_spark_but_prints_its_header(make_batch_ledger: Make) -> None:
     batch = make_batch_ledger()
     result, printed = run(refuse, batch)
-    assert printed.splitlines()[1] == "Time: 10000 ms (1970-01-01 00:00:10 UTC)"
+    assert printed.splitlines()[1] == "Time: 10000 ms (1970-01-01T00:00:10Z)"
     assert result.records == 0
     assert batch.ledger.batches.get("clicks", 10_000).state is BatchState.COMPLETED
 

@@ -25,7 +25,7 @@ def printed(frame: Any, rows: int = 2) -> str:
 def test_a_batch_is_printed_as_spark_streaming_did() -> None:
     assert printed(Rows(("a", 1), ("b", 2))) == (
         "-------------------------------------------\n"
-        "Time: 1700000010000 ms (2023-11-14 22:13:30 UTC)\n"
+        "Time: 1700000010000 ms (2023-11-14T22:13:30Z)\n"
         "-------------------------------------------\n"
         "('a', 1)\n"
         "('b', 2)\n"
@@ -38,7 +38,7 @@ def test_more_rows_than_asked_for_are_dots() -> None:
 
 
 def test_an_empty_batch_has_its_header() -> None:
-    assert printed(None).splitlines()[1] == "Time: 1700000010000 ms (2023-11-14 22:13:30 UTC)"
+    assert printed(None).splitlines()[1] == "Time: 1700000010000 ms (2023-11-14T22:13:30Z)"
     assert printed(None) == printed(Rows())
 
 

@@ -102,7 +102,7 @@ def test_a_zombie_neither_writes_nor_publishes_nor_claims(claim: Claim) -> None:
     later.publish([put(later, "new.parquet")])
     with pytest.raises(AttemptReplacedError):
         claim.publish(files)
-    with pytest.raises(AttemptReplacedError, match="Attempt 2 at batch 1000"):
+    with pytest.raises(AttemptReplacedError, match="Attempt 2 at batch 1970-01-01T00:00:01Z"):
         replace(claim, token="cccc").take()
     claim.drop()
     assert published(claim) == {"new.parquet": "rows"}
@@ -215,5 +215,5 @@ def test_what_a_task_did_not_write_to_its_end_is_not_published(claim: Claim) -> 
 
 def test_a_path_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputFolderError, match="'parquet' cannot claim batch 1000"):
+    with pytest.raises(OutputFolderError, match="'parquet' cannot claim batch 1970-01-01T00:00:01Z"):
         Claim(f"{tmp_path}/file/clicks", "clicks", "parquet", "", 1000, 1, "aaaa").take()
