@@ -149,8 +149,8 @@ class BatchRemovedError(LedgerError):
 
     def __init__(self, stream: str, batch_time_ms: int, *, until_ms: int) -> None:
         super().__init__(
-            f"Batch {batch_time_ms} of stream {stream!r} was removed, as all up to {until_ms} were: the stream keeps "
-            "its batches for limits.history, and what this one held is no longer known.",
+            f"Batch {time_text(batch_time_ms)} of stream {stream!r} was removed, as all up to {time_text(until_ms)} "
+            "were: the stream keeps its batches for limits.history, and what this one held is no longer known.",
             remedy="It cannot be run, replayed or built again. What it wrote is where it was written.",
         )
         self.batch_time_ms = batch_time_ms

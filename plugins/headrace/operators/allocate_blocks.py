@@ -113,7 +113,7 @@ def _claim_missed(
         log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
         for time_ms in ended_without_a_batch(context, sorted(set(times).difference(claimed)), stream.batch_interval_ms):
             allocate(stream, ledger, storage, time_ms)
-            log.info("The run of batch %d is over, so it is allocated here.", time_ms)
+            log.info("The run of batch %s is over, so it is allocated here.", time_text(time_ms))
     else:
         log.warning("Run them: by a backfill of this DAG over these times.")
 

@@ -283,8 +283,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         """
         if run.goes_on_by_itself and time.monotonic() >= self._others_until:
             raise EarlierBatchFailedError(
-                f"Batch {time_text(batch.batch_time_ms)} is left to the next runs: this one has run earlier batches for "
-                f"{self.stream.retry_for_ms / 1000:g} s, and more come first. {error}"
+                f"Batch {time_text(batch.batch_time_ms)} is left to the next runs: this one has run earlier batches "
+                f"for {self.stream.retry_for_ms / 1000:g} s, and more come first. {error}"
             )
 
     def _run_earlier(self, run: _Run, at_ms: int) -> bool:
