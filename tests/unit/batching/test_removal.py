@@ -21,6 +21,7 @@ from headrace.batching.recovery.recover import recover
 from headrace.checking.findings import Problem
 from headrace.checking.stream_check import check_stream
 from headrace.cli.main import app
+from headrace.clock import time_text
 from headrace.failure import Failure
 from headrace.ledger import Ledger
 from headrace.ledger import removal as ledger_removal
@@ -111,7 +112,7 @@ def test_a_removed_time_is_neither_unclaimed_nor_allocated_again(receiving: Rece
     run(receiving, range(1, 16))
     removed_ms = START_MS + 2 * INTERVAL_MS
     assert receiving.ledger.blocks.unclaimed("shop") == []
-    with pytest.raises(BatchRemovedError, match=rf"{removed_ms} .* was removed.*cannot be run") as refused:
+    with pytest.raises(BatchRemovedError, match=rf"{time_text(removed_ms)} .* was removed.*cannot be run") as refused:
         take(receiving, removed_ms)
     assert refused.value.failure is Failure.FINAL
     with pytest.raises(BatchRemovedError):

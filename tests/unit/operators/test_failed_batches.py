@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
@@ -191,7 +192,7 @@ class TestInOrder:
         clock = SimpleNamespace(monotonic=lambda: next(times))
         with monkeypatch.context() as patched:
             patched.setattr("headrace.operators.wal_spark_submit.time", clock)
-            with pytest.raises(EarlierBatchFailedError, match=f"Batch {at_ms} is left to the next runs"):
+            with pytest.raises(EarlierBatchFailedError, match=f"Batch {time_text(at_ms)} is left to the next runs"):
                 runs.write(task, ONE)
         assert [runs.state(time_ms) for time_ms in failed] == ["completed", "allocated", "allocated"]
         last_ms, task = runs.next()
