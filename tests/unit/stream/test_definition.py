@@ -407,5 +407,5 @@ def test_one_machine_gets_a_slot_for_each_receiver() -> None:
 
 def test_an_outputs_own_retries_of_earlier_versions_are_dropped_or_refused_by_name() -> None:
     assert ConsoleOutput(**{"retries": None}) == ConsoleOutput()
-    with pytest.raises(StreamDefinitionError, match="limits.retry_for"):
+    with pytest.raises(StreamDefinitionError, match=r"limits\.retry_for"):
         ConsoleOutput(**{"retries": 3})
