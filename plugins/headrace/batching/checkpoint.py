@@ -81,6 +81,11 @@ def checkpoint_paths(storage: LogStorage) -> list[str]:
     return sorted(path for path in storage.list(FOLDER) if _NAME.fullmatch(path))
 
 
+def written_at(path: str) -> int:
+    """When the checkpoint at ``path`` was written, in milliseconds since the epoch."""
+    return int(path.rpartition("/")[2].partition("-")[0])
+
+
 def read_newest(storage: LogStorage) -> Checkpoint:
     """The newest checkpoint that is whole; see `find_newest`."""
     return find_newest(storage).checkpoint

@@ -7,7 +7,7 @@ import logging
 
 import tenacity
 
-from headrace.batching.checkpoint import KEEP, Checkpoint, checkpoint_paths
+from headrace.batching.checkpoint import KEEP, Checkpoint, checkpoint_paths, written_at
 from headrace.batching.history import describe, file_batches, history_numbers
 from headrace.clock import time_text
 from headrace.ledger import Ledger
@@ -86,11 +86,13 @@ def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStor
 
 def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) -> Checkpoint:
     """The stream's state as the ledger has it now, with the batches that no file of the history holds."""
-    # Its time comes first, behind those of the files that there are: of a batch that is filed since, the file counts.
+    # Its time comes first, behind those of the files that there are: of a batch filed since, the file counts. Of
+    # two checkpoints in one millisecond, or after the clock was set back, the one that was taken last is the newest.
     # What was removed is said as of now: batches that are removed meanwhile are in files that this checkpoint needs.
     before = ledger.streams.get(stream)
     numbers = [number for number in history_numbers(folder) if number >= before.history_from]
-    written_at_ms = max(ledger.now_ms(), *(number + 1 for number in numbers[-1:]), 0)
+    taken = [*numbers[-1:], *map(written_at, checkpoint_paths(folder)[-1:])]
+    written_at_ms = max(ledger.now_ms(), *(number + 1 for number in taken), 0)
     # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
     batches = ledger.history.unfiled(stream)
     if len(batches) > MANY:

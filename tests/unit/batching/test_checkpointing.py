@@ -216,6 +216,15 @@ def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_c
     assert clean_up(receiving.stream, receiving.ledger, receiving.storage).batches == 1
 
 
+def test_the_last_of_two_checkpoints_in_one_millisecond_is_the_newest(receiving: Receiving) -> None:
+    receiving.clock.advance(20_000)
+    take(receiving, T2)
+    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T2)
+    second = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    assert second is not None
+    assert read_newest(receiving.storage.below("shop")).path == second.path
+
+
 def test_of_two_checkpoints_after_one_batch_the_later_counts(receiving: Receiving) -> None:
     receiving.clock.advance(10_000)
     take(receiving, T1)
