@@ -18,6 +18,7 @@ from headrace.ledger.attempt_rows import (
     identity,
     insert_attempt,
     is_own,
+    live_attempts,
     newest_outputs,
     outputs_of,
     require_running,
@@ -30,6 +31,7 @@ from headrace.ledger.chunks import chunks
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import (
     AlreadyCompletedError,
+    BatchAttendedError,
     BatchStateError,
     NotItsTurnError,
     OutputsMissingError,
@@ -60,6 +62,7 @@ class BatchAttempts(Role):
         lease_ms: int,
         outputs: Sequence[str] | None = None,
         force: bool = False,
+        unattended: bool = False,
         attributes: Mapping[str, Any] | None = None,
         revision: int | None = None,
     ) -> Attempt:
@@ -71,12 +74,14 @@ class BatchAttempts(Role):
             way: how the batch is run, "connect" or "submit".
             outputs: ids of the stream's steps; None is all of them. Those that have a record of success are left out.
             force: run also what has completed again. It has no record of success until it is done again.
+            unattended: take the outputs only if no live attempt is at one of them.
             revision: of the definition that it is run with; by default the stream's newest. The attempt keeps it, and
                 the steps are that definition's, also when the stream has another one meanwhile.
 
         Raises:
             BatchNotFoundError: it was not allocated.
             AlreadyCompletedError: nothing of what was asked is left to run, and not ``force``.
+            BatchAttendedError: ``unattended``, and a live attempt is at one of the outputs.
             BatchStateError: it was abandoned, or absorbed into a later batch, or the stream has no such output.
             SlotBusyError: other batches of the stream hold its slots by live leases.
             NotItsTurnError: the stream is ordered, and an earlier batch has not completed or was not claimed; or the
@@ -97,6 +102,8 @@ class BatchAttempts(Role):
                 raise AlreadyCompletedError(batch)
             taken = [step for step in asked if force or step not in recorded]
             if taken or not asked:
+                if unattended:
+                    _check_unattended(connection, locked, batch, taken)
                 _check_state_step(locked, batch, taken, recorded)
                 check_order(connection, locked, batch)
                 check_slots(connection, locked, batch)
@@ -274,6 +281,14 @@ def _asked(locked: LockedStream, outputs: Sequence[str] | None) -> tuple[str, ..
             remedy="Name some of them, or none for all.",
         )
     return tuple(step for step in steps if step in outputs)
+
+
+def _check_unattended(connection: Connection, locked: LockedStream, batch: BatchRow, taken: Sequence[str]) -> None:
+    for row in live_attempts(connection, batch.stream, locked.now_ms):
+        if row.batch_time_ms == batch.batch_time_ms and not row.target and not set(taken).isdisjoint(row.outputs):
+            raise BatchAttendedError(
+                f"Batch {time_text(batch.batch_time_ms)} is being run by {row.holder}, attempt {row.number}."
+            )
 
 
 def _check_state_step(locked: LockedStream, batch: BatchRow, taken: Sequence[str], recorded: set[str]) -> None:

@@ -148,13 +148,15 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         An error of the surroundings ends it: the output may be away again.
         """
-        from headrace.ledger.errors import AlreadyCompletedError
+        from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
         from headrace.operators.failed_batches import failed_batches
 
         for failed in failed_batches(run.ledger, self.stream, at_ms, self._steps):
             time_ms = failed.batch.batch_time_ms
             attributes = {**self._given(run, failed.batch), TAKEN_UP: True}
-            begin = self._beginning(run, failed.batch, failed.steps, force=False, attributes=attributes)
+            begin = self._beginning(
+                run, failed.batch, failed.steps, force=False, unattended=True, attributes=attributes
+            )
             try:
                 attempt = self._when_a_slot_is_free(begin)
                 if attempt is None:
@@ -162,7 +164,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                     return
                 self.log.info("Batch %s was %s, and is taken up here.", time_text(time_ms), failed.batch.state.value)
                 self.run_attempt(run.ledger, attempt, failed.batch, run.context)
-            except (AlreadyCompletedError, AttemptFencedInSparkError) as error:
+            except (AlreadyCompletedError, BatchAttendedError, AttemptFencedInSparkError) as error:
                 self.log.info("%s", error)
             except Exception as error:
                 self.log.warning("Batch %s, which had failed, has failed again: %s", time_text(time_ms), error)
@@ -241,6 +243,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         *,
         force: bool,
         attributes: Mapping[str, Any],
+        unattended: bool = False,
     ) -> Callable[[], Attempt]:
         """What begins an attempt at these steps of the batch, by the way that there then is; None: those left."""
 
@@ -254,6 +257,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 lease_ms=LEASE_MS[way],
                 outputs=steps,
                 force=force,
+                unattended=unattended,
                 attributes={**attributes, _TRY: run.context["ti"].try_number},
                 revision=self.revision,
             )

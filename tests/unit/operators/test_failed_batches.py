@@ -206,3 +206,21 @@ class TestInOrder:
         with pytest.raises(EarlierBatchFailedError, match="nothing has changed since it failed"):
             runs.write(task, ONE)
         assert len(ledger.batches.attempts("flights", first)) == 1
+
+
+def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_batch, ledger, monkeypatch):
+    failed, _ = runs.fail(toy_batch)
+    own = []
+
+    def begun_since_it_was_seen(*asked):
+        for each in failed_batches(*asked):
+            fields = {"holder": "its own run", "way": "submit", "lease_ms": 60_000, "outputs": [ONE]}
+            own.append(ledger.batches.begin_attempt("flights", each.batch.batch_time_ms, **fields))
+            yield each
+
+    monkeypatch.setattr("headrace.operators.failed_batches.failed_batches", begun_since_it_was_seen)
+    _, task = runs.next()
+    runs.write(task, ONE)
+    (attempt,) = own
+    ledger.batches.record_output(attempt, ONE, {"created": 1})
+    assert runs.written(failed) == {ONE: attempt.number}
