@@ -297,7 +297,7 @@ def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any
     shop.mend()
     shop.ask("PUT", f"/{shop.index}/_doc/x+{BATCHES[0]}?refresh=true", {"m": 2})
     told = shop.told("replay", "--yes")
-    assert (told["replayed"], told["documents"]["superseded"]) == (1, 1)
+    assert (told["replayed"], told["documents"]["kept"]) == (1, 1)
     assert shop.documents() == {f"x+{BATCHES[0]}": {"m": 2}}
     assert [shop.letter(row) for row in shop.listed("--replayed")] == [id_]
 

@@ -33,7 +33,8 @@ def test_running_again_changes_nothing(real: Any, rows: Any) -> None:
 
 def test_documents_of_a_changed_transform_replace_when_told_to(real: Any, rows: Any) -> None:
     real.index(rows([b'{"n": 1}']))
-    assert real.index(rows([b'{"n": 2}'])).repeated == 1
+    assert real.index(rows([b'{"n": 2}'])).foreign == 1, "nothing says that the batch was run before"
+    assert real.index(rows([b'{"n": 2}']), written_before="true").kept == 1
     assert real.index(rows([b'{"n": 2}']), write_method="index").updated == 1
     assert real.documents() == {"t+0+0": {"n": 2}}
 
