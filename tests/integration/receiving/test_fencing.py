@@ -37,6 +37,9 @@ class Stubborn:
         self.handles.append(Unkillable(task))
         return self.handles[-1]
 
+    def crowding(self) -> None:
+        """They hold no task slots."""
+
     def end(self) -> None:
         for handle in self.handles:
             if handle.process.is_alive():
