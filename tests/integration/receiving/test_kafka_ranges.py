@@ -205,7 +205,7 @@ def test_what_retention_removed_is_told_of_all_partitions_before_anything_is_rea
         replay(rig.stream.inputs[0], recorded(blocks_of(rig)))
     text = str(told.value)
     assert f"{rig.topic}-0 [0, 10), of ranges with 20 records, is gone" in text
-    assert "Kafka keeps offsets from 10 on, records since 2023-11-14T22:14:20.000Z" in text
+    assert "Kafka keeps offsets from 10 on, records since 2023-11-14T22:14:20Z" in text
     assert f"{rig.topic}-2 [0, 20), of ranges with 20 records, is gone" in text
     assert "Kafka keeps offsets from 20 on, and no record" in text
     assert f"{rig.topic}-1" not in text
