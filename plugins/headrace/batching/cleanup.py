@@ -20,13 +20,17 @@ logger = logging.getLogger(__name__)
 
 EVENTS_KEPT_MS = 7 * 24 * 3_600_000
 """How long a stream's events stay in the ledger at least: those of its blocks go with the blocks."""
+PARTIAL_WRITE_SECONDS = 86_400.0
+"""How old a file must be that an atomic write did not complete: no write takes a thousandth of that."""
+_HOUR_MS = 3_600_000
 _PRUNED_AT_ONCE = 10  # Thousands of events each, and what is left goes with the next cleanup.
 
 
 @dataclass(frozen=True)
 class Cleaned:
     """What a cleanup did: segments deleted, their blocks' rows folded, batches with nothing left in the log; files
-    deleted that never became segments, or manifests of no batch; events forgotten; the end of the history."""
+    deleted that never became segments, or manifests of no batch; events forgotten; the end of the history; files that
+    killed writers left incomplete."""
 
     segments: int
     blocks: int
@@ -34,6 +38,7 @@ class Cleaned:
     leftovers: int = 0
     events: int = 0
     removed: Removed = field(default_factory=Removed)
+    partial_writes: int = 0
 
 
 def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
@@ -45,7 +50,8 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
 
     Each step can be repeated after a crash. Files of the log that no block was ever accepted of go too, and events that
     are older than a week and than the remember window. Batches that are older than the stream's history are removed
-    (`headrace.batching.removal`).
+    (`headrace.batching.removal`). What killed writers left incomplete goes after a day; it is looked for once an hour,
+    since the stream's folder has files of each batch.
 
     Raises:
         StorageError: a segment could not be deleted; those after it stay for the next cleanup.
@@ -72,7 +78,16 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
     leftovers = manifests + _sweep(stream, ledger, log)
     # What one run leaves the next takes: batches that are over are not in the way of those to come.
     removed = remove_old(stream, ledger, storage.below(stream.name), needed_ms=before_ms)
-    return Cleaned(segments, blocks, marked, leftovers, _prune_events(stream, ledger), removed)
+    partial = 0
+    if _begins_an_hour(stream, ledger):
+        partial = storage.below(stream.name).remove_partial_writes(PARTIAL_WRITE_SECONDS)
+    return Cleaned(segments, blocks, marked, leftovers, _prune_events(stream, ledger), removed, partial)
+
+
+def _begins_an_hour(stream: Stream, ledger: Ledger) -> bool:
+    """Whether the newest batch is of another hour than the one before it, if there is one."""
+    hours = [batch.batch_time_ms // _HOUR_MS for batch in ledger.batches.list(stream.name, limit=2)]
+    return len(hours) == 1 or len(set(hours)) == 2
 
 
 def _prune_events(stream: Stream, ledger: Ledger) -> int:

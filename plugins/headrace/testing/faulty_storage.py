@@ -68,6 +68,9 @@ class FaultyStorage:
     def delete(self, path: str) -> bool:
         return self._storage.delete(path)
 
+    def remove_partial_writes(self, older_than_s: float) -> int:
+        return self._storage.remove_partial_writes(older_than_s)
+
     def sync(self, path: str) -> None:
         self._storage.sync(path)
 

@@ -56,6 +56,9 @@ class MemoryStorage:
     def delete(self, path: str) -> bool:
         return self.files.pop(self._full(path), None) is not None
 
+    def remove_partial_writes(self, older_than_s: float) -> int:  # noqa: ARG002
+        return 0
+
     def sync(self, path: str) -> None:
         self._file(path)
 

@@ -6,8 +6,10 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +29,8 @@ from headrace.wal.storage import Data, SegmentFile, checked_path, joined
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_SUCH_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+"""The names that `LocalStorage.write_atomically` gives to files that are not complete."""
 
 
 class LocalStorage:
@@ -108,6 +112,21 @@ class LocalStorage:
                 return False
             _sync_directory(self._calls, target.parent)
             return True
+
+    def remove_partial_writes(self, older_than_s: float) -> int:
+        before = time.time() - older_than_s
+        removed = 0
+        for directory, folders, files in self._calls.walk(self._root, _raise_unless_missing):
+            folders[:] = [folder for folder in folders if not folder.startswith(".")]
+            for name in filter(_TEMPORARY.fullmatch, files):
+                # Its writer may rename or remove it at any moment. The directory is not synced: what a crash brings
+                # back is removed by the next call.
+                with _told("delete", name), contextlib.suppress(FileNotFoundError):
+                    file = Path(directory, name)
+                    if file.lstat().st_mtime < before:
+                        self._calls.unlink(file)
+                        removed += 1
+        return removed
 
     def sync(self, path: str) -> None:
         with _told("sync", path), self._opened(self._resolve(path), os.O_RDONLY | os.O_CLOEXEC) as fd:

@@ -81,6 +81,10 @@ class ObjectStorage:
             self._client.delete(full)
             return True
 
+    def remove_partial_writes(self, older_than_s: float) -> int:  # noqa: ARG002
+        """An object is stored as a whole or not at all, so there are none."""
+        return 0
+
     def sync(self, path: str) -> None:
         self.size(path)
 

@@ -95,6 +95,14 @@ class LogStorage(Protocol):
         """Remove the file; whether there was one."""
         ...
 
+    def remove_partial_writes(self, older_than_s: float) -> int:
+        """Delete what atomic writes left whose process was killed, where no file below changed for ``older_than_s``.
+
+        ``list`` does not show these files. Returns how many there were. A writer that lives and is as slow as that
+        gets a StorageError, and nothing of its file appears.
+        """
+        ...
+
     def sync(self, path: str) -> None:
         """Make durable what a writer that is gone may have left unsynced; StoredFileMissingError if there is none."""
         ...

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
 from headrace.batching.allocation import draw_up
 from headrace.batching.checkpointing import write_checkpoint
-from headrace.batching.cleanup import EVENTS_KEPT_MS, clean_up
+from headrace.batching.cleanup import EVENTS_KEPT_MS, PARTIAL_WRITE_SECONDS, clean_up
 from headrace.batching.manifest import Manifest
 from headrace.ledger import EventKind
 from headrace.wal.errors import StorageError
@@ -84,6 +88,41 @@ def test_what_a_crashed_allocation_left_goes_when_its_batch_is_cleaned(receiving
     done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
     assert (done.batches, done.leftovers) == (1, 1)
     Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
+
+
+def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(receiving: Receiving) -> None:
+    folder = receiving.storage.below("shop")
+    manifests = Path(receiving.stream.storage.url.removeprefix("file://"), "shop", "manifests")
+
+    def leave(name: str, age_seconds: float) -> Path:
+        manifests.mkdir(exist_ok=True)
+        file = manifests / name
+        file.write_bytes(b"half")
+        os.utime(file, (time.time() - age_seconds,) * 2)
+        return file
+
+    def clean() -> int:
+        return clean_up(receiving.stream, receiving.ledger, receiving.storage).partial_writes
+
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    dead = leave(".batch.json.0123456789abcdef.tmp", PARTIAL_WRITE_SECONDS + 60)
+    others = [
+        leave(".batch.json.fedcba9876543210.tmp", PARTIAL_WRITE_SECONDS - 60),
+        leave(".of-somebody-else.tmp", PARTIAL_WRITE_SECONDS + 60),
+        leave("other.json", PARTIAL_WRITE_SECONDS + 60),
+    ]
+    assert clean() == 1
+    assert not dead.exists()
+    assert all(other.exists() for other in others)
+    assert folder.list("manifests")
+    receiving.clock.advance(10_000)
+    take(receiving, T2)
+    leave(dead.name, PARTIAL_WRITE_SECONDS + 60)
+    assert clean() == 0, "the folder was walked for a batch of the same hour"
+    receiving.clock.advance(3_600_000)
+    take(receiving, T2 + 3_600_000)
+    assert clean() == 1
 
 
 def test_a_backlog_keeps_its_log_until_it_is_caught_up(receiving: Receiving) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
+from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
 from headrace.testing.records import make_block
 from headrace.wal.errors import (
@@ -101,6 +102,26 @@ def test_delete_says_whether_there_was_one(storage: LogStorage) -> None:
     assert not storage.delete("a/b")
     assert not storage.exists("a/b")
     storage.write_atomically("a/b", b"2", exclusive=True)
+
+
+def test_what_a_killed_atomic_write_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    storage = LocalStorage(tmp_path, calls=files)
+    for call in ("replace", "unlink"):
+        files.fail(call, errno.EIO)
+    with pytest.raises(StorageError):
+        storage.write_atomically("a/b", b"1")
+    assert list((tmp_path / "a").iterdir()), "the write left nothing"
+    assert storage.remove_partial_writes(older_than_s=3600) == 0
+    assert storage.remove_partial_writes(older_than_s=-1) == 1
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_a_storage_without_partial_writes_keeps_its_files(storage: LogStorage) -> None:
+    assert storage.remove_partial_writes(older_than_s=-1) == 0
+    storage.write_atomically("a/b", b"1")
+    assert storage.remove_partial_writes(older_than_s=-1) == 0
+    assert storage.list() == ["a/b"]
 
 
 def test_truncate_keeps_the_beginning(storage: LogStorage) -> None:
