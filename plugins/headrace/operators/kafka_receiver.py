@@ -20,7 +20,7 @@ from headrace.hooks.receiver_job import JobOutcome, JobWatch
 from headrace.hooks.replacement import replace_older_job
 from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.attachment import ATTACHED, attachment, ended_unheard, holder
-from headrace.operators.links import SparkUiLink
+from headrace.operators.links import SparkUiLink, browser_link
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
 if TYPE_CHECKING:
@@ -290,9 +290,15 @@ class KafkaReceiverOperator(BaseOperator):
             self.spark_ui_url or "none",
             job.attributes.get("log") or (self._process.log if self._process else newest_log(self.stream.name)),
         )
-        if self.spark_ui_url:
+        if link := browser_link(self.spark_ui_url):
             # Airflow stores links when a task ends, and this one is meant never to.
-            context["ti"].xcom_push(key=SparkUiLink().xcom_key, value=self.spark_ui_url)
+            context["ti"].xcom_push(key=SparkUiLink().xcom_key, value=link)
+        elif self.spark_ui_url:
+            self.log.info(
+                "No link leads to the Spark UI: it listens on loopback of %s, and Airflow's pages are elsewhere. "
+                "docs/airflow.md says how to reach it.",
+                job.attributes.get("host") or "the job's host",
+            )
 
 
 def log_folder(stream: str) -> Path:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from airflow.configuration import conf
 from airflow.sdk import BaseOperatorLink
 
 if TYPE_CHECKING:
@@ -18,4 +21,24 @@ class SparkUiLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
         """Called in the task when it ends; Airflow keeps the answer as an XCom."""
-        return getattr(operator, "spark_ui_url", None) or ""
+        return browser_link(getattr(operator, "spark_ui_url", None))
+
+
+def browser_link(ui_url: str | None) -> str:
+    """The address of Spark's user interface as a link; "" where there is none that leads there.
+
+    With a local master the interface listens on loopback, since it knows no password. Where Airflow's pages
+    (``[api] base_url``) are on no loopback address, the browser is on another machine, and would look on its own.
+    """
+    airflow_url = conf.get("api", "base_url", fallback=None)
+    if not ui_url or (_is_loopback(ui_url) and airflow_url and not _is_loopback(airflow_url)):
+        return ""
+    return ui_url
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -15,6 +15,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.revisions import Declared
 from headrace.operators import kafka_receiver
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
+from headrace.operators.links import SparkUiLink, browser_link
 from headrace.spark.job_log import LOG_VARIABLE
 from headrace.spark.versions import current_versions
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
@@ -48,6 +49,35 @@ def test_it_starts_the_job_shows_it_and_waits_deferred(operator, toy, ledger, ta
     assert task.xcoms == {"_link_SparkUiLink": "http://127.0.0.1:4040"}
     assert newest_log("flights") in told
     assert "is running" in told
+
+
+def test_no_link_leads_to_a_user_interface_on_the_loopback_of_another_machine(
+    operator, toy, ledger, task, capsys, monkeypatch
+):
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example.org")
+    toy("run")
+    deferred(operator, task.context)
+    assert operator.spark_ui_url == "http://127.0.0.1:4040"
+    assert task.xcoms == {}
+    assert SparkUiLink().get_link(operator, ti_key=None) == ""
+    assert "docs/airflow.md says how to reach it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("airflow", "ui", "link"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:4040", "http://127.0.0.1:4040"),
+        ("http://localhost:8080", "http://localhost:4040", "http://localhost:4040"),
+        ("https://airflow.example.org", "http://localhost:4040", ""),
+        ("https://airflow.example.org", "http://[::1]:4040", ""),
+        ("https://airflow.example.org", "http://driver.example.org:4040", "http://driver.example.org:4040"),
+        ("", "http://127.0.0.1:4040", "http://127.0.0.1:4040"),
+        ("http://127.0.0.1:8080", None, ""),
+    ],
+)
+def test_the_link_to_sparks_user_interface_leads_somewhere(monkeypatch, airflow, ui, link):
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", airflow)
+    assert browser_link(ui) == link
 
 
 def test_the_job_of_an_older_runs_retry_begins_by_the_newest_definition(
