@@ -287,11 +287,13 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                     f"is {state.value}."
                 )
         except BaseException as error:
+            reported = False
             try:
                 ledger.batches.fail_attempt(attempt, _cause(error))
             except LedgerError as refused:
-                # The process has told the ledger already, or a later attempt has the batch now.
+                # The application has reported the failure itself, or a later attempt has the batch now.
                 self.log.debug("%s", refused)
+                reported = True
             if isinstance(error, Exception):
                 row = _row(ledger, attempt)
                 if row.state is AttemptState.FENCED:
@@ -301,8 +303,9 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                     ) from error
                 # What a process that was killed could not say is the surroundings' fault.
                 failure = Failure(row.attributes.get(FAILURE, Failure.PASSING))
-                if failure is not Failure.PASSING:
-                    failed = BatchFailedError(str(error))
+                if reported or failure is not Failure.PASSING:
+                    # spark-submit's last lines may be the JVM's alone: the cause is what the application reported.
+                    failed = BatchFailedError(f"{row.error}\n{error}" if reported else str(error))
                     failed.failure = failure
                     raise failed from error
             raise

@@ -179,6 +179,17 @@ def test_a_batch_that_is_given_up_between_its_tries_ends_them_well(stream, alloc
     assert (gap.batch_time_ms, gap.until_offset - gap.from_offset) == (at_ms, 3)
 
 
+def test_the_error_of_a_submitted_batch_begins_with_what_its_application_reported(
+    stream, source, allocated, submitted, toy_batch, ledger
+):
+    _, task = allocated()
+    ledger.jobs.update(source.job, state="running")
+    toy_batch("fail")
+    # The last lines of spark-submit may be the JVM's alone.
+    with pytest.raises(BatchFailedError, match=r"^the transform said no\n.*exit status 1"):
+        make(stream).execute(task.context)
+
+
 def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("silent")
