@@ -20,7 +20,11 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 
 
-def _until(condition: Callable[[], object], seconds: float = 180.0, what: str = "it") -> object:
+# Far more than a slow machine takes: a run of five tasks is ten seconds on a quiet one, and a minute on a busy one.
+_PATIENCE_SECONDS = 600.0
+
+
+def _until(condition: Callable[[], object], seconds: float = _PATIENCE_SECONDS, what: str = "it") -> object:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = condition()

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 import pytest
 
 # The first test also waits for Airflow's start.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DAG_FILE = "clicks_dags.py"
 DAGS = ("clicks_receiver", "clicks_batches", "reports", "orders_receiver", "orders_batches")
@@ -61,10 +61,7 @@ def test_a_dag_runs_after_each_completed_batch_and_reads_its_numbers(installatio
 def test_a_failed_batch_tells_nobody_until_a_later_run_has_done_it(installation, until):
     installation.fail_if.write_text("lake")
     try:
-        run = until(
-            lambda: next((run for run in installation.api.runs("clicks_batches") if run["state"] == "failed"), None),
-            what="a failed run",
-        )
+        run = until(lambda: failed_in_spark(installation), what="a run whose batch failed")
         at_ms = batch_time(run)
         assert at_ms not in reported_times(installation)
     finally:
@@ -76,16 +73,23 @@ def test_a_failed_batch_tells_nobody_until_a_later_run_has_done_it(installation,
     assert states[run["dag_run_id"]] == "failed"
 
 
+def failed_in_spark(installation) -> dict | None:
+    """A failed run with a failed batch. Under load Airflow fails a task that was deferred and resumed before it had read
+    the first half's end ("the task instance's state attribute is running"): such a run has no batch."""
+    failed = [run for run in installation.api.runs("clicks_batches") if run["state"] == "failed"]
+    with installation.ledger() as ledger:
+        return next((run for run in failed if ledger.batches.attempts("clicks", batch_time(run))), None)
+
+
 def test_a_batch_is_told_again_when_it_was_run_again_and_only_then(installation, until):
     stop_receiving(installation, until, "clicks")
     at_ms = max(at_ms for at_ms, batch in completed(installation, "clicks").items() if batch.records)
-    before = reported_times(installation)[at_ms]
-    assert before == 1
+    until(lambda: reported_times(installation)[at_ms] == 1, what="the report")
     for seconds, conf in ((1, {}), (2, {"reprocess": True})):
         date = datetime.fromtimestamp((at_ms - INTERVAL_MS) / 1000).astimezone() + timedelta(seconds=seconds)
         run_id = installation.api.trigger("clicks_batches", conf=conf, logical_date=date)
         installation.api.wait_for_run("clicks_batches", run_id)
-    until(lambda: reported_times(installation)[at_ms] == before + 1, what="the second report")
+    until(lambda: reported_times(installation)[at_ms] == 2, what="the second report")
     installation.api.pause("clicks_batches")
     again = [event["attempts"] for event in reported(installation) if event["batch_time_ms"] == at_ms]
     assert again == [1, 2]

@@ -20,7 +20,7 @@ from headrace.local.airflow import airflow_command
 from headrace.local.airflow_api import AirflowApiError
 
 # The first test waits for Airflow's start, and for ten batch times to pass.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DAG_FILE = "clicks_dags.py"
 DAGS = RECEIVER, BATCHES, REPLAY = "clicks_receiver", "clicks_batches", "clicks_replay_v2"
