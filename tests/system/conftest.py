@@ -1,4 +1,4 @@
-"""One embedded stack for the session, with a stream of the tests' own that runs on it.
+"""One embedded stack for the tests of this folder, with a stream of the tests' own that runs on it.
 
 Nothing is faked: Kafka, Elasticsearch, Postgres and Airflow are real, the stream's DAG file and transform stand in a
 folder outside the repository, and whatever a test does to them it does from outside.
@@ -6,7 +6,6 @@ folder outside the repository, and whatever a test does to them it does from out
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,11 +17,11 @@ from tests.system.orders import DAG_FILE, TRANSFORM_FILE, Orders
 
 from headrace.ledger import Ledger
 from headrace.local.postgres import PostgresServer
-from headrace.local.processes import end_stack_processes
+from headrace.local.processes import STACK_VARIABLE, end_stack_processes
 from headrace.local.stack import Stack, StackOptions
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     """The running stack."""
     # Not below pytest's own temporary folder: that is closed to others, and Postgres runs as nobody under root.
@@ -33,21 +32,26 @@ def stack() -> Iterator[Stack]:
     (dags / "orders.py").write_text(DAG_FILE)
     (dags / "orders_transform.py").write_text(TRANSFORM_FILE)
     (dags / "clicks.py").write_text(CLICKS_DAG_FILE)
-    os.environ["ORDERS_STORAGE"] = os.environ["CLICKS_STORAGE"] = str(data / "storage")
-    os.environ["CLICKS_FILES"] = str(data / "clicks")
-    stack = Stack(StackOptions(data=data, dags=dags, plugins=data / "plugins"))
-    try:
-        stack.start()
-        yield stack
-    finally:
-        stack.stop()
-        left = end_stack_processes(stack.state.id, stack.state.recorded_processes())
-        PostgresServer(data / "postgres").wipe()
-        shutil.rmtree(data, ignore_errors=True)
+    # What other tests of this process start later is not the stack's.
+    with pytest.MonkeyPatch.context() as environment:
+        for name in (STACK_VARIABLE, "HEADRACE_DATA"):
+            environment.setenv(name, "")
+        environment.setenv("ORDERS_STORAGE", str(data / "storage"))
+        environment.setenv("CLICKS_STORAGE", str(data / "storage"))
+        environment.setenv("CLICKS_FILES", str(data / "clicks"))
+        stack = Stack(StackOptions(data=data, dags=dags, plugins=data / "plugins"))
+        try:
+            stack.start()
+            yield stack
+        finally:
+            stack.stop()
+            left = end_stack_processes(stack.state.id, stack.state.recorded_processes())
+            PostgresServer(data / "postgres").wipe()
+            shutil.rmtree(data, ignore_errors=True)
     assert left == 0, f"{left} processes outlived the stack"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ledger(stack: Stack) -> Iterator[Ledger]:
     """The stream's ledger."""
     address = stack.state.services["postgres"].address
@@ -56,7 +60,7 @@ def ledger(stack: Stack) -> Iterator[Ledger]:
         yield ledger
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def orders(stack: Stack, ledger: Ledger) -> Orders:
     """The stream, its DAGs unpaused."""
     orders = Orders(stack, ledger)

@@ -74,8 +74,8 @@ def test_a_failed_batch_tells_nobody_until_a_later_run_has_done_it(installation,
 
 
 def failed_in_spark(installation) -> dict | None:
-    """A failed run with a failed batch. Under load Airflow fails a task that was deferred and resumed before it had read
-    the first half's end ("the task instance's state attribute is running"): such a run has no batch."""
+    """A failed run with a failed batch. Airflow also fails a task that resumes before the scheduler has read the end of
+    its first half ("the task instance's state attribute is running", under load): such a run has no batch."""
     failed = [run for run in installation.api.runs("clicks_batches") if run["state"] == "failed"]
     with installation.ledger() as ledger:
         return next((run for run in failed if ledger.batches.attempts("clicks", batch_time(run))), None)
