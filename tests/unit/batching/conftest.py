@@ -65,7 +65,8 @@ class Receiving:
         )
         self.accepted: int | None = None
 
-    def store(self, records: int) -> AddedBlock:
+    def store(self, records: int, cut_time_ms: int | None = None) -> AddedBlock:
+        """``cut_time_ms``: by default now; an earlier one is that of a block that was slow to be stored."""
         offsets = range(self.position, self.position + records)
         columns = {
             "key": [None] * records,
@@ -80,8 +81,8 @@ class Receiving:
         }
         batch = pa.RecordBatch.from_pydict({name: columns[name] for name in RECORD_SCHEMA.names}, RECORD_SCHEMA)
         ranges = (OffsetRange(PARTITION, self.position, self.position + records, records),)
-        now_ms = self.clock.now_ms()
-        written = self.writer.write(batch, ranges, cut_time_ms=now_ms, last_accepted_sequence=self.accepted)
+        cut_time_ms = self.clock.now_ms() if cut_time_ms is None else cut_time_ms
+        written = self.writer.write(batch, ranges, cut_time_ms=cut_time_ms, last_accepted_sequence=self.accepted)
         self.position += records
         self.accepted = written.sequence
         return self.ledger.blocks.add(
@@ -90,7 +91,7 @@ class Receiving:
                 receiver=self.receiver,
                 epoch=self.lease.epoch,
                 sequence=written.sequence,
-                cut_time_ms=now_ms,
+                cut_time_ms=cut_time_ms,
                 handle=written.handle,
                 ranges=ranges,
                 records=records,

@@ -33,19 +33,19 @@ def test_a_batch_takes_exactly_its_times_blocks_and_keeps_them(receiving: Receiv
     assert (first.fresh, first.batch.records, first.batch.blocks) == (True, 5, 2)
     assert [(i.from_offset, i.until_offset) for i in first.inputs] == [(0, 5)]
     receiving.clock.advance(10_000)
-    receiving.store(1)
+    receiving.store(1, cut_time_ms=T1 - 1)
     again = take(receiving, T1)
     assert not again.fresh
     assert again.batch == first.batch
     manifest = Manifest.load(first.batch.manifest_uri)
     assert offsets(receiving, manifest) == [0, 1, 2, 3, 4]
-    assert offsets(receiving, Manifest.load(take(receiving, T2).batch.manifest_uri)) == [5, 6, 7, 8]
+    assert offsets(receiving, Manifest.load(take(receiving, T2).batch.manifest_uri)) == [5, 6, 7, 8, 9]
 
 
 def test_a_late_block_goes_to_the_next_open_batch(receiving: Receiving) -> None:
     receiving.clock.advance(10_000)
     take(receiving, T1)
-    late = receiving.store(1)
+    late = receiving.store(1, cut_time_ms=T1 - 1)
     assert late.batch_time_ms == T2
 
 
@@ -80,7 +80,7 @@ def test_nothing_is_allocated_when_the_manifest_cannot_be_written(receiving: Rec
         take(receiving, T1)
     assert receiving.ledger.batches.find("shop", T1) is None
     folder.delete("manifests")
-    receiving.store(1)
+    receiving.store(1, cut_time_ms=T1 - 1)
     assert take(receiving, T1).batch.records == 3
 
 
@@ -88,7 +88,7 @@ def test_a_crash_between_seal_and_allocation_loses_nothing(receiving: Receiving)
     receiving.store(3)
     receiving.clock.advance(10_000)
     receiving.ledger.batches.seal("shop", T1)
-    receiving.store(1)
+    receiving.store(1, cut_time_ms=T1 - 1)
     assert take(receiving, T1).batch.records == 3
 
 

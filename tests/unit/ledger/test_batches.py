@@ -66,6 +66,8 @@ def test_a_batch_takes_exactly_its_blocks(filled: Any) -> None:
         (1, 0, 5, 5, 1),
     ]
     assert filled.allocate(T2).records == 10
+    assert filled.ledger.batches.inputs("flights", T1) == inputs
+    assert [(row.from_offset, row.until_offset) for row in filled.ledger.batches.inputs("flights", T2)] == [(20, 30)]
     (event,) = filled.ledger.events.of_batch("flights", T2)
     assert event.kind == EventKind.BATCH_ALLOCATED
 

@@ -83,6 +83,8 @@ class TestRateLimiter:
         limiter = RateLimiter(None, ManualClock())
         assert limiter.grant(5_000) == 5_000
         assert limiter.delay() == 0
+        limiter.update(105)
+        assert limiter.rate == 105
 
     def test_updates_when_below_the_max_rate(self) -> None:
         limiter = RateLimiter(110, ManualClock())

@@ -8,10 +8,12 @@ import pytest
 
 from headrace.blocks import ReceiverId
 from headrace.ledger.rows import JobLease
+from headrace.ledger.states import ReceiverState
 from headrace.receiving.receiver_task import ReceiverTask
 from headrace.receiving.scheduling_policy import Executor, Location
+from headrace.receiving.supervisor import ReceiverReport
 from headrace.spark import receiver_launcher
-from headrace.spark.receiver_launcher import NoFreeSlotError, SparkReceiverLauncher
+from headrace.spark.receiver_launcher import NoFreeSlotError, SparkReceiverHandle, SparkReceiverLauncher
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 STREAM = Stream(
@@ -22,20 +24,25 @@ STREAM = Stream(
     storage={"url": "/tmp/clicks", "shared": True},
     ledger="sqlite:////tmp/ledger.db",
 )
-ONE, TWO, THREE = Executor("host1", "1"), Executor("host2", "2"), Executor("host3", "3")
+ONE, TWO, THREE, FOUR = (Executor(f"host{number}", str(number)) for number in range(1, 5))
+
+
+def task(index: int) -> ReceiverTask:
+    return ReceiverTask("", ReceiverId("clicks", "records", index), JobLease("clicks", 1, "test", 1, 1))
 
 
 class Handle:
-    """A receiver that runs where it was sent first, until a test ends it."""
+    """A receiver that runs where it was sent first, or where a test says, until a test ends it."""
 
     def __init__(self, _: Any, task: ReceiverTask, __: str, locations: tuple[Location, ...]) -> None:
         self.receiver_id = task.receiver_id
         self.locations = locations
+        first = locations[0] if locations else None
+        self.executor = first if isinstance(first, Executor) else None
         self.ended = False
 
     def running_on(self) -> Executor | None:
-        first = self.locations[0] if self.locations else None
-        return first if isinstance(first, Executor) else None
+        return self.executor
 
     def done(self) -> bool:
         return self.ended
@@ -48,8 +55,7 @@ class Setting:
         self.launcher = SparkReceiverLauncher(object(), STREAM)  # type: ignore[arg-type]
 
     def start(self, index: int) -> Handle:
-        receiver = ReceiverId("clicks", "records", index)
-        handle: Any = self.launcher.start(ReceiverTask("", receiver, JobLease("clicks", 1, "test", 1, 1)))
+        handle: Any = self.launcher.start(task(index))
         assert isinstance(handle, Handle)
         return handle
 
@@ -83,6 +89,17 @@ def test_a_receiver_whose_job_has_ended_is_on_no_executor(setting: Setting) -> N
     handles[0].ended = handles[2].ended = True
     setting.executors = [ONE, TWO]
     assert setting.start(2).locations == (ONE,)
+
+
+def test_a_receiver_counts_where_it_runs_and_not_where_else_it_was_allowed_to(setting: Setting) -> None:
+    handles = [setting.start(index) for index in range(3)]
+    setting.executors = [ONE, FOUR]
+    handles[1].ended = handles[2].ended = True
+    second, third = setting.start(1), setting.start(2)
+    assert (second.locations, third.locations) == ((FOUR,), (ONE, FOUR))
+    third.executor = FOUR
+    second.ended = True
+    assert setting.start(1).locations == (ONE, FOUR), "each runs one"
 
 
 def test_where_nothing_is_known_of_executors_a_receiver_starts_anywhere(
@@ -122,3 +139,54 @@ def test_a_question_about_slots_that_fails_ends_no_receiver(setting: Setting, mo
     setting.start(0)
     monkeypatch.setattr(receiver_launcher, "task_slots", fail)
     assert setting.launcher.crowding() is None
+
+
+class Context:
+    """Takes a job's group and pool."""
+
+    def setJobGroup(self, *_: Any, **__: Any) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def setLocalProperty(self, *_: Any) -> None:  # noqa: N802 - Spark's name
+        pass
+
+
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What Spark is given to place: each receiver's job ends at once."""
+    given: list[tuple[Any, ...]] = []
+
+    class Job:
+        def map(self, _: Any) -> Job:
+            return self
+
+        def collect(self) -> list[ReceiverReport]:
+            return [ReceiverReport(task(0).receiver_id, ReceiverState.STOPPED)]
+
+    def place(_: Any, *what: Any) -> Job:
+        given.append(what)
+        return Job()
+
+    monkeypatch.setattr(receiver_launcher, "placed", place)
+    return given
+
+
+def test_a_receivers_job_is_placed_at_its_locations(placed: list[tuple[Any, ...]]) -> None:
+    handle = SparkReceiverHandle(Context(), task(0), "the group", (ONE, TWO))  # type: ignore[arg-type]
+    assert handle.join(20)
+    assert (placed, handle.error()) == ([(task(0), (ONE, TWO))], None)
+
+
+@pytest.mark.usefixtures("placed")
+def test_spark_is_asked_where_a_receiver_runs_until_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(_: Any, group: str) -> Executor | None:
+        asked.append(group)
+        return None if len(asked) == 1 else TWO
+
+    monkeypatch.setattr(receiver_launcher, "executor_of_group", ask)
+    monkeypatch.setattr(receiver_launcher, "_ASK_SECONDS", 0.0)
+    handle = SparkReceiverHandle(Context(), task(0), "the group", (ONE, TWO))  # type: ignore[arg-type]
+    assert [handle.running_on() for _ in range(3)] == [None, TWO, TWO]
+    assert asked == ["the group"] * 2

@@ -299,14 +299,19 @@ def test_a_segment_written_by_hand_is_read() -> None:
         headers.append((FrameHeader(RECEIVER, 1, at, at - 1 if at else None, 0, ranges, 1, 0), encode(batch)))
     headers.append((SegmentEnd(RECEIVER, 1, 3, 3, 2, 1_700_000_000_001), None))
     data = b""
+    handles = []
     for header, payload in headers:
         head, body = frame.build(header, payload, segment=frame.segment_id(path), offset=len(data))
-        data += head + (b"" if body is None else body.to_pybytes())
+        written = head + (b"" if body is None else body.to_pybytes())
+        handles.append(BlockHandle(path, len(data), len(written)))
+        data += written
     storage = MemoryStorage()
     storage.write_atomically(path, data)
     scan = scan_segment(storage, path, newest=False)
     assert [f.batch() for f in scan] == [batch for batch, _ in batches]
     assert (scan.opening, scan.ending) == (headers[0][0], headers[-1][0])
+    for handle, (batch, _) in reversed(list(zip(handles[1:-1], batches, strict=True))):
+        assert read_block(storage, handle)[1] == batch
 
 
 def test_a_lost_segment_between_others_says_what_was_in_it(log: Log) -> None:
