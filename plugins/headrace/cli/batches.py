@@ -39,7 +39,7 @@ def list_batches(
     name: StreamName,
     *,
     ledger: LedgerUrl,
-    limit: Annotated[int, typer.Option(help="How many, the newest first.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="How many, the newest first; unclaimed ones: the oldest.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List a stream's batches and the batch times that nobody ran."""
@@ -72,7 +72,9 @@ def list_batches(
         ],
     )
     if waiting:
-        _tell_waiting(waiting, who)
+        _tell_waiting(waiting[:limit], who)
+        if len(waiting) > limit:
+            typer.echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
 
 
 @batches.command()
@@ -139,8 +141,8 @@ def _who_takes(ledger: Ledger, name: str) -> str:
     if idle_ms is None or idle_ms > max(_IDLE_MS, _IDLE_INTERVALS * row.batch_interval_ms):
         since = "yet" if newest is None else f"since {time_text(newest.allocated_at_ms)}"
         return (
-            f"No batch was allocated {since}: is the batch DAG paused, or is a run stuck? Its next run takes them, or "
-            "triggers runs for them."
+            f"No batch was allocated {since}: is the batch DAG paused, or do its runs wait or fail before they "
+            "allocate one (their logs say why)? Its next run takes them, or triggers runs for them."
         )
     return "They are on their way: the next runs of the batch DAG take them."
 

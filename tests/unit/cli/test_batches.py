@@ -57,6 +57,15 @@ def test_batches_are_listed_with_what_no_batch_has_taken(run: Callable[..., Resu
     text = run("list", "shop").stdout
     assert "They are on their way" in text
     assert "allocated" in text
+    assert "And later ones" not in text
+
+
+def test_a_long_backlog_does_not_hide_the_list_of_batches(run: Callable[..., Result]) -> None:
+    text = run("list", "shop", "--limit", "1").stdout
+    batch, time = [line for line in text.splitlines() if "Z" in line]
+    assert "allocated" in batch
+    assert time.split()[-1] == "5"
+    assert "And later ones: `headrace batches unclaimed shop` lists them." in text
 
 
 def test_a_backlog_to_which_nobody_comes_is_told_from_one_on_its_way(
@@ -67,6 +76,7 @@ def test_a_backlog_to_which_nobody_comes_is_told_from_one_on_its_way(
     monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
     told = run("unclaimed", "shop").stdout
     assert "No batch was allocated since" in told
+    assert "wait or fail before they allocate one" in told
 
 
 def test_the_error_of_a_batch_whose_output_failed_is_listed(run: Callable[..., Result], url: str) -> None:
