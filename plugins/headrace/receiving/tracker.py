@@ -236,7 +236,9 @@ class ReceiverTracker:
         self._next_slot_check = now + self._slot_seconds
         crowding = self._launcher.crowding()
         self._crowded_looks = 0 if crowding is None else self._crowded_looks + 1
-        crowding = crowding if self._crowded_looks >= _CROWDED_LOOKS else None
+        if crowding is not None and self._crowded_looks < _CROWDED_LOOKS:
+            # What was said of it, before a receiver ended for it say, still holds.
+            return
         self._tolerantly(partial(self._tell, "all", "slots", crowding))
         running = [receiver for receiver in self._receivers if receiver.running]
         if crowding is not None and len(running) > 1:

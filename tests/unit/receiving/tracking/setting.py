@@ -74,12 +74,14 @@ class Launcher:
         self.broken = False
         # What more than so many receivers leave no slot for.
         self.most_beside_batches = 100
+        self.looks = 0
         self.storage: Callable[[], Any] = lambda: open_storage(setting.stream.folder_url)
 
     def running(self) -> int:
         return sum(not handle.done() for handles in self.handles.values() for handle in handles)
 
     def crowding(self) -> str | None:
+        self.looks += 1
         return "receivers hold every slot" if self.running() > self.most_beside_batches else None
 
     def start(self, task: ReceiverTask) -> Handle:

@@ -133,6 +133,9 @@ def test_the_last_receiver_keeps_its_slot(setting: Setting) -> None:
     eventually(lambda: setting.troubles() == ["receivers hold every slot"])
     setting.kafka.produce("flights", 0, b"a")
     eventually(lambda: setting.positions() == 1)
+    looks = setting.launcher.looks
+    eventually(lambda: setting.launcher.looks > looks + 4)
+    assert setting.errors().count("receivers hold every slot") == 1, "ending a receiver did not end the trouble"
 
 
 class HungDisk:
