@@ -192,8 +192,6 @@ class AlreadyCompletedError(BatchStateError):
 class BatchAttendedError(LedgerError):
     """A live attempt is at the batch, and the caller takes over only what nobody is at."""
 
-    failure = Failure.PASSING
-
 
 class SlotBusyError(LedgerError):
     """Other batches of the stream hold all its slots; ``busy`` are their batch times. Wait and try again."""

@@ -21,7 +21,7 @@ from headrace.ledger.rebuilt_receiving import (
     insert_receivers,
     insert_segments,
 )
-from headrace.ledger.revisions import Declared, insert_revision
+from headrace.ledger.revisions import insert_revision
 from headrace.ledger.states import EventKind
 from headrace.ledger.tables import (
     batch_attempts,
@@ -104,7 +104,7 @@ class Rebuild(Role):
                     connection.execute(delete(table).where(table.c.stream == stream))
             _put_stream(connection, found)
             for known in found.revisions:
-                insert_revision(connection, stream, known.revision, Declared.of(known), known.created_at_ms)
+                insert_revision(connection, stream, known.revision, known, known.created_at_ms)
             locked = self._database.lock_stream(connection, stream)
             insert_positions(connection, found)
             insert_receivers(connection, locked, found)

@@ -7,46 +7,14 @@ somebody registers another one meanwhile. The same content has the same revision
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select
 
-from headrace.ledger.codec import dump_json
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import RevisionNotFoundError
-from headrace.ledger.rows import StreamRevision, StreamRow
+from headrace.ledger.rows import Declared, StreamRevision, StreamRow
 from headrace.ledger.tables import stream_revisions
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """What a registration declares: the definition as JSON text, and what the ledger itself reads of it."""
-
-    definition: str
-    batch_interval_ms: int
-    block_interval_ms: int
-    outputs: tuple[str, ...]
-    max_concurrent_batches: int
-    ordered: bool
-    batch_by: str
-    allowed_lateness_ms: int
-
-    @classmethod
-    def of(cls, row: StreamRow | StreamRevision | Row[Any]) -> Self:
-        """What this row of ``streams`` or ``stream_revisions`` declares."""
-        values = {field.name: getattr(row, field.name) for field in fields(cls)}
-        return cls(**{**values, "outputs": tuple(values["outputs"])})
-
-    def columns(self) -> dict[str, Any]:
-        """Its columns, which both tables have."""
-        return {**dataclasses.asdict(self), "outputs": list(self.outputs)}
-
-    @property
-    def digest(self) -> str:
-        """By which the same content is found again."""
-        return hashlib.sha256(dump_json(self.columns()).encode()).hexdigest()
 
 
 def keep_revision(connection: Connection, stream: str, declared: Declared, now_ms: int) -> tuple[int, bool]:
@@ -89,7 +57,8 @@ def require_revision(connection: Connection, stream: StreamRow, revision: int) -
 
 def revision_row(row: Row[Any]) -> StreamRevision:
     """A row of ``stream_revisions``."""
-    return StreamRevision(row.revision, **dataclasses.asdict(Declared.of(row)), created_at_ms=row.created_at_ms)
+    declared = dataclasses.asdict(Declared.of(row))
+    return StreamRevision(**declared, revision=row.revision, created_at_ms=row.created_at_ms)
 
 
 def as_declared(stream: StreamRow, declared: Declared, revision: int) -> StreamRow:

@@ -11,15 +11,8 @@ from sqlalchemy import Connection, exists, insert, select, update
 from headrace.ledger.database import Role, stream_row
 from headrace.ledger.errors import LedgerConflictError, LedgerError, StreamChangedError, StreamNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.revisions import (
-    Declared,
-    as_declared,
-    insert_revision,
-    keep_revision,
-    require_revision,
-    revision_row,
-)
-from headrace.ledger.rows import StreamRevision, StreamRow
+from headrace.ledger.revisions import as_declared, insert_revision, keep_revision, require_revision, revision_row
+from headrace.ledger.rows import Declared, StreamRevision, StreamRow
 from headrace.ledger.states import DesiredState, EventKind
 from headrace.ledger.tables import batches, blocks, stream_revisions, streams, unclaimed_times
 

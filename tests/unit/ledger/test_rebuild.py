@@ -85,7 +85,7 @@ STREAM = StreamRow(
     1,
     2,
 )
-REVISION = StreamRevision(3, '{"outputs": []}', 1000, 200, ("index", "files"), 2, False, "arrival", 0, 2)
+REVISION = StreamRevision('{"outputs": []}', 1000, 200, ("index", "files"), 2, False, "arrival", 0, 3, 2)
 DONE = batch(T0, BatchState.COMPLETED, records=480, blocks=9, completed_at_ms=5, checkpointed_at_ms=6, steps=("index",))
 REPLAY = FiledReplay("march", BatchState.COMPLETED, 3, 1, ("again",), None, 1, 2, None, {"again": {"n": 1}})
 

@@ -34,7 +34,7 @@ from headrace.ledger.rows.receiving import (
     UnclaimedTime,
     WaitingTimes,
 )
-from headrace.ledger.rows.streams import JobLease, JobRow, JobStatus, StreamRevision, StreamRow
+from headrace.ledger.rows.streams import Declared, JobLease, JobRow, JobStatus, StreamRevision, StreamRow
 
 __all__ = [
     "AddedBlock",
@@ -45,6 +45,7 @@ __all__ = [
     "BatchOrigin",
     "BatchOutputRow",
     "BatchRow",
+    "Declared",
     "EarlierBatch",
     "EpochEnd",
     "EventRow",

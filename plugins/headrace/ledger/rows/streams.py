@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from headrace.ledger.codec import Json
+from headrace.ledger.codec import Json, dump_json
 from headrace.ledger.states import DesiredState, JobState
 
 
@@ -52,10 +54,9 @@ class StreamRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRevision:
-    """A definition that the stream has had, as JSON, and what the ledger reads of it. Attempts and jobs name it."""
+class Declared:
+    """What a registration declares: the definition as JSON text, and what the ledger itself reads of it."""
 
-    revision: int
     definition: str
     batch_interval_ms: int
     block_interval_ms: int
@@ -64,6 +65,28 @@ class StreamRevision:
     ordered: bool
     batch_by: str
     allowed_lateness_ms: int
+
+    @classmethod
+    def of(cls, row: Any) -> Declared:
+        """What this row of ``streams`` or ``stream_revisions`` declares."""
+        values = {field.name: getattr(row, field.name) for field in fields(Declared)}
+        return Declared(**{**values, "outputs": tuple(values["outputs"])})
+
+    def columns(self) -> dict[str, Any]:
+        """Its columns, which both tables have."""
+        return {**asdict(Declared.of(self)), "outputs": list(self.outputs)}
+
+    @property
+    def digest(self) -> str:
+        """By which the same content is found again."""
+        return hashlib.sha256(dump_json(self.columns()).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRevision(Declared):
+    """What was declared once, under its number, which attempts and jobs name."""
+
+    revision: int
     created_at_ms: int
 
 
