@@ -303,8 +303,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                     time_text(first_ms),
                     time_text(at_ms),
                 )
-                # The next look, for whether somebody runs it, comes right before it is begun here: the tasks of the
-                # other outputs get here at the same time.
+                # Looked at once more before it is begun here: the tasks of the other outputs get here at the same time.
                 allocate(self.stream, run.ledger, run.storage, first_ms)
                 return True
             if earlier.alive:
@@ -346,17 +345,17 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         )
 
     def _run_ahead(self, run: _Run, batch: BatchRow) -> None:
-        """Run what is left of a batch that is another run's."""
-        from headrace.ledger.errors import AlreadyCompletedError
+        """Run what is left of a batch that is another run's, unless somebody has begun it since the look at it."""
+        from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
 
         self.await_application(run.ledger, batch, self.stream.steps)
-        begin = self._beginning(run, batch, None, force=False, attributes=self._ahead(run, batch))
+        begin = self._beginning(run, batch, None, force=False, unattended=True, attributes=self._ahead(run, batch))
         try:
             attempt = self._in_its_turn(run, batch, begin)
             self.run_attempt(run.ledger, attempt, batch, run.context)
         except AlreadyCompletedError as error:
             self.log.info("%s", error.what)
-        except AttemptFencedInSparkError as error:
+        except (BatchAttendedError, AttemptFencedInSparkError) as error:
             self.wait(str(error), waiting_for=f"batch {batch.batch_time_ms}", otherwise=error)
         except EarlierBatchFailedError:
             raise

@@ -144,6 +144,24 @@ def test_one_that_lives_is_waited_for(stream, after, toy_batch, connectable, led
     assert states(ledger, first, at_ms) == ["completed", "completed"]
 
 
+def test_one_that_another_begins_after_the_look_at_it_is_not_fenced(
+    stream, after, toy_batch, connectable, ledger, monkeypatch
+):
+    (first,), at_ms, task = after()
+    allocate(stream, ledger, open_storage(stream.storage.url), first)
+    begun = []
+
+    def meanwhile(operator, opened, batch, steps):
+        if batch.batch_time_ms == first:
+            begun.append(opened.batches.begin_attempt("flights", first, holder="own", way="connect", lease_ms=60_000))
+
+    monkeypatch.setattr(WalSparkSubmitOperator, "await_application", meanwhile)
+    with pytest.raises(TaskDeferred):
+        run(stream, task)
+    ledger.batches.renew_attempt(*begun)
+    assert states(ledger, first, at_ms) == ["running", "allocated"]
+
+
 def test_if_it_fails_this_fails_with_its_error_and_the_retry_does_the_same(
     stream, after, toy_batch, connectable, ledger
 ):
