@@ -1,0 +1,211 @@
+"""How long a record takes from Kafka's acknowledgement until a search finds it, under a real Airflow.
+
+    python benchmarks/latency.py --rate 100 --minutes 10 [--single-task] [--busy 2] [--json] [--median 20] [--p99 35]
+
+Starts the embedded stack with README's first stream (a batch every ten seconds, SQLite ledger) and produces JSON
+records of about 60 bytes at a steady rate. Every 0.2 s it asks Elasticsearch how many documents a search finds:
+record k became searchable when that count first reached k, which holds because batches follow each other in time. The
+first two minutes (Spark's start, the first batches) do not count. ``--busy`` has as many processes use up a core each
+meanwhile. At the end every record has to be there, once. Beside it stands the time of the DAG runs: half the interval
+plus a run is the least that can be had where a batch begins when its interval ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from confluent_kafka import Producer
+
+from headrace.demo.elasticsearch_side import ElasticsearchSide
+from headrace.demo.producing import create_topic
+from headrace.ledger import Ledger
+from headrace.local.airflow_api import AirflowApi
+from headrace.local.stack import Stack, StackOptions
+
+STREAM = "orders"
+INTERVAL_SECONDS = 10.0
+WARM_UP_SECONDS = 120.0
+POLL_SECONDS = 0.2
+
+DAG_FILE = '''
+"""README's first stream: from Kafka to Elasticsearch, in Airflow."""
+
+from pathlib import Path
+
+from headrace.dags import stream_dags
+from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
+
+home = Path(__file__).absolute().parents[1] / "orders"
+
+stream = Stream(
+    name="orders",
+    inputs=KafkaInput(connection="kafka_default", topics="orders"),
+    outputs=ElasticsearchOutput(connection="elasticsearch_default", index="orders"),
+    batch_interval="10 s",
+    storage=home,
+    ledger=f"sqlite:///{home}/ledger.db",
+)
+
+receiver, batches = stream_dags(stream, single_task=SINGLE_TASK)
+'''
+
+
+class Load:
+    """Produces at ``rate`` records a second from a thread; ``sent`` has the time of each acknowledgement, in order."""
+
+    def __init__(self, bootstrap_servers: str, rate: float) -> None:
+        self.sent: list[float] = []
+        self._rate = rate
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 5, "enable.idempotence": True})
+        self._stop = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began, number = time.monotonic(), 0
+        while not self._stop.wait(max(0.0, began + number / self._rate - time.monotonic())):
+            value = json.dumps({"number": number, "item": f"cup {number % 7}", "cents": 350, "pieces": number % 5})
+            self._producer.produce(STREAM, key=str(number % 997), value=value, on_delivery=self._delivered)
+            self._producer.poll(0)
+            number += 1
+        self._producer.flush(60)
+
+    def _delivered(self, error: Any, _message: Any) -> None:
+        if error is not None:
+            raise RuntimeError(str(error))
+        self.sent.append(time.monotonic())
+
+
+def wait_until(what: str, done: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:g} s for {what}")
+        time.sleep(POLL_SECONDS)
+
+
+def searchable_times(index: ElasticsearchSide, load: Load, until: float) -> list[float]:
+    """When each record, in order, was first found. Looks until ``until``, and on until all that was sent is there."""
+    found: list[float] = []
+    while time.monotonic() < until or len(found) < len(load.sent):
+        if time.monotonic() > until:
+            load.stop()
+        count = index.count(STREAM)
+        found += [time.monotonic()] * (count - len(found))
+        if time.monotonic() > until + 600:
+            raise TimeoutError(f"{len(load.sent)} records were sent and {count} are found")
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+def quantiles(latencies: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(latencies, n=100, method="inclusive")
+    return {name: round(cuts[cut - 1], 2) for name, cut in (("p50", 50), ("p95", 95), ("p99", 99))} | {
+        "max": round(max(latencies), 2)
+    }
+
+
+def run_seconds(api: AirflowApi) -> float:
+    """The median time of the last runs, from the end of their interval's wait to their end."""
+    runs = [run for run in api.runs(f"{STREAM}_batches", limit=30) if run["state"] == "success"]
+    took = [
+        (datetime.fromisoformat(run["end_date"]) - datetime.fromisoformat(run["start_date"])).total_seconds()
+        for run in runs
+    ]
+    return round(statistics.median(took), 2)
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    dags = folder / "dags"
+    dags.mkdir()
+    (dags / "orders.py").write_text(DAG_FILE.replace("SINGLE_TASK", str(options.single_task)))
+    stack = Stack(StackOptions(data=folder / "stack", dags=dags, plugins=folder / "plugins"))
+    busy: list[subprocess.Popen[bytes]] = []
+    try:
+        stack.start()
+        assert stack.kafka and stack.elasticsearch and stack.airflow
+        create_topic(stack.kafka.bootstrap_servers, STREAM, 2)
+        api = stack.airflow.api()
+        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
+            api.wait_for_dag(dag_id)
+            api.unpause(dag_id)
+        index = ElasticsearchSide(stack.elasticsearch.url)
+        load = Load(stack.kafka.bootstrap_servers, options.rate)
+        wait_until("the first documents", lambda: index.count(STREAM), 300)
+        busy += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
+        counted_from = time.monotonic() + WARM_UP_SECONDS
+        found = searchable_times(index, load, counted_from + options.minutes * 60)
+        latencies = [(sent, seen - sent) for sent, seen in zip(load.sent, found, strict=True) if sent >= counted_from]
+        minutes: dict[int, list[float]] = {}
+        for sent, latency in latencies:
+            minutes.setdefault(int((sent - counted_from) // 60), []).append(latency)
+        with Ledger.open(f"sqlite:///{folder}/orders/ledger.db") as ledger:
+            batches = ledger.batches.list(STREAM, 10_000)
+        run = run_seconds(api)
+        return {
+            "tasks": 1 if options.single_task else 5,
+            "rate": options.rate,
+            "busy": options.busy,
+            "records": len(latencies),
+            "seconds": quantiles([latency for _, latency in latencies]),
+            "medians_by_minute": [round(statistics.median(minutes[at]), 1) for at in sorted(minutes)],
+            "dag_run_seconds": run,
+            "half_interval_and_run": round(INTERVAL_SECONDS / 2 + run, 2),
+            "batches": len([batch for batch in batches if batch.absorbed_by_ms is None]),
+            "batch_times_taken_over": len([batch for batch in batches if batch.absorbed_by_ms is not None]),
+        }
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        stack.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=100.0)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--single-task", action="store_true")
+    parser.add_argument("--busy", type=int, default=0, help="processes that use up a core each")
+    parser.add_argument("--median", type=float, default=0.0, help="exit with 1 if the median is more seconds")
+    parser.add_argument("--p99", type=float, default=0.0, help="exit with 1 if the 99th percentile is more seconds")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    folder.chmod(0o755)
+    try:
+        result = measure(folder, options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name}: {value}")
+    over = [
+        name
+        for name, most in (("p50", options.median), ("p99", options.p99))
+        if most and result["seconds"][name] > most
+    ]
+    if over:
+        sys.exit(f"slower than asked for: {', '.join(over)}")
+
+
+if __name__ == "__main__":
+    main()
