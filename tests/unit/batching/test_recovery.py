@@ -41,6 +41,7 @@ from headrace.ledger.tables import (
 from headrace.stream import Limits, Stream
 from headrace.wal.storage import open_storage
 
+from .conftest import T1, T2, Receiving, take
 from .life import LEASE_MS, NAME, Life
 
 # What is not promised: who owns what, the ids and times that a ledger gives by itself, and the numbers of attempts.
@@ -431,8 +432,10 @@ def test_the_definition_comes_back_as_it_was_changed_last(live: Callable[..., Li
     life.stream = life.stream.model_copy(update={"limits": Limits(max_concurrent_batches=7, max_rate=5)})
     life.register(life.ledger)
     life.checkpoint()
-    row = rebuild(life, new_url).streams.get(NAME)
+    streams = rebuild(life, new_url).streams
+    row = streams.get(NAME)
     assert (Stream.from_json(row.definition), row.revision, row.max_concurrent_batches) == (life.stream, 2, 7)
+    assert streams.at_revision(NAME, 2).definition == row.definition
 
 
 def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life]) -> None:
@@ -475,3 +478,19 @@ def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
     assert len(expected["unclaimed_times"]) == 1
     found = contents(rebuild(life, new_url))
     assert (found["blocks"], found["unclaimed_times"]) == (expected["blocks"], expected["unclaimed_times"])
+
+
+def test_a_block_that_came_too_late_for_an_allocated_batch_waits_for_the_next_one(
+    receiving: Receiving, new_url: str
+) -> None:
+    """No checkpoint says that it was late: the manifest of its own time does not list it."""
+    receiving.store(1)
+    receiving.clock.advance(10_000)
+    take(receiving, T1)
+    receiving.store(2, cut_time_ms=T1 - 1)
+    receiving.writer.close(receiving.accepted)
+    receiving.clock.advance(LEASE_MS + 1_000)
+    with Ledger.open(new_url, clock=receiving.clock) as ledger:
+        recover(NAME, ledger, receiving.storage.below(NAME), definition=receiving.stream)
+        assert [(time.batch_time_ms, time.records) for time in ledger.blocks.unclaimed(NAME)] == [(T2, 2)]
+        assert [block.info.records for block in ledger.batches.blocks_of(NAME, T1)] == [1]

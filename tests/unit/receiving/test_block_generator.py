@@ -140,6 +140,8 @@ def test_a_stop_pushes_what_was_not_cut_though_nothing_was_queued(
     stop_timer = generator._timer.stop
 
     def stop_late() -> int:
+        with pytest.raises(GeneratorStateError, match="stopped_adding_data"):
+            generator.add_data("late", 1)
         ticks = listener.ticks
         # The second of these began after the stop.
         eventually(lambda: listener.ticks >= ticks + 2 or not generator._pusher.is_alive())
