@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
+from headrace.indexing.errors import ForeignDocumentsError
 from headrace.spark.batch_reading import BatchReading
 from headrace.spark.output_frames import OutputFrames, alike
 from headrace.spark.outputs.registry import writer_of
@@ -41,7 +42,8 @@ class BatchWork:
         out: where console outputs print.
         tell: gets lines on the progress, for people.
         stopped: whether to begin no further step.
-        written_before: the outputs that an earlier attempt may have written.
+        written_before: the outputs of which an earlier attempt may have written documents.
+        tried_before: the outputs that an earlier attempt was to write.
     """
 
     stream: Stream
@@ -57,8 +59,10 @@ class BatchWork:
     stopped: Callable[[], bool] = lambda: False
     partitions: int | None = None
     written_before: Collection[str] = ()
+    tried_before: Collection[str] = ()
     results: dict[str, Counts] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
+    _begun: set[str] = field(default_factory=set, init=False)
     _scope: JobScope | None = field(default=None, init=False)
 
     def run(self, record: Callable[[str, Counts], None]) -> None:
@@ -84,6 +88,13 @@ class BatchWork:
             with frames:
                 for plan in group:
                     self._step(plan.output.id, record, partial(self._write, plan, reading, frames))
+
+    @property
+    def written(self) -> list[str]:
+        """The outputs that may hold documents of this attempt, as `earlier_attempts.WRITTEN` defines it."""
+        return sorted(
+            output for output in self._begun if not isinstance(self.failures.get(output), ForeignDocumentsError)
+        )
 
     def _open(self) -> SparkSession:
         spark = self.session()
@@ -119,6 +130,7 @@ class BatchWork:
             return {"skipped": plan.skipped}
         writer, window = writer_of(plan.output), plan.output.window
         if not plan.needs_spark:
+            self._begun.add(plan.output.id)
             return {"undecodable": 0, **writer.write(None, self._batch(plan))}
         undecodable, letters = reading.undecodable(plan.fresh)
         if undecodable:
@@ -126,7 +138,9 @@ class BatchWork:
             where = "go to the dead letters as they are" if kept else "are not among the rows"
             self.tell(f"{_named(plan.output.id)}: {undecodable:,} records do not decode and {where}")
         incarnations = partial(reading.incarnations, plan.origins)
-        counts = writer.write(frames.of(plan.output), self._batch(plan, letters, incarnations))
+        frame = frames.of(plan.output)
+        self._begun.add(plan.output.id)
+        counts = writer.write(frame, self._batch(plan, letters, incarnations))
         batches = {} if window is None else {"batches": len(plan.origins)}
         return {"undecodable": undecodable, **batches, **counts}
 
@@ -150,6 +164,7 @@ class BatchWork:
             earlier=() if plan is None else tuple(origin for origin in plan.read if origin != self.own),
             incarnations=incarnations,
             written_before=plan is not None and plan.output.id in self.written_before,
+            tried_before=plan is not None and plan.output.id in self.tried_before,
         )
 
     def _context(self, window: Window | None) -> BatchContext:

@@ -73,12 +73,13 @@ def write_documents(
     inputs: Sequence[KafkaInput] = (),
     incarnations: BatchIncarnations | None = None,
     written_before: bool = False,
+    withdraw_letters: bool = False,
 ) -> IndexingReport:
     """Shape the rows, write them, and return what became of them.
 
     ``report`` is the URI of a file, new for every attempt, that the writing application and this process both reach.
-    ``written_before``: whether an earlier attempt may have written this batch to this output. If so, dead letters that
-    attempts before ``attempt`` left, and this one does not write, are deleted.
+    ``written_before``: whether an earlier attempt may have written documents of this batch to this output.
+    ``withdraw_letters``: delete the dead letters that attempts before ``attempt`` left and this one does not write.
 
     Raises:
         UnsuitableRowsError: see ``prepare_documents``.
@@ -100,7 +101,7 @@ def write_documents(
         inputs=inputs,
         written_before=written_before,
     )
-    if attempt is not None and written_before:
+    if attempt is not None and withdraw_letters:
         options["withdraw_letters"] = "true"
     prepared = prepare_documents(df, output, incarnations=incarnations)
     prepared.write.format(FORMAT).options(**options).mode("append").save()

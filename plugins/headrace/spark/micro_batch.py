@@ -25,7 +25,7 @@ from headrace.spark.batch_inputs import check_manifests
 from headrace.spark.batch_plan import OutputPlan, plan_outputs
 from headrace.spark.batch_work import BatchWork
 from headrace.spark.code_version import code_version, tried_with
-from headrace.spark.earlier_attempts import written_before
+from headrace.spark.earlier_attempts import WRITTEN, tried_before, written_before
 from headrace.spark.failures import failure_of, first_cause
 from headrace.spark.job_scope import JobScope
 from headrace.spark.outputs import report_files
@@ -145,12 +145,13 @@ class _Run:
             self._wait()
         except BaseException as error:
             self._cancel()
-            self._fail(error)
+            # What has not ended may begin to write yet.
+            self._fail(error, work.written if self._ended.is_set() else list(self._attempt.outputs))
             raise
         failure = self._failure or _failure_of(work)
         if failure is not None:
             self._end_if_fenced(failure)
-            self._fail(failure)
+            self._fail(failure, work.written)
             raise failure
         version = code_version(self._stream, self._attempt.outputs)
         after = self._ledger.batches.complete_attempt(self._attempt, code_version=version)
@@ -179,7 +180,7 @@ class _Run:
             leaving = self._leaving(batch.batch_time_ms)
             check_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)])
         except Exception as error:
-            self._fail(error)
+            self._fail(error, [])
             raise
         self._tell(_records_line(batch, own, plans))
         return BatchWork(
@@ -196,6 +197,7 @@ class _Run:
             stopped=self._cancelled.is_set,
             partitions=partitions,
             written_before=written_before(self._ledger, stream, batch, attempt),
+            tried_before=tried_before(self._ledger, attempt),
         )
 
     def _own(self, batch: BatchRow) -> BatchOrigin:
@@ -270,12 +272,13 @@ class _Run:
             # The failure itself is all that can be told.
             return
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, written: list[str]) -> None:
         if isinstance(error, AttemptFencedError):
             return
         with contextlib.suppress(HeadraceError):
             # Whoever decides about another try reads it there.
-            self._ledger.batches.renew_attempt(self._attempt, attributes=self._attributes_of(error))
+            attributes = {**self._attributes_of(error), WRITTEN: written}
+            self._ledger.batches.renew_attempt(self._attempt, attributes=attributes)
             self._ledger.batches.fail_attempt(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
 
     def _attributes_of(self, error: BaseException) -> dict[str, str]:

@@ -238,11 +238,13 @@ def test_rows_of_a_record_in_different_tasks_fail_the_batch_too(make_shop: Any) 
 
 
 def test_documents_of_others_are_not_taken_for_the_batchs_own(make_shop: Any) -> None:
-    """Not by the next attempt either."""
+    """Not by the next attempt either, and not after one that failed before it wrote anything."""
     shop = make_shop("with_total")
     shop.ask("PUT", f"/{shop.index}/_doc/orders+0+1", {"of": "another stream"})
     shop.add(*orders(3))
-    for again in (None, 10_000):
+    with pytest.raises(HeadraceError, match="nosuch"):
+        shop.run(transform=shop.batches.stream.transform.replace("with_total", "nosuch"))
+    for again in (10_000, 10_000):
         with pytest.raises(HeadraceError, match=r"other documents under 1 ids of the batch \('orders\+0\+1'\)"):
             shop.run(again)
     replacing = {"outputs": [{**shop.batches.stream.outputs[0].model_dump(), "write_method": "index"}]}

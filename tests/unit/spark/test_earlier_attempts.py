@@ -7,9 +7,23 @@ from typing import Any
 
 import pytest
 
-from headrace.spark.earlier_attempts import written_before
+from headrace.spark.earlier_attempts import WRITTEN, tried_before, written_before
 
-FOREIGN = "headrace.indexing.errors.ForeignDocumentsError: Index 'i' holds other documents"
+
+def make_ledger(*rows: dict[str, Any], rebuilt_at_ms: int | None = None) -> Any:
+    attempts = [
+        SimpleNamespace(**{"number": number, "target": "", "outputs": ("a", "b"), "attributes": {}, **row})
+        for number, row in enumerate(rows, 1)
+    ]
+    events = [] if rebuilt_at_ms is None else [SimpleNamespace(at_ms=rebuilt_at_ms)]
+    return SimpleNamespace(
+        batches=SimpleNamespace(attempts=lambda stream, time_ms: attempts),
+        events=SimpleNamespace(latest=lambda stream, kinds, limit: events),
+    )
+
+
+def make_attempt(target: str = "") -> Any:
+    return SimpleNamespace(stream="s", batch_time_ms=10, number=9, target=target, outputs=("a", "c"))
 
 
 def found(
@@ -19,20 +33,11 @@ def found(
     window: str | None = None,
     built: bool = False,
 ) -> frozenset[str]:
-    attempts = [
-        SimpleNamespace(**{"number": number, "target": "", "outputs": ("a", "b"), "error": None, **row})
-        for number, row in enumerate(rows, 1)
-    ]
-    events = [] if rebuilt_at_ms is None else [SimpleNamespace(at_ms=rebuilt_at_ms)]
-    ledger: Any = SimpleNamespace(
-        batches=SimpleNamespace(attempts=lambda stream, time_ms: attempts),
-        events=SimpleNamespace(latest=lambda stream, kinds, limit: events),
-    )
     outputs = [SimpleNamespace(id=name, window="5 min" if name == window else None) for name in ("a", "b", "c")]
     stream: Any = SimpleNamespace(outputs=outputs)
     batch: Any = SimpleNamespace(allocated_at_ms=100, built=built)
-    attempt: Any = SimpleNamespace(stream="s", batch_time_ms=10, number=9, target=target, outputs=("a", "c"))
-    return written_before(ledger, stream, batch, attempt)
+    ledger = make_ledger(*rows, rebuilt_at_ms=rebuilt_at_ms)
+    return written_before(ledger, stream, batch, make_attempt(target))
 
 
 @pytest.mark.parametrize(
@@ -41,9 +46,10 @@ def found(
         ([], set()),
         ([{}], {"a"}),
         ([{"outputs": ("b",)}], set()),
-        ([{"outputs": ("c",), "error": "the executor was killed"}], {"c"}),
-        ([{"error": FOREIGN}], set()),
-        ([{"error": FOREIGN}, {"outputs": ("c",)}], {"c"}),
+        ([{"outputs": ("c",)}], {"c"}),
+        ([{"outputs": ("a", "c"), "attributes": {WRITTEN: ["a"]}}], {"a"}),
+        ([{"attributes": {WRITTEN: []}}], set()),
+        ([{"attributes": {WRITTEN: []}}, {"outputs": ("c",)}], {"c"}),
         ([{"target": "v2"}], set()),
         ([{"number": 9}], set()),
     ],
@@ -69,3 +75,11 @@ def test_a_window_writes_records_again_that_earlier_batches_wrote() -> None:
 def test_of_a_replay_only_its_own_attempts_count() -> None:
     assert found({}, target="v2") == set()
     assert found({"target": "v2"}, target="v2") == {"a"}
+
+
+def test_dead_letters_may_be_left_by_every_earlier_attempt_at_the_output() -> None:
+    failed = {"attributes": {WRITTEN: []}}
+    assert tried_before(make_ledger(), make_attempt()) == set()
+    assert tried_before(make_ledger(failed), make_attempt()) == {"a"}
+    assert tried_before(make_ledger(failed, {"target": "v2", "outputs": ("c",)}), make_attempt()) == {"a"}
+    assert tried_before(make_ledger(*[{"outputs": ("b",)}] * 8, failed), make_attempt()) == set()

@@ -69,6 +69,7 @@ class ElasticsearchOutputWriter:
                 inputs=batch.stream.inputs,
                 incarnations=incarnations,
                 written_before=batch.written_before,
+                withdraw_letters=batch.written_before or batch.tried_before,
             )
         total.add(report.counts)
         self._check_limit(total, batch.stream.name)

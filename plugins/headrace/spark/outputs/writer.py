@@ -25,9 +25,9 @@ class WrittenBatch:
     ``undecodable`` holds, by input id, the records that do not decode, as far as there are any. ``from_kafka``: the
     records are read from Kafka again, since the log has let them go. ``earlier`` are the other batches that the output
     reads, those of its window; ``incarnations`` gives the topics' incarnations of all that it reads.
-    ``written_before``: an earlier attempt may have written this batch to the output. ``target`` names a replay's copy
-    of the output, "" the output itself. ``out`` is where a console prints, ``tell`` gets lines on the progress, for
-    people.
+    ``written_before``: an earlier attempt may have written documents of this batch to the output; ``tried_before``: it
+    was to, and may have left dead letters. ``target`` names a replay's copy of the output, "" the output itself.
+    ``out`` is where a console prints, ``tell`` gets lines on the progress, for people.
     """
 
     stream: Stream
@@ -43,6 +43,7 @@ class WrittenBatch:
     earlier: tuple[BatchOrigin, ...] = ()
     incarnations: Callable[[], BatchIncarnations] | None = None
     written_before: bool = False
+    tried_before: bool = False
 
 
 class OutputWriter(Protocol):
