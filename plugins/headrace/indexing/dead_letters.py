@@ -73,7 +73,9 @@ class DeadLetter:
     row: str
     """The row's own part of the letter's id: its record's id, and a digest where the record does not name it alone."""
     ordinal: int = 1
-    """Tells letters apart whose rows nothing else tells apart."""
+    """Tells letters of one task apart whose rows nothing else tells apart."""
+    task: int = 0
+    """Tells letters of several tasks apart whose rows may be equal; 0 where each row has an id of its own."""
     document_id: str | None = None
     """Under which it was to be indexed; None where it has no usable id, or was rejected by a step before."""
     version: int | None = None
@@ -83,9 +85,10 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """``stream/output/index/row``, and ``/ordinal`` from the second on. None of the parts can hold a slash."""
-        ordinal = (str(self.ordinal),) if self.ordinal > 1 else ()
-        named = "/".join((*self.owner, self.row, *ordinal))
+        """``stream/output/index/row``, and ``/ordinal`` from the second on, or ``/ordinal+task``. None of the parts can
+        hold a slash."""
+        number = [f"{self.ordinal}+{self.task}"] if self.task else [str(self.ordinal)] if self.ordinal > 1 else []
+        named = "/".join((*self.owner, self.row, *number))
         if len(named.encode()) <= MAX_ID_BYTES:
             return named
         return "/".join((*self.owner[:-1], hashlib.sha256(named.encode()).hexdigest()))
@@ -145,6 +148,10 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
             _as_bytes(cell(columns.ORIGINAL_VALUE)),
             _headers(cell(columns.ORIGINAL_HEADERS)),
         )
+    rejected_before = reason.type == REJECTED_BEFORE
+    document_id, version = _identity(batch, row, options)
+    # Of these no two of a batch are equal (`CollisionCheck`).
+    has_own_id = document_id is not None and (not rejected_before or options.document_id is DocumentIdKind.RECORD)
     return DeadLetter(
         cell(columns.TOPIC),
         cell(columns.PARTITION),
@@ -155,8 +162,9 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         document,
         tuple(part for part in (options.stream, options.output, options.index) if part),
         _row_id(batch, row, options),
-        1,
-        *((None, None) if reason.type == REJECTED_BEFORE else _identity(batch, row, options)),
+        task=0 if has_own_id else options.task,
+        document_id=None if rejected_before else document_id,
+        version=None if rejected_before else version,
         value_is_document=untouched,
     )
 

@@ -107,6 +107,8 @@ class IndexingOptions(BaseModel):
     batch_time: int | None = None
     attempt: int | None = None
     """Which attempt at the batch this is, for dead letters."""
+    task: int = 0
+    """Which of the tasks that write together this is, for dead letters of rows that nothing else tells apart."""
     withdraw_letters: bool = False
     """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch left and this
     one did not write: their rows are no dead letters any more."""
@@ -138,6 +140,20 @@ class IndexingOptions(BaseModel):
             return cls.model_validate(given)
         except ValidationError as error:
             raise IndexingOptionsError(_describe(error)) from None
+
+    def for_task(self, task: int, earlier_tries: int) -> Self:
+        """The options of one of the tasks that write together, which Spark has tried so often before.
+
+        What an earlier try wrote is there. Each try is as patient as half of the one before, so that together they wait
+        for less than twice ``max_retry_seconds``, however often Spark tries.
+        """
+        return self.model_copy(
+            update={
+                "task": task,
+                "written_before": self.written_before or earlier_tries > 0,
+                "max_retry_seconds": self.max_retry_seconds / 2**earlier_tries,
+            }
+        )
 
     @property
     def versioned(self) -> bool:

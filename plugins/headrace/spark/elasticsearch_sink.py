@@ -111,9 +111,8 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Index one task's rows; every one has its outcome, and every dead letter is written, when this returns."""
         options = self._options
-        if _is_retry():
-            # What the task's first try wrote is there.
-            options = options.model_copy(update={"written_before": True})
+        if (context := TaskContext.get()) is not None:
+            options = options.for_task(context.partitionId(), context.attemptNumber())
         originals = self._originals()
         transport = self._transport(options.requests_in_flight)
         try:
@@ -228,11 +227,6 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         return ElasticsearchTransport(
             self._cluster, connections=connections, timeout_seconds=self._options.request_timeout_seconds
         )
-
-
-def _is_retry() -> bool:
-    context = TaskContext.get()
-    return context is not None and context.attemptNumber() > 0
 
 
 def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients]:

@@ -68,6 +68,29 @@ def test_equal_rows_of_one_record_are_numbered(letters: Letters, make_rows: Any)
     assert letters(rows, document_id="key") == ["clicks/t+0+7", "clicks/t+0+7/2", "clicks/t+0+7/3"]
 
 
+@pytest.mark.parametrize("document_id", ["key", "columns"])
+def test_equal_rows_of_two_tasks_that_were_rejected_before_they_had_an_id_have_a_letter_each(
+    letters: Letters, make_rows: Any, document_id: str
+) -> None:
+    rows = make_rows([{"n": 1}] * 2, offsets=[7, 7], keys=[b"k"] * 2, rejected_because=["odd"] * 2)
+    options = {"document_id": document_id} | ({"id_columns": "key"} if document_id == "columns" else {})
+    first = letters(rows, **options)
+    both = letters(rows, task="3", **options)
+    assert (len(first), len(both)) == (2, 4)
+    assert {id_.rpartition("/")[2] for id_ in set(both) - set(first)} == {"1+3", "2+3"}
+
+
+def test_the_letter_of_a_row_with_an_id_of_its_own_does_not_depend_on_the_task(
+    letters: Letters, make_rows: Any
+) -> None:
+    """Of the next attempt other tasks may have it."""
+    rows = make_rows([{"n": 1}, {"n": 2}], keys=[b"a", b"b"])
+    for document_id in ("record", "key"):
+        assert letters(rows, document_id=document_id) == letters(rows, task="3", document_id=document_id)
+    rejected = make_rows([{"n": 1}], offsets=[7], rejected_because=["odd"])
+    assert letters(rejected) == letters(rejected, task="3")
+
+
 def test_an_id_that_would_be_too_long_for_elasticsearch_is_a_digest_of_it(make_options: Any, make_rows: Any) -> None:
     options = make_options(stream="s" * 63, output="o" * 63, index="i" * 241)
     rows = make_rows([{"n": 1}, {"n": 2}]).set_column(0, "topic", pa.array(["t" * 249] * 2))

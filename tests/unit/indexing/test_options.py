@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headrace.indexing.errors import IndexingOptionsError
@@ -89,3 +91,13 @@ def test_an_error_never_repeats_a_value(given: dict[str, str]) -> None:
         IndexingOptions.from_strings(given)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_all_of_sparks_tries_of_a_task_wait_less_than_twice_as_long(make_options: Any) -> None:
+    options = make_options(max_retry_seconds="30")
+    tries = [options.for_task(2, earlier) for earlier in range(8)]
+    assert tries[0].max_retry_seconds == 30
+    assert sum(each.max_retry_seconds for each in tries) < 60
+    assert [each.written_before for each in tries[:2]] == [False, True]
+    assert {each.task for each in tries} == {2}
+    assert make_options(written_before="true").for_task(0, 0).written_before
