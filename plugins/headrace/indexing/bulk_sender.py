@@ -39,6 +39,9 @@ Ids and versions are checked before sending, so none is expected at all; a wrong
 must not empty a batch into the dead-letter index one document at a time.
 """
 
+# What is answered so was turned away before it was begun.
+_TOO_MANY_REQUESTS = 429
+
 # Nothing but this is read of an answer; "status" is there for every item, so that items keep their places.
 _ANSWER = (
     "filter_path=items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
@@ -130,6 +133,7 @@ class _Sending:
             try:
                 response = self._sender.post(body)
             except NoAnswerError as error:
+                self._conflicts.may_be_ours = True
                 self._again(piece, str(error))
                 continue
             self._take(piece, response)
@@ -146,6 +150,7 @@ class _Sending:
         if verdict is Whole.READ_ITEMS:
             self._read_items(piece, response)
         elif verdict is Whole.NOT_NOW:
+            self._conflicts.may_be_ours |= response.status != _TOO_MANY_REQUESTS
             self._again(piece, f"{response.status} {': '.join(response.error())}")
         elif verdict is Whole.REFUSED:
             raise self._sender.refused(response.status, Reason(*response.error()))
@@ -176,6 +181,7 @@ class _Sending:
         if not isinstance(items, list) or len(items) != len(piece):
             # Something between us and Elasticsearch answered. What became of the request is unknown, so it is sent
             # again, which does no harm.
+            self._conflicts.may_be_ours = True
             self._again(piece, f"an answer that is no bulk answer: {response.body[:200].decode('utf-8', 'replace')!r}")
             return
         later: list[int] = []
@@ -184,6 +190,7 @@ class _Sending:
             (item,) = entry.values()
             verdict = judge_item(item["status"], item)
             if verdict is Item.NOT_NOW:
+                self._conflicts.may_be_ours |= item["status"] >= 500
                 later.append(line)
                 why = f"{item['status']} {item_reason(item)}"
             else:

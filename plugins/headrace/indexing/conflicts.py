@@ -6,8 +6,8 @@ repeated       the same document is there
 superseded     the index holds a newer version; or a document of another source that had the same version or id where
                ids and versions come from columns (``version_from``, column ids without the batch time)
 kept           the id implies the source, the contents are others, and an earlier attempt at the batch, or an earlier
-               try of this request, may have written them: by another transform, or one that gives other values each
-               time, or through an ingest pipeline
+               try of this request of which nobody knows the outcome, may have written them: by another transform, or
+               one that gives other values each time, or through an ingest pipeline
 foreign        the same, but nobody can have written it for this batch before: it is another record's
 =============  =====================================================================================================
 """
@@ -39,6 +39,8 @@ class Conflicts:
         self._options = options
         self._counts = counts
         self._undecided: list[int] = []
+        self.may_be_ours = False
+        """Whether an earlier try of the request may have written, although no answer said so."""
 
     def take(self, prepared: PreparedRows, line: int, reason: Reason) -> None:
         """Count this line's conflict if the answer says what it is, or keep it for ``settle``."""
@@ -90,7 +92,7 @@ class Conflicts:
             counts.repeated += 1
         elif not options.ids_imply_source:
             counts.superseded += 1
-        elif options.written_before or counts.retries:
+        elif options.written_before or self.may_be_ours:
             counts.kept += 1
         else:
             counts.foreign += 1

@@ -324,6 +324,23 @@ def test_what_a_request_without_an_answer_wrote_is_its_own(
     assert (counts.kept, counts.foreign) == (1, 0)
 
 
+@pytest.mark.parametrize(("status", "kept"), [(429, 0), (503, 1)])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_was_turned_away_before_it_was_begun_has_written_nothing(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any, *, status: int, kept: int, whole: bool
+) -> None:
+    send(make_rows([{"n": 1}]))
+    if whole:
+        elasticsearch.faults.append(
+            lambda _: error_response(status, "es_rejected_execution_exception", "queue is full")
+        )
+    else:
+        elasticsearch.item_fault = once({"t+0+0"}, status, "es_rejected_execution_exception")
+    counts = send(make_rows([{"n": 2}])).counts
+    assert counts.retries == 1
+    assert (counts.kept, counts.foreign) == (kept, 1 - kept)
+
+
 def test_a_fetch_of_conflicts_is_bounded_in_bytes(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     rows = make_rows([{"n": "x" * 400}] * 20)
     send(rows)
