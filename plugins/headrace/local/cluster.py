@@ -104,15 +104,21 @@ class SparkCluster:
     def start(self) -> Self:
         """Start all; returns when each answers."""
         self.conf_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Executors' logs grow without end by default. It is the worker that writes them.
+        settings = {
+            "spark.executor.logs.rolling.strategy": "size",
+            "spark.executor.logs.rolling.maxSize": str(16 << 20),
+            "spark.executor.logs.rolling.maxRetainedFiles": "4",
+        }
         if self._secret is not None:
             # On a command line every user of the machine could read it.
-            settings = {
+            settings |= {
                 "spark.authenticate": "true",
                 "spark.authenticate.secret": self._secret,
                 "spark.network.crypto.enabled": "true",
             }
-            text = "".join(f"{name} {value}\n" for name, value in settings.items())
-            (self.conf_dir / "spark-defaults.conf").write_text(text)
+        text = "".join(f"{name} {value}\n" for name, value in settings.items())
+        (self.conf_dir / "spark-defaults.conf").write_text(text)
         try:
             for server in self.servers.values():
                 server.start()

@@ -113,6 +113,13 @@ def test_the_cluster_and_its_applications_share_a_secret() -> None:
         assert given["target"] == f"{service['environment']['SPARK_CONF_DIR']}/spark-defaults.conf"
 
 
+def test_the_workers_bound_their_executors_logs() -> None:
+    settings = dict(line.split(" ", 1) for line in COMPOSE["configs"]["spark-defaults"]["content"].splitlines())
+    assert settings["spark.executor.logs.rolling.strategy"] == "size"
+    assert int(settings["spark.executor.logs.rolling.maxSize"]) <= 64 << 20
+    assert int(settings["spark.executor.logs.rolling.maxRetainedFiles"]) <= 10
+
+
 def test_all_that_runs_headrace_runs_one_image() -> None:
     assert {service["image"] for service in OURS.values()} == {SERVICES["headrace-image"]["image"]}
     version = re.search(r'__version__ = "([^"]+)"', (ROOT / "plugins/headrace/__init__.py").read_text())
