@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -208,7 +209,12 @@ def test_a_garbage_length_allocates_nothing(storage: FaultyStorage, blocks: Bloc
     last = blocks[0][-1]
     storage.overwrite(last.segment, last.offset + 28, struct.pack("<I", length))
     scan = scan_segment(storage, last.segment, newest=True)
-    assert len(list(scan)) == 3
+    tracemalloc.start()
+    try:
+        assert len(list(scan)) == 3
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
     assert scan.torn_tail is not None
 
 

@@ -22,14 +22,19 @@ def test_round_trip_keeps_nulls_empty_values_and_headers(codec: Codec) -> None:
     assert decode(encode(batch, codec)).equals(batch)
 
 
-def test_round_trip_of_large_values() -> None:
+@pytest.mark.parametrize(("codec", "magic"), [("zstd", "28b52ffd"), ("lz4", "04224d18")])
+def test_round_trip_of_large_values(codec: Codec, magic: str) -> None:
     batch, _ = make_block([bytes([i]) * 900_000 for i in range(8)])
-    assert decode(encode(batch)).equals(batch)
+    encoded = encode(batch, codec)
+    assert bytes.fromhex(magic) in encoded.to_pybytes()
+    assert encoded.size < batch.nbytes / 50
+    assert decode(encoded).equals(batch)
 
 
-def test_round_trip_of_no_records() -> None:
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_round_trip_of_no_records(codec: Codec) -> None:
     batch, _ = make_block([])
-    assert decode(encode(batch)).equals(batch)
+    assert decode(encode(batch, codec)).equals(batch)
 
 
 def test_topic_as_dictionary_comes_back_plain_for_spark() -> None:

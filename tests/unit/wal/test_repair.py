@@ -155,6 +155,19 @@ def test_what_a_writer_has_open_is_not_cut(storage: FaultyStorage) -> None:
     assert repair_torn_tail(storage, segment) is not None
 
 
+def test_a_writer_keeps_no_segment_from_being_cut_but_the_one_that_it_writes(
+    storage: FaultyStorage, open_writer: OpenWriter
+) -> None:
+    writer = open_writer(segment_bytes=1)
+    left, written = write(writer, 0), write(writer, 1)
+    storage.truncate(left, 100)
+    with pytest.raises(RepairRefusedError, match="open in a writer"):
+        storage.truncate(written, 100)
+    writer.close()
+    storage.truncate(written, 100)
+    assert (storage.size(left), storage.size(written)) == (100, 100)
+
+
 def test_a_repaired_log_goes_on(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     writer = open_writer(1)
     segment = write(writer, 0)

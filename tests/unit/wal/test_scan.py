@@ -34,16 +34,23 @@ OTHER = SegmentName("kafka", 0, 1, 1, 1_700_000_000_000).path
 SKIP = RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS
 ABSOLUTE = RecoveryMode.ABSOLUTE_CONSISTENCY
 PASSING = [mode for mode in RecoveryMode if mode.passes_over]
+# What a compressed buffer begins with.
+CODEC_MAGIC: dict[Codec, bytes] = {"zstd": bytes.fromhex("28b52ffd"), "lz4": bytes.fromhex("04224d18")}
 
 
 def open_writer(storage: MemoryStorage | FaultyStorage | LocalStorage, codec: Codec = "zstd") -> WriteAheadLogWriter:
     return WriteAheadLogWriter(storage, "", RECEIVER, 1, clock=ManualClock(1_700_000_000_000), codec=codec)
 
 
+def value_of(at: int, size: int) -> bytes:
+    """The value of a block that `write` writes."""
+    return Random(at).randbytes(size)
+
+
 def write(writer: WriteAheadLogWriter, sizes: Sequence[int]) -> list[BlockInfo]:
     blocks = []
     for at, size in enumerate(sizes):
-        batch, ranges = make_block([Random(at).randbytes(size)], from_offset=at)
+        batch, ranges = make_block([value_of(at, size)], from_offset=at)
         frame = writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
         blocks.append(BlockInfo(RECEIVER, 1, frame.sequence, 0, frame.handle, ranges, 1, frame.payload_bytes))
     return blocks
@@ -85,11 +92,21 @@ def test_an_empty_log_has_no_blocks(mode: RecoveryMode) -> None:
     assert (scan.opening, scan.ending, scan.torn_tail) == (None, None, None)
 
 
+def fetch_at_a_time(monkeypatch: pytest.MonkeyPatch, window_bytes: int) -> None:
+    """Have scans read so many bytes ahead: the default is bound to its parameter, not looked up by its name."""
+    assert window.Window.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(window.Window.__init__.__kwdefaults__, "read_ahead", window_bytes)
+
+
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_many_small_blocks(codec: Codec) -> None:
     storage = MemoryStorage()
-    blocks = write(open_writer(storage, codec), [at % 7 for at in range(400)])
-    assert [f.handle for f in scan_log(storage)] == [each.handle for each in blocks]
+    sizes = [at % 7 for at in range(400)]
+    blocks = write(open_writer(storage, codec), sizes)
+    assert CODEC_MAGIC[codec] in storage.read(PATH), "they are compressed as they were to be"
+    assert [(f.handle, f.batch()["value"][0].as_py()) for f in scan_log(storage)] == [
+        (each.handle, value_of(at, size)) for at, (each, size) in enumerate(zip(blocks, sizes, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
@@ -98,12 +115,13 @@ def test_blocks_of_any_size_are_read_across_windows(
     monkeypatch: pytest.MonkeyPatch, codec: Codec, window_bytes: int
 ) -> None:
     """Smaller, larger and much larger than what is fetched at a time."""
-    monkeypatch.setattr(window, "WINDOW_BYTES", window_bytes)
+    fetch_at_a_time(monkeypatch, window_bytes)
     storage = MemoryStorage()
-    blocks = write(open_writer(storage, codec), [0, 3, 50, 20_000, 1, 300_000, 17])
-    scan = scan_log(storage)
-    assert [(f.handle, len(f.batch()["value"][0].as_py())) for f in scan] == [
-        (each.handle, size) for each, size in zip(blocks, [0, 3, 50, 20_000, 1, 300_000, 17], strict=True)
+    sizes = [0, 3, 50, 20_000, 1, 300_000, 17]
+    blocks = write(open_writer(storage, codec), sizes)
+    assert CODEC_MAGIC[codec] in storage.read(PATH), "they are compressed as they were to be"
+    assert [(f.handle, f.batch()["value"][0].as_py()) for f in scan_log(storage)] == [
+        (each.handle, value_of(at, size)) for at, (each, size) in enumerate(zip(blocks, sizes, strict=True))
     ]
 
 
@@ -111,10 +129,12 @@ def test_frames_that_end_where_a_window_does(monkeypatch: pytest.MonkeyPatch) ->
     """At its last byte, one before and one after, in the prefix and in the header of the next, at the file's end."""
     storage = MemoryStorage()
     blocks = write(open_writer(storage), [10, 2000, 40, 7])
-    for each in blocks:
+    for end in (*(each.handle.offset for each in blocks), storage.size(PATH)):
         for nudge in (-41, -40, -39, -8, -1, 0, 1, 8, 39, 40, 41):
-            monkeypatch.setattr(window, "WINDOW_BYTES", each.handle.offset + nudge)
-            assert [f.handle for f in scan_log(storage)] == [b.handle for b in blocks]
+            fetch_at_a_time(monkeypatch, end + nudge)
+            scan = scan_log(storage)
+            assert [f.handle for f in scan] == [b.handle for b in blocks]
+            assert (scan.torn_tails, scan.damage) == ([], [])
 
 
 def test_a_search_finds_the_next_frame_wherever_its_chunks_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,15 +325,15 @@ def test_offsets_that_were_inferred_as_lost_are_not_told_twice() -> None:
 
 def test_stale_bytes_behind_the_blocks_are_no_blocks() -> None:
     """Of a file that stood on these sectors before: its frames are whole, in order, and of another place."""
-    storage = MemoryStorage()
-    mine = write(open_writer(storage), [100, 100])
-    other, _ = lay_out([opening(), *(block(at) for at in range(9))], OTHER)
+    storage, _ = lay_out([opening(), block(0), block(1)])
+    other, starts = lay_out([opening(), *(block(at) for at in range(9))], OTHER)
     here = storage.read(PATH)
+    assert len(here) in starts, "a frame of the other begins where this one's end"
     storage.write_atomically(PATH, here + other.read(OTHER)[len(here) :])
-    assert storage.size(PATH) > len(here)
     scan = scan_segment(storage, PATH, newest=True)
-    assert [f.handle for f in scan] == [each.handle for each in mine]
+    assert [f.header.sequence for f in scan] == [0, 1]
     assert scan.torn_tail is not None
+    assert (scan.torn_tail.offset, scan.torn_tail.ranges) == (len(here), None)
 
 
 @pytest.mark.parametrize("shown", ["nothing", "half a prefix", "a prefix", "a header", "all but a byte"])

@@ -174,6 +174,21 @@ def test_a_file_that_cleanup_takes_while_the_log_is_read_is_no_damage(log: Log) 
         list(scan)
 
 
+def test_a_file_that_cleanup_takes_once_it_is_listed_is_no_damage(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = write(log.open_writer(segment_bytes=1), 3)
+    plain = type(log.storage).list
+
+    def list_and_clean(self: LogStorage, prefix: str = "") -> list[str]:
+        listed = plain(self, prefix)
+        self.delete(listed[0])
+        return listed
+
+    monkeypatch.setattr(type(log.storage), "list", list_and_clean)
+    scan = scan_log(log.storage)
+    assert [f.handle for f in scan] == [handle for handle, _ in written[1:]]
+    assert scan.damage == []
+
+
 def test_a_scan_opens_one_segment_at_a_time_and_none_before_it_is_asked(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,12 +264,17 @@ def losing_its_answer(plain: Callable[..., None]) -> Callable[..., None]:
 
 def test_a_crash_before_the_first_byte_leaves_an_empty_file_that_is_passed_by(log: Log) -> None:
     written = write(log.open_writer(1), 2)
-    log.storage.write_atomically(SegmentName("kafka", 0, 2, 0, 1_700_000_000_005).path, b"")
-    written += write(log.open_writer(3), 2, start=2)
-    scan = scan_log(log.storage)
-    assert [f.handle for f in scan] == [handle for handle, _ in written]
-    assert scan.damage == []
-    assert scan.missing == []
+    empty = SegmentName("kafka", 0, 2, 0, 1_700_000_000_005).path
+    log.storage.write_atomically(empty, b"")
+    successor = log.open_writer(3)
+    # Who has written the one before it, and crashed, has left that one for this writer to vouch for.
+    assert [each.segment for each in successor.inheritance.segments] == [written[-1][0].segment, empty]
+    written += write(successor, 2, start=2)
+    for _ in range(2):
+        scan = scan_log(log.storage)
+        assert [f.handle for f in scan] == [handle for handle, _ in written]
+        assert (scan.damage, scan.missing) == ([], [])
+        log.storage.delete(empty)
 
 
 def test_writes_that_come_with_the_close_are_whole_or_refused(log: Log) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.blocks import OffsetRange, TopicPartition
+from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.testing.faulty_storage import EVERYTHING, FaultyStorage, WriteFault
 from headrace.testing.records import make_block
 from headrace.wal.errors import FrameTooLongError, PayloadError, StaleWriterError, StorageError, WriteFailedError
-from headrace.wal.headers import PreviousSegment, PreviousState
+from headrace.wal.headers import PreviousSegment, PreviousState, SegmentHeader
 from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_block, read_blocks
 from headrace.wal.scan import scan_segment
@@ -118,7 +118,9 @@ def test_an_idle_writer_closes_its_segment_in_time(
     assert write(writer, 1).opened is not None
 
 
-def test_a_segment_opens_with_its_writers_positions(storage: FaultyStorage, open_writer: OpenWriter) -> None:
+def test_a_segment_opens_with_its_writers_positions(
+    storage: FaultyStorage, open_writer: OpenWriter, receiver: ReceiverId, clock: ManualClock
+) -> None:
     positions = {TopicPartition("flights", "id", 0): 5}
     writer = open_writer(positions=lambda: positions, segment_bytes=1)
     first = write(writer).handle.segment
@@ -130,10 +132,12 @@ def test_a_segment_opens_with_its_writers_positions(storage: FaultyStorage, open
         list(scan)
         assert scan.opening is not None
         openings.append(scan.opening)
-    assert openings[0].positions == {TopicPartition("flights", "id", 0): 5}
-    assert openings[1].positions == positions
-    assert (openings[1].next_sequence, openings[1].last_accepted_sequence) == (1, 0)
-    assert openings[1].previous == (PreviousSegment(first, storage.size(first), PreviousState.CLOSED),)
+    before = PreviousSegment(first, storage.size(first), PreviousState.CLOSED)
+    opened_ms = clock.now_ms()
+    assert openings == [
+        SegmentHeader(receiver, 1, 0, opened_ms, 0, None, {TopicPartition("flights", "id", 0): 5}, ()),
+        SegmentHeader(receiver, 1, 1, opened_ms, 1, 0, positions, (before,)),
+    ]
 
 
 @pytest.mark.parametrize("written", [0, 1, 50, 400, EVERYTHING])
@@ -244,8 +248,9 @@ def test_a_replaced_writer_is_not_believed(storage: FaultyStorage, open_writer: 
     write(successor, 1)
     write(zombie, 1)
     zombie.close()
-    with pytest.raises(StaleWriterError, match="epoch 2"):
-        open_writer(1)
+    for stale in (1, 2):
+        with pytest.raises(StaleWriterError, match="epoch 2"):
+            open_writer(stale)
     scan = scan_log(storage)
     assert [(f.header.epoch, f.header.ranges[0].from_offset) for f in scan] == [(1, 0), (2, 1)]
     assert [tail.segment for tail in scan.torn_tails] == [first.handle.segment]
