@@ -38,6 +38,7 @@ def test_the_streams_settings_make_the_command(tmp_path):
     command = hook(stream).command("/app/receiver.py")
     assert command[0] == "spark-submit"
     assert command[command.index("--master") + 1] == "local[4]"
+    assert command[command.index("--name") + 1] == "headrace receiver flights"
     assert "spark.driver.memory=1g" in command
     assert "spark.submit.callSystemExitOnMainExit=true" in command
     assert command[command.index("--py-files") + 1] == "/code/mine.zip"

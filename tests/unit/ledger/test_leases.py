@@ -97,6 +97,24 @@ def test_a_renewal_extends_the_lease_and_tells_of_a_stop(world: Any) -> None:
     assert not row.alive(NOW_MS + 16_000)
 
 
+def test_a_job_starts_runs_stops_and_is_stopped(world: Any) -> None:
+    jobs = world.ledger.jobs
+    states = [jobs.current("flights").state]
+    for state in (JobState.RUNNING, JobState.STOPPING):
+        jobs.update(world.job, state=state)
+        states.append(jobs.current("flights").state)
+    jobs.release(world.job)
+    states.append(jobs.current("flights").state)
+    assert states == [JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.STOPPED]
+
+
+def test_a_stop_before_the_first_job_asks_nobody(ledger: Any) -> None:
+    register(ledger)
+    assert ledger.jobs.request_stop("flights", "maintenance") is None
+    first = ledger.jobs.acquire("flights", holder="driver", lease_ms=10_000)
+    assert not ledger.jobs.renew(first).stop_requested
+
+
 def test_a_released_job_is_over_and_the_next_begins_at_once(world: Any) -> None:
     jobs = world.ledger.jobs
     jobs.release(world.job, JobState.FAILED, error="boom")

@@ -148,6 +148,14 @@ def test_of_two_tries_that_start_a_job_at_once_one_does_and_the_other_attaches(
     assert (job.attributes["pid"], job.alive(ledger.now_ms())) == (winner.pid, True)
 
 
+def test_a_job_that_began_after_none_was_seen_is_attached_to(operator, toy, ledger, task):
+    toy("run")
+    job = ledger.jobs.acquire("flights", holder="the other", lease_ms=60_000)
+    # As when it began between the look for a live job and the start of one.
+    assert operator._start(ledger, task.context).epoch == job.epoch
+    assert operator._process.exit_code() == 75
+
+
 def test_a_try_that_dies_between_spawn_and_lease_leaves_one_job(operator, toy, ledger, task, make_task, stream, until):
     toy("run")
     left = operator._spawn(task.context, operator.stream, 1)
@@ -173,6 +181,16 @@ def test_a_job_that_fails_after_its_start_fails_the_task_with_its_own_error(stre
     with pytest.raises(ReceiverJobError, match="Kafka said no") as found:
         operator.execute(task.context)
     assert "receiver-" in str(found.value)
+
+
+def test_a_job_that_fails_while_it_is_waited_for_fails_the_task_with_its_own_error(operator, ledger, task):
+    lease = ledger.jobs.acquire("flights", holder="before", lease_ms=60_000, versions=current_versions())
+    waiting = deferred(operator, task.context)
+    ledger.jobs.release(lease, "failed", "Kafka said no")
+    event = waiting.trigger.look(ledger)
+    assert event == {"outcome": "failed", "epoch": 1}
+    with pytest.raises(ReceiverJobError, match="Kafka said no"):
+        operator.job_ended(task.context, event)
 
 
 def test_a_job_that_dies_before_its_lease_fails_the_task_with_its_last_lines(operator, toy, ledger, task):
@@ -294,10 +312,14 @@ def test_without_deferring_it_waits_in_the_task(toy, ledger, task, stream):
     try:
         while ledger.jobs.current("flights") is None or ledger.jobs.current("flights").state.value != "running":
             assert done.is_alive()
+        # For several looks.
+        done.join(0.3)
+        assert done.is_alive()
     finally:
         ledger.jobs.request_stop("flights", "test")
         done.join(15)
     assert not done.is_alive()
+    assert ledger.jobs.current("flights").state.value == "stopped"
 
 
 def test_log_files_do_not_pile_up(monkeypatch, tmp_path):

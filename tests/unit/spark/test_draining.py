@@ -115,6 +115,8 @@ def test_all_that_was_received_is_waited_for_with_what_is_still_to_be_allocated(
     second = world.receive()
     world.allocate(second)
     third = world.receive()
+    world.ledger.jobs.request_stop("clicks", "maintenance")
+    world.ledger.jobs.update(world.job, state="stopping")
     left = world.drain(lambda: world.run(second), lambda: world.allocate(third), lambda: world.run(third))
     assert left == ()
     states = [world.ledger.batches.get("clicks", time_ms).state for time_ms in (first, second, third)]

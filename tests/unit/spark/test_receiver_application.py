@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from headrace.spark import receiver_application
-from headrace.spark.receiver_application import TOKEN_VARIABLE, TaskSlotsError, check_task_slots, receiver_conf
+from headrace.spark.receiver_application import (
+    TOKEN_VARIABLE,
+    TaskSlotsError,
+    check_task_slots,
+    receiver_conf,
+    start_application,
+)
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
 from headrace.stream.errors import StreamDefinitionError
 
@@ -40,6 +46,36 @@ def test_a_receivers_application_neither_speculates_nor_shrinks_and_shares_fairl
     assert conf["spark.scheduler.mode"] == "FAIR"
     assert conf["spark.driver.bindAddress"] == "127.0.0.1"
     assert "spark.plugins" not in conf
+
+
+def test_without_any_conf_the_application_has_the_streams_name_and_runs_on_this_machine() -> None:
+    declared = stream()
+    master = declared.spark.master_url(declared.receivers)
+    conf = receiver_conf(declared, master, None, given={}, environment=LOOPBACK)
+    assert (conf["spark.app.name"], conf["spark.master"]) == ("headrace receiver clicks", master)
+    assert master.startswith("local[")
+
+
+@pytest.mark.parametrize("master", ["local[4]", "spark://host:7077"])
+def test_the_environment_that_a_stream_gives_its_executors_reaches_them(master: str) -> None:
+    declared = stream(conf={"spark.executorEnv.REGION": "eu"})
+    assert receiver_conf(declared, master, None, given={}, environment={})["spark.executorEnv.REGION"] == "eu"
+
+
+def test_a_start_that_fails_stops_what_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[bool] = []
+    session = SimpleNamespace(stop=lambda: stopped.append(True))
+    builder = SimpleNamespace(config=lambda key, value: builder, getOrCreate=lambda: session)
+
+    def too_few(*_: object, **__: object) -> None:
+        raise TaskSlotsError("too few slots")
+
+    monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(receiver_application, "prepare_environment", lambda master: None)
+    monkeypatch.setattr(receiver_application, "_prepared", too_few)
+    with pytest.raises(TaskSlotsError):
+        start_application(stream(), token=None)
+    assert stopped == [True]
 
 
 @pytest.mark.parametrize("setting", ["spark.dynamicAllocation.enabled", "spark.speculation"])
