@@ -42,14 +42,14 @@ test: lint unit system-and-integration ## All the tests, and the linters
 unit: $(VENV)/.installed-dev ## Milliseconds each, no server, on every core (WORKERS=1 for one)
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
-integration: $(VENV)/.installed-dev java jars ## Real Kafka, Elasticsearch, Postgres and Spark (SERVERS=1 for one set of them)
+integration: $(VENV)/spark.jsa jars ## Real Kafka, Elasticsearch, Postgres and Spark (SERVERS=1 for one set of them)
 	$(BIN)/python -m pytest tests/integration -q $(IN_FILES) $(ARGS)
 
-system: $(VENV)/.installed-dev java jars ## The DAGs in a real Airflow, through its API
+system: $(VENV)/spark.jsa jars ## The DAGs in a real Airflow, through its API
 	$(BIN)/python -m pytest tests/system -q $(IN_FILES) $(ARGS)
 
 # At once, since both mostly wait; the long files of the system tests first.
-system-and-integration: $(VENV)/.installed-dev java jars
+system-and-integration: $(VENV)/spark.jsa jars
 	$(BIN)/python -m pytest tests/system tests/integration -q $(IN_FILES) $(ARGS)
 
 # Apart from .venv: everything that pyproject.toml names is at its floor, the rest as new as these allow.
@@ -97,6 +97,10 @@ java:
 # Ahead of what waits for servers with a deadline. No stamp: the cache is elsewhere, and looking through it is quick.
 jars: $(VENV)/.installed java
 	@$(BIN)/python -m headrace.local.jars fetch
+
+# Spark's classes as its JVMs map them. A JVM that it does not fit, such as another Java's, does without.
+$(VENV)/spark.jsa: $(VENV)/.installed-dev tests/archive_spark.py | java
+	$(BIN)/python tests/archive_spark.py $@
 
 $(VENV)/.uv: requirements-bootstrap.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \

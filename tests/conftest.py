@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Every JVM below the tests has them, Airflow's tasks' too. They live for minutes and see little data: Spark's took
 # a third less with them. What the second compiler and more collectors make faster, they make faster too late.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Made by `make`. Where it does not fit, the JVM says so on its standard output, which some tests read.
+if (_ARCHIVE := Path(sys.prefix) / "spark.jsa").exists():
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:SharedArchiveFile={_ARCHIVE} -Xlog:disable -Xlog:all=error:stderr")
 
 # No deadline, and no check of how fast examples are made: neither may depend on the machine.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -1,0 +1,32 @@
+"""Write the classes that a Spark application loads into an archive that the tests' JVMs map instead of parsing jars.
+
+`make` runs it once for an environment, with the archive's path. A start of Spark with three small queries took 8 s
+of CPU with it, 14 s without.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from headrace.spark.sessions import CONNECT_PLUGIN, classic_session
+
+archive = Path(sys.argv[1])
+partial = archive.with_suffix(".partial")
+os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:ArchiveClassesAtExit={partial} -Xlog:disable -Xlog:all=error:stderr"
+conf = {"spark.ui.enabled": "false", "spark.plugins": CONNECT_PLUGIN, "spark.connect.grpc.binding.port": "0"}
+spark = classic_session("archive", master="local[2]", conf=conf)
+with tempfile.TemporaryDirectory() as folder:
+    words = spark.createDataFrame([(word,) for word in "abca"], "word STRING")
+    words.groupBy("word").count().write.parquet(f"{folder}/counts")
+    assert spark.read.parquet(f"{folder}/counts").count() == 3
+gateway = spark.sparkContext._gateway
+spark.stop()
+# The JVM writes the archive when it ends, which is when this closes.
+assert gateway is not None
+gateway.proc.stdin.close()
+gateway.proc.wait(300)
+partial.rename(archive)
