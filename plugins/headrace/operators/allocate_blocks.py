@@ -67,13 +67,17 @@ def allocate_for_run(
         _build(stream, ledger, storage, at_ms, log)
     over = takes_over(context, stream)
     allocation = allocate(stream, ledger, storage, at_ms, takes_over=over)
-    told = summary(allocation)
-    log.info("Batch %s: %s", time_text(at_ms), ", ".join(f"{name} {value}" for name, value in told.items()))
+    batch = allocation.batch
+    log.info(
+        "Batch %s %s: %d records in %d blocks of %d partitions, %d bytes; manifest %s",
+        time_text(at_ms), "is allocated" if allocation.fresh else "was allocated before",
+        batch.records, batch.blocks, len(allocation.inputs), batch.payload_bytes, batch.manifest_uri,
+    )  # fmt: skip
     if over:
-        _name_taken(stream, ledger, allocation.batch, log)
+        _name_taken(stream, ledger, batch, log)
     elif not stream.coalesces:
         _claim_missed(stream, ledger, storage, at_ms, context, claim_missed=claim_missed, log=log)
-    return told
+    return summary(allocation)
 
 
 def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> None:

@@ -11,6 +11,7 @@ from headrace.operators.batch import BatchStepOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from headrace.batching.cleanup import Cleaned
     from headrace.ledger import Ledger
     from headrace.stream import Stream
     from headrace.wal.storage import LogStorage
@@ -50,10 +51,26 @@ def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: i
     if batch is None:
         log.info("Batch %s was not allocated, so there is nothing to clean up after it.", time_text(at_ms))
         return
-    log.info("Cleanup after batch %s: %s", time_text(at_ms), clean_up(stream, ledger, storage))
+    log.info("Cleanup after batch %s: %s.", time_text(at_ms), _account(clean_up(stream, ledger, storage)))
     due = at_ms % stream.checkpoint_interval_ms == 0
     if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
         raise BatchNotCheckpointedError(
             f"Batch {time_text(at_ms)} of stream {stream.name!r} completed without a checkpoint, so its log is kept.",
             remedy="See why the checkpoint failed (the task 'checkpoint' has its own log), and clear it.",
         )
+
+
+def _account(cleaned: Cleaned) -> str:
+    """What a cleanup did, in words."""
+    numbers = {
+        "segments of the log deleted": cleaned.segments,
+        "blocks folded into their batches": cleaned.blocks,
+        "batches with nothing left in the log": cleaned.batches,
+        "files of no batch deleted": cleaned.leftovers,
+        "incomplete files of killed writers deleted": cleaned.partial_writes,
+        "events forgotten": cleaned.events,
+        "batches older than the history removed": cleaned.removed.batches,
+        "deleted segments forgotten": cleaned.removed.segments,
+        "files of removed batches deleted": cleaned.removed.files,
+    }
+    return ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number) or "nothing to do"

@@ -44,6 +44,13 @@ class TestAllocateBlocks:
         at_ms, _ = allocated(records=0)
         assert ledger.batches.get("flights", at_ms).records == 0
 
+    def test_the_log_names_the_batch_by_its_time(self, allocated, stream, capsys):
+        at_ms, task = allocated()
+        AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        out = capsys.readouterr().out
+        assert f"Batch {time_text(at_ms)} was allocated before: 3 records in 1 blocks of 1 partitions, " in out
+        assert str(at_ms) not in out.replace(f"{at_ms}.json", "")
+
     def test_the_first_task_to_know_a_stream_registers_it(self, stream, make_task):
         task = make_task(from_ms(1_700_000_000_000))
         told = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
@@ -150,7 +157,9 @@ class TestCleanup:
         _, task = allocated()
         CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
 
-    def test_what_is_done_with_goes(self, allocated, ledger, stream, source, until):
+    def test_what_is_done_with_goes_and_the_log_says_in_words_what_went(
+        self, allocated, ledger, stream, source, until, capsys
+    ):
         at_ms, task = allocated()
         complete(ledger, at_ms)
         CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
@@ -159,3 +168,6 @@ class TestCleanup:
         CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
         assert ledger.batches.get("flights", at_ms).cleaned_at_ms
         assert ledger.blocks.of_batch("flights", at_ms) == []
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "Cleanup after batch" in line]
+        assert f"Cleanup after batch {time_text(at_ms)}: " in line
+        assert "1 blocks folded into their batches, 1 batches with nothing left in the log" in line
