@@ -17,7 +17,7 @@ SEED ?= 7
 CLUSTER ?=
 ARGS ?=
 # Processes of pytest for the unit tests ("logical" is one a core), and for the tests with servers: each has its own.
-# The latter are more than two cores, since most of them wait at any moment: for a batch time, a lease, a start.
+# The latter wait for much of their time (for a batch time, a lease, a start): three of them keep two cores busy.
 WORKERS ?= logical
 SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder

@@ -70,12 +70,15 @@ class Load:
         self._rate = rate
         self._producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 5, "enable.idempotence": True})
         self._stop = Event()
+        self._error: Any = None
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+        if self._error is not None:
+            raise RuntimeError(f"Kafka did not take a record: {self._error}")
 
     def _run(self) -> None:
         began, number = time.monotonic(), 0
@@ -87,9 +90,10 @@ class Load:
         self._producer.flush(60)
 
     def _delivered(self, error: Any, _message: Any) -> None:
-        if error is not None:
-            raise RuntimeError(str(error))
-        self.sent.append(time.monotonic())
+        if error is None:
+            self.sent.append(time.monotonic())
+        else:
+            self._error = error
 
 
 def wait_until(what: str, done: Any, seconds: float) -> None:

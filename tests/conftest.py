@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from sqlalchemy import create_engine
+from tests.archive_spark import JVM_OPTIONS
 from xdist.scheduler import LoadFileScheduling
 
 from headrace.ledger import engines, postgres_engine
@@ -21,9 +22,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Every JVM below the tests has them, Airflow's tasks' too. They live for minutes and see little data: Spark's took
 # a third less with them. What the second compiler and more collectors make faster, they make faster too late.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
 # Made by `make`. Where it does not fit, the JVM says so on its standard output, which some tests read.
-if (_ARCHIVE := Path(sys.prefix) / "spark.jsa").exists():
+if (_ARCHIVE := Path(sys.prefix) / "spark.jsa").exists() and _ARCHIVE.stat().st_size:
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:SharedArchiveFile={_ARCHIVE} -Xlog:disable -Xlog:all=error:stderr")
 
 # No deadline, and no check of how fast examples are made: neither may depend on the machine.

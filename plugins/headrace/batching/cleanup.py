@@ -11,6 +11,7 @@ from headrace.batching.removal import Removed, remove_old
 from headrace.clock import time_text
 from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
+from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
@@ -86,7 +87,8 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
 
 def _begins_an_hour(stream: Stream, ledger: Ledger) -> bool:
     """Whether the newest batch is of another hour than the one before it, if there is one."""
-    hours = [batch.batch_time_ms // _HOUR_MS for batch in ledger.batches.list(stream.name, limit=2)]
+    own = [state for state in BatchState if state is not BatchState.ABSORBED]
+    hours = [batch.batch_time_ms // _HOUR_MS for batch in ledger.batches.list(stream.name, 2, own)]
     return len(hours) == 1 or len(set(hours)) == 2
 
 

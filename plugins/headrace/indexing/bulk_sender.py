@@ -122,6 +122,8 @@ class _Sending:
         self._offenders = 0
         self._sent = SentRequest()
         self._conflicts = sender.conflicts(self._sent.counts)
+        # Lines that an earlier try may have written although no answer said so.
+        self._unknown: set[int] = set()
 
     def run(self) -> SentRequest:
         counts = self._sent.counts
@@ -133,7 +135,7 @@ class _Sending:
             try:
                 response = self._sender.post(body)
             except NoAnswerError as error:
-                self._conflicts.may_be_ours = True
+                self._unknown.update(piece.tolist())
                 self._again(piece, str(error))
                 continue
             self._take(piece, response)
@@ -150,7 +152,8 @@ class _Sending:
         if verdict is Whole.READ_ITEMS:
             self._read_items(piece, response)
         elif verdict is Whole.NOT_NOW:
-            self._conflicts.may_be_ours |= response.status != _TOO_MANY_REQUESTS
+            if response.status != _TOO_MANY_REQUESTS:
+                self._unknown.update(piece.tolist())
             self._again(piece, f"{response.status} {': '.join(response.error())}")
         elif verdict is Whole.REFUSED:
             raise self._sender.refused(response.status, Reason(*response.error()))
@@ -181,7 +184,7 @@ class _Sending:
         if not isinstance(items, list) or len(items) != len(piece):
             # Something between us and Elasticsearch answered. What became of the request is unknown, so it is sent
             # again, which does no harm.
-            self._conflicts.may_be_ours = True
+            self._unknown.update(piece.tolist())
             self._again(piece, f"an answer that is no bulk answer: {response.body[:200].decode('utf-8', 'replace')!r}")
             return
         later: list[int] = []
@@ -190,7 +193,8 @@ class _Sending:
             (item,) = entry.values()
             verdict = judge_item(item["status"], item)
             if verdict is Item.NOT_NOW:
-                self._conflicts.may_be_ours |= item["status"] >= 500
+                if item["status"] >= 500:
+                    self._unknown.add(line)
                 later.append(line)
                 why = f"{item['status']} {item_reason(item)}"
             else:
@@ -209,7 +213,7 @@ class _Sending:
         elif verdict is Item.DELETED:
             counts.deleted += 1
         elif verdict is Item.CONFLICT:
-            self._conflicts.take(self._prepared, line, item_reason(item))
+            self._conflicts.take(self._prepared, line, item_reason(item), may_be_ours=line in self._unknown)
         elif verdict is Item.REJECTED:
             self._sent.rejected.append((line, item_reason(item)))
         else:

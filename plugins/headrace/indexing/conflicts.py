@@ -39,16 +39,20 @@ class Conflicts:
         self._options = options
         self._counts = counts
         self._undecided: list[int] = []
-        self.may_be_ours = False
-        """Whether an earlier try of the request may have written, although no answer said so."""
+        self._may_be_ours: set[int] = set()
 
-    def take(self, prepared: PreparedRows, line: int, reason: Reason) -> None:
-        """Count this line's conflict if the answer says what it is, or keep it for ``settle``."""
+    def take(self, prepared: PreparedRows, line: int, reason: Reason, *, may_be_ours: bool) -> None:
+        """Count this line's conflict if the answer says what it is, or keep it for ``settle``.
+
+        ``may_be_ours``: an earlier try of the request may have written, although no answer said so.
+        """
         sent, held = prepared.version(line), current_version(reason)
         if sent is not None and held is not None and held != sent:
             self._counts.superseded += 1
         else:
             self._undecided.append(line)
+            if may_be_ours:
+                self._may_be_ours.add(line)
 
     def settle(self, prepared: PreparedRows, patience: Patience) -> None:
         """Fetch the documents that are there, a bounded number at once, and count the conflicts kept."""
@@ -63,6 +67,7 @@ class Conflicts:
             for line, there in zip(lines, found, strict=True):
                 self._count(prepared, line, there)
         self._undecided = []
+        self._may_be_ours = set()
 
     def _portions(self, prepared: PreparedRows) -> Iterator[list[int]]:
         portion: list[int] = []
@@ -92,7 +97,7 @@ class Conflicts:
             counts.repeated += 1
         elif not options.ids_imply_source:
             counts.superseded += 1
-        elif options.written_before or self.may_be_ours:
+        elif options.written_before or line in self._may_be_ours:
             counts.kept += 1
         else:
             counts.foreign += 1

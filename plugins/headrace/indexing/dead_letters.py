@@ -150,8 +150,12 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         )
     rejected_before = reason.type == REJECTED_BEFORE
     document_id, version = _identity(batch, row, options)
-    # Of these no two of a batch are equal (`CollisionCheck`).
-    has_own_id = document_id is not None and (not rejected_before or options.document_id is DocumentIdKind.RECORD)
+    # Of these no two of a batch are equal (`CollisionCheck`). Rows of one key that differ by their version may be.
+    has_own_id = (
+        document_id is not None
+        and options.version_from is None
+        and (not rejected_before or options.document_id is DocumentIdKind.RECORD)
+    )
     return DeadLetter(
         cell(columns.TOPIC),
         cell(columns.PARTITION),

@@ -265,7 +265,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         *,
         spark: bool,
     ) -> None:
-        from headrace.ledger.errors import LedgerError
+        from headrace.ledger.errors import AttemptFencedError, LedgerError
         from headrace.ledger.states import AttemptState
 
         self._arguments = [
@@ -291,9 +291,9 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             try:
                 ledger.batches.fail_attempt(attempt, _cause(error))
             except LedgerError as refused:
-                # The application has reported the failure itself, or a later attempt has the batch now.
+                # The application has ended the attempt itself, or a later one has the batch now.
                 self.log.debug("%s", refused)
-                reported = True
+                reported = isinstance(refused, AttemptFencedError)
             if isinstance(error, Exception):
                 row = _row(ledger, attempt)
                 if row.state is AttemptState.FENCED:
@@ -303,9 +303,10 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                     ) from error
                 # What a process that was killed could not say is the surroundings' fault.
                 failure = Failure(row.attributes.get(FAILURE, Failure.PASSING))
-                if reported or failure is not Failure.PASSING:
-                    # spark-submit's last lines may be the JVM's alone: the cause is what the application reported.
-                    failed = BatchFailedError(f"{row.error}\n{error}" if reported else str(error))
+                # spark-submit's last lines may be the JVM's alone; those of our own process have the cause.
+                cause = row.error if reported and attempt.way == "submit" else None
+                if cause or failure is not Failure.PASSING:
+                    failed = BatchFailedError(f"{cause}\n{error}" if cause else str(error))
                     failed.failure = failure
                     raise failed from error
             raise

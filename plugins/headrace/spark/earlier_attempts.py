@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 WRITTEN = "written"
 """The attribute of a failed attempt that names the outputs which may hold documents of it. Those that it did not begin
-are not among them, nor those where it met the documents of others: what it found is still not the batch's own. An
-attempt without it succeeded or was killed, and may have written to all of them."""
+are not among them, nor those that failed by documents of others: what it found is still not the batch's own. An attempt
+without it succeeded, was killed or never reported, and may have written to all of them."""
 
 
 def written_before(ledger: Ledger, stream: Stream, batch: BatchRow, attempt: Attempt) -> frozenset[str]:

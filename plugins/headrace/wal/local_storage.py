@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ from headrace.wal.errors import (
 )
 from headrace.wal.file_calls import FileCalls, SystemCalls
 from headrace.wal.storage import Data, SegmentFile, checked_path, joined
+
+logger = logging.getLogger(__name__)
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_SUCH_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
@@ -119,13 +122,17 @@ class LocalStorage:
         for directory, folders, files in self._calls.walk(self._root, _raise_unless_missing):
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             for name in filter(_TEMPORARY.fullmatch, files):
-                # Its writer may rename or remove it at any moment. The directory is not synced: what a crash brings
-                # back is removed by the next call.
-                with _told("delete", name), contextlib.suppress(FileNotFoundError):
-                    file = Path(directory, name)
+                file = Path(directory, name)
+                # The directory is not synced: what a crash brings back is removed by the next call.
+                try:
                     if file.lstat().st_mtime < before:
                         self._calls.unlink(file)
                         removed += 1
+                except FileNotFoundError:
+                    pass  # Its writer has renamed or removed it.
+                except OSError as error:
+                    # Nothing reads it, so it holds up nothing.
+                    logger.warning("The incomplete file %s cannot be deleted: %s", file, error)
         return removed
 
     def sync(self, path: str) -> None:

@@ -96,9 +96,9 @@ class LogStorage(Protocol):
         ...
 
     def remove_partial_writes(self, older_than_s: float) -> int:
-        """Delete what atomic writes left whose process was killed, where no file below changed for ``older_than_s``.
+        """Delete the files of atomic writes whose process was killed: those that have not changed for ``older_than_s``.
 
-        ``list`` does not show these files. Returns how many there were. A writer that lives and is as slow as that
+        ``list`` does not show these files. Returns how many were deleted. A writer that lives and is as slow as that
         gets a StorageError, and nothing of its file appears.
         """
         ...

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 import psutil
 import pytest
 
-# One test waits up to 120 and twice 200 s for Airflow, and the first also for its start.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DAG_FILE = "flights_dags.py"
@@ -50,9 +49,9 @@ def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(i
     # Until there are times that no run of the schedule will be about: at each parse, the first run becomes a later one.
     until(lambda: _missed_by_the_schedule(installation), what="a batch time before the schedule's first")
     installation.api.unpause(BATCHES)
-    until(lambda: len(finished(installation)) >= 4, seconds=200, what="runs")
+    until(lambda: len(finished(installation)) >= 4, what="runs")
     upto_ms = max(_batch_time(run) for run in finished(installation))
-    until(lambda: not _gaps(installation, upto_ms), seconds=200, what="all batches so far")
+    until(lambda: not _gaps(installation, upto_ms), what="all batches so far")
     runs = installation.api.runs(BATCHES)
     assert {run["state"] for run in finished(installation)} == {"success"}
     for run in runs:
@@ -174,7 +173,7 @@ def test_a_backfill_runs_intervals_that_nobody_ran(installation, until):
             if run["run_type"] == "backfill" and run["state"] == "success"
         }
 
-    until(lambda: done() == wanted, seconds=200, what="the backfill")
+    until(lambda: done() == wanted, what="the backfill")
     with installation.ledger() as ledger:
         for date in wanted:
             assert ledger.batches.get("flights", int((date + INTERVAL).timestamp() * 1000)).state.value == "completed"

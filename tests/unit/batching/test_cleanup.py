@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.batching.allocation import draw_up
+from headrace.batching.allocation import allocate, draw_up
 from headrace.batching.checkpointing import write_checkpoint
 from headrace.batching.cleanup import EVENTS_KEPT_MS, PARTIAL_WRITE_SECONDS, clean_up
 from headrace.batching.manifest import Manifest
@@ -120,8 +120,12 @@ def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(recei
     take(receiving, T2)
     leave(dead.name, PARTIAL_WRITE_SECONDS + 60)
     assert clean() == 0, "the folder was walked for a batch of the same hour"
-    receiving.clock.advance(3_600_000)
-    take(receiving, T2 + 3_600_000)
+    # A batch that took over the time before it begins the hour as well.
+    receiving.clock.advance(3_599_000)
+    early = receiving.store(1).batch_time_ms
+    receiving.clock.advance(10_000)
+    allocate(receiving.stream, receiving.ledger, receiving.storage, early + 10_000, takes_over=True)
+    assert [batch.batch_time_ms for batch in receiving.ledger.batches.list("shop", 2)] == [early + 10_000, early]
     assert clean() == 1
 
 

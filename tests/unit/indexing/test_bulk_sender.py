@@ -341,6 +341,15 @@ def test_what_was_turned_away_before_it_was_begun_has_written_nothing(
     assert (counts.kept, counts.foreign) == (kept, 1 - kept)
 
 
+def test_a_conflict_is_not_judged_by_what_became_of_other_documents(
+    send: Send, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    send(make_rows([{"n": 1}, {"n": 1}, {"n": 1}]))
+    elasticsearch.item_fault = once({"t+0+1"}, 503, "unavailable_shards_exception")
+    counts = send(make_rows([{"n": 2}, {"n": 2}, {"n": 2}])).counts
+    assert (counts.kept, counts.foreign_ids) == (1, ["t+0+0", "t+0+2"])
+
+
 def test_a_fetch_of_conflicts_is_bounded_in_bytes(send: Send, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
     rows = make_rows([{"n": "x" * 400}] * 20)
     send(rows)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from subprocess import CalledProcessError
 
 import pytest
 from airflow.sdk import RetryAction
@@ -188,6 +189,17 @@ def test_the_error_of_a_submitted_batch_begins_with_what_its_application_reporte
     # The last lines of spark-submit may be the JVM's alone.
     with pytest.raises(BatchFailedError, match=r"^the transform said no\n.*exit status 1"):
         make(stream).execute(task.context)
+
+
+def test_an_application_that_ended_badly_after_it_completed_the_batch_has_no_cause_to_name(
+    stream, source, allocated, submitted, toy_batch, ledger
+):
+    at_ms, task = allocated()
+    ledger.jobs.update(source.job, state="running")
+    toy_batch("late")
+    with pytest.raises(CalledProcessError):
+        make(stream).execute(task.context)
+    assert ledger.batches.get("flights", at_ms).state.value == "completed"
 
 
 def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, connectable, ledger):

@@ -2,7 +2,7 @@
 
 ok completes it, fail reports an error, code and final report one of that kind, fail:OUTPUT does so when it comes to
 that output, silent exits well without completing, die dies after the last record, hang waits for SIGTERM, warn
-completes it with a warning.
+completes it with a warning, late completes it and ends with an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ with Ledger.open(arguments.ledger) as ledger:
         time.sleep(60)
     if behaviour == "warn":
         print("headrace: flights, batch of now: warning: output elasticsearch: 429", flush=True)
-    if behaviour in ("ok", "die", "warn") or behaviour.startswith("fail:"):
+    if behaviour in ("ok", "die", "warn", "late") or behaviour.startswith("fail:"):
         for output in attempt.outputs:
             if behaviour == f"fail:{output}":
                 ledger.batches.fail_attempt(attempt, f"{output} said no")
@@ -52,3 +52,5 @@ with Ledger.open(arguments.ledger) as ledger:
         if behaviour == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         ledger.batches.complete_attempt(attempt)
+        if behaviour == "late":
+            sys.exit("the session did not close")

@@ -117,6 +117,19 @@ def test_what_a_killed_atomic_write_left_is_removed_when_it_is_old(tmp_path: Pat
     assert list((tmp_path / "a").iterdir()) == []
 
 
+def test_a_partial_write_that_cannot_be_removed_holds_up_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FaultyFiles()
+    storage = LocalStorage(tmp_path, calls=files)
+    left = tmp_path / ".b.0123456789abcdef.tmp"
+    left.touch()
+    files.fail("unlink", errno.EACCES)
+    assert storage.remove_partial_writes(older_than_s=-1) == 0
+    assert str(left) in caplog.text
+    assert storage.remove_partial_writes(older_than_s=-1) == 1
+
+
 def test_a_storage_without_partial_writes_keeps_its_files(storage: LogStorage) -> None:
     assert storage.remove_partial_writes(older_than_s=-1) == 0
     storage.write_atomically("a/b", b"1")
