@@ -29,6 +29,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from headrace.demo.elasticsearch_side import ElasticsearchSide
+from headrace.demo.errors import NotAnsweringError
 from headrace.demo.producing import create_topic
 from headrace.ledger import Ledger
 from headrace.local.airflow_api import AirflowApi
@@ -104,16 +105,24 @@ def wait_until(what: str, done: Any, seconds: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def count(index: ElasticsearchSide, known: int) -> int:
+    """Documents that a search finds; ``known`` while the index cannot answer, as when it has just been made."""
+    try:
+        return index.count(STREAM)
+    except NotAnsweringError:
+        return known
+
+
 def searchable_times(index: ElasticsearchSide, load: Load, until: float) -> list[float]:
     """When each record, in order, was first found. Looks until ``until``, and on until all that was sent is there."""
     found: list[float] = []
     while time.monotonic() < until or len(found) < len(load.sent):
         if time.monotonic() > until:
             load.stop()
-        count = index.count(STREAM)
-        found += [time.monotonic()] * (count - len(found))
+        there = count(index, len(found))
+        found += [time.monotonic()] * (there - len(found))
         if time.monotonic() > until + 600:
-            raise TimeoutError(f"{len(load.sent)} records were sent and {count} are found")
+            raise TimeoutError(f"{len(load.sent)} records were sent and {there} are found")
         time.sleep(POLL_SECONDS)
     return found
 
@@ -151,7 +160,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             api.unpause(dag_id)
         index = ElasticsearchSide(stack.elasticsearch.url)
         load = Load(stack.kafka.bootstrap_servers, options.rate)
-        wait_until("the first documents", lambda: index.count(STREAM), 300)
+        wait_until("the first documents", lambda: count(index, 0), 300)
         busy += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
         counted_from = time.monotonic() + WARM_UP_SECONDS
         found = searchable_times(index, load, counted_from + options.minutes * 60)
