@@ -27,6 +27,7 @@ from threading import Event, Thread
 from typing import Any
 
 from confluent_kafka import Producer
+from warm_batch import until
 
 from headrace.demo.elasticsearch_side import ElasticsearchSide
 from headrace.demo.errors import NotAnsweringError
@@ -97,14 +98,6 @@ class Load:
             self._error = error
 
 
-def wait_until(what: str, done: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:g} s for {what}")
-        time.sleep(POLL_SECONDS)
-
-
 def count(index: ElasticsearchSide, known: int) -> int:
     """Documents that a search finds; ``known`` while the index cannot answer, as when it has just been made."""
     try:
@@ -113,15 +106,15 @@ def count(index: ElasticsearchSide, known: int) -> int:
         return known
 
 
-def searchable_times(index: ElasticsearchSide, load: Load, until: float) -> list[float]:
-    """When each record, in order, was first found. Looks until ``until``, and on until all that was sent is there."""
+def searchable_times(index: ElasticsearchSide, load: Load, counted_until: float) -> list[float]:
+    """When each record, in order, was first found; goes on after ``counted_until`` until all that was sent is there."""
     found: list[float] = []
-    while time.monotonic() < until or len(found) < len(load.sent):
-        if time.monotonic() > until:
+    while time.monotonic() < counted_until or len(found) < len(load.sent):
+        if time.monotonic() > counted_until:
             load.stop()
         there = count(index, len(found))
         found += [time.monotonic()] * (there - len(found))
-        if time.monotonic() > until + 600:
+        if time.monotonic() > counted_until + 600:
             raise TimeoutError(f"{len(load.sent)} records were sent and {there} are found")
         time.sleep(POLL_SECONDS)
     return found
@@ -135,7 +128,7 @@ def quantiles(latencies: Sequence[float]) -> dict[str, float]:
 
 
 def run_seconds(api: AirflowApi) -> float:
-    """The median time of the last runs, from the end of their interval's wait to their end."""
+    """The median time of the last runs that succeeded, from their start to their end."""
     runs = [run for run in api.runs(f"{STREAM}_batches", limit=30) if run["state"] == "success"]
     took = [
         (datetime.fromisoformat(run["end_date"]) - datetime.fromisoformat(run["start_date"])).total_seconds()
@@ -160,7 +153,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             api.unpause(dag_id)
         index = ElasticsearchSide(stack.elasticsearch.url)
         load = Load(stack.kafka.bootstrap_servers, options.rate)
-        wait_until("the first documents", lambda: count(index, 0), 300)
+        until("the first documents", lambda: count(index, 0), 300)
         busy += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
         counted_from = time.monotonic() + WARM_UP_SECONDS
         found = searchable_times(index, load, counted_from + options.minutes * 60)

@@ -38,8 +38,8 @@ class Conflicts:
         self._index = index
         self._options = options
         self._counts = counts
-        self._undecided: list[int] = []
-        self._may_be_ours: set[int] = set()
+        # Each line kept, and whether its document may be our own.
+        self._undecided: dict[int, bool] = {}
 
     def take(self, prepared: PreparedRows, line: int, reason: Reason, *, may_be_ours: bool) -> None:
         """Count this line's conflict if the answer says what it is, or keep it for ``settle``.
@@ -50,9 +50,7 @@ class Conflicts:
         if sent is not None and held is not None and held != sent:
             self._counts.superseded += 1
         else:
-            self._undecided.append(line)
-            if may_be_ours:
-                self._may_be_ours.add(line)
+            self._undecided[line] = may_be_ours
 
     def settle(self, prepared: PreparedRows, patience: Patience) -> None:
         """Fetch the documents that are there, a bounded number at once, and count the conflicts kept."""
@@ -66,8 +64,7 @@ class Conflicts:
                 raise refusal(response.status, Reason(*response.error()), self._index)
             for line, there in zip(lines, found, strict=True):
                 self._count(prepared, line, there)
-        self._undecided = []
-        self._may_be_ours = set()
+        self._undecided = {}
 
     def _portions(self, prepared: PreparedRows) -> Iterator[list[int]]:
         portion: list[int] = []
@@ -97,7 +94,7 @@ class Conflicts:
             counts.repeated += 1
         elif not options.ids_imply_source:
             counts.superseded += 1
-        elif options.written_before or line in self._may_be_ours:
+        elif options.written_before or self._undecided[line]:
             counts.kept += 1
         else:
             counts.foreign += 1

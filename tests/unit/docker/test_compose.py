@@ -29,6 +29,7 @@ OURS = {
     if service["image"].startswith("headrace:") and name not in BUILDS
 }
 SPARK = {name: service for name, service in OURS.items() if name.startswith("spark-")}
+SPARK_DEFAULTS = dict(line.split(" ", 1) for line in COMPOSE["configs"]["spark-defaults"]["content"].splitlines())
 STREAMING = {name: service for name, service in OURS.items() if name not in SPARK}
 
 
@@ -104,9 +105,8 @@ def test_the_cluster_gets_no_connection_and_no_key_of_airflow() -> None:
 
 
 def test_the_cluster_and_its_applications_share_a_secret() -> None:
-    settings = dict(line.split(" ", 1) for line in COMPOSE["configs"]["spark-defaults"]["content"].splitlines())
-    assert settings["spark.authenticate"] == settings["spark.network.crypto.enabled"] == "true"
-    assert REFERENCE.fullmatch(settings["spark.authenticate.secret"])
+    assert SPARK_DEFAULTS["spark.authenticate"] == SPARK_DEFAULTS["spark.network.crypto.enabled"] == "true"
+    assert REFERENCE.fullmatch(SPARK_DEFAULTS["spark.authenticate.secret"])
     for service in OURS.values():
         (given,) = service["configs"]
         assert given["source"] == "spark-defaults"
@@ -114,10 +114,9 @@ def test_the_cluster_and_its_applications_share_a_secret() -> None:
 
 
 def test_the_workers_bound_their_executors_logs() -> None:
-    settings = dict(line.split(" ", 1) for line in COMPOSE["configs"]["spark-defaults"]["content"].splitlines())
-    assert settings["spark.executor.logs.rolling.strategy"] == "size"
-    assert int(settings["spark.executor.logs.rolling.maxSize"]) <= 64 << 20
-    assert int(settings["spark.executor.logs.rolling.maxRetainedFiles"]) <= 10
+    assert SPARK_DEFAULTS["spark.executor.logs.rolling.strategy"] == "size"
+    assert int(SPARK_DEFAULTS["spark.executor.logs.rolling.maxSize"]) <= 64 << 20
+    assert int(SPARK_DEFAULTS["spark.executor.logs.rolling.maxRetainedFiles"]) <= 10
 
 
 def test_all_that_runs_headrace_runs_one_image() -> None:
