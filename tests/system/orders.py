@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
+from sqlalchemy import create_engine, text
 
 from headrace.demo.damage import Damage
 from headrace.demo.elasticsearch_side import ElasticsearchSide
@@ -66,6 +67,10 @@ def with_total(records):
 # Far above what it takes: on a machine that does ten other things at once, Airflow takes half a minute for a run.
 _DEADLINE_SECONDS = 600.0
 _POLL_SECONDS = 0.25
+_TRANSACTIONS = """
+    SELECT pid, state, wait_event_type, wait_event, pg_blocking_pids(pid), now() - xact_start, left(query, 200)
+    FROM pg_stat_activity WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()
+"""
 _DAMAGES = {
     Damage.TRUNCATED: b'{"number": 1, "item": "cu',
     Damage.ARRAY: b"[1, 2]",
@@ -239,16 +244,31 @@ class Orders:
             yield FlightRecord(key, json.dumps(order).encode())
 
     def _explain(self) -> str:
-        lines = []
+        lines = [f"health: {self.api.health()}", f"import errors: {self.api.import_errors()}"]
         for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
+            dag = self.api.request("GET", f"/dags/{dag_id}")
+            lines.append(str({name: dag[name] for name in ("dag_id", "is_stale", "is_paused", "last_parsed_time")}))
             for run in self.api.runs(dag_id, limit=3):
+                lines.append(f"{run['dag_run_id']} {run['state']} since {run['start_date']}")
                 for task in self.api.task_instances(dag_id, run["dag_run_id"]):
                     if task["state"] in ("failed", "up_for_retry", "running", "deferred"):
                         log = self.api.task_log(
                             dag_id, run["dag_run_id"], task["task_id"], try_number=task["try_number"]
                         )
                         lines += [f"{run['dag_run_id']} {task['task_id']} {task['state']}:", log[-3000:]]
+        for name in ("scheduler", "dag-processor"):
+            log = self.airflow.components[name].log.read_text(errors="replace")
+            lines += [f"{name}:", "\n".join(log.splitlines()[-30:])]
+        lines += ["transactions:", *self._transactions()]
         return "\n".join(lines)
+
+    def _transactions(self) -> list[str]:
+        """What Airflow's database has under way: the scheduler passes over a run whose row is locked."""
+        engine = create_engine(self.airflow.database_url)
+        with engine.connect() as connection:
+            rows = connection.execute(text(_TRANSACTIONS)).all()
+        engine.dispose()
+        return [str(tuple(row)) for row in rows]
 
 
 def with_total(value: bytes | None) -> bytes:

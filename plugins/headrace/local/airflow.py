@@ -26,6 +26,16 @@ COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 USER = "admin"
 
 
+DATABASE_SETTINGS = {"idle_in_transaction_session_timeout": "20s", "transaction_timeout": "2min"}
+"""What Airflow's database in Postgres needs beside the LocalExecutor.
+
+The workers of a scheduler that got kill -9 hold its connection open, and with it the locks of its transaction: the next
+scheduler passes over the runs it had in hand, for ever. Airflow's own transactions last moments. The first bound does
+not see a transaction whose client was killed between the statements of a pipeline (psycopg's ``executemany``): Postgres
+takes that one for active, and waits.
+"""
+
+
 class AirflowComponent(Server):
     """One of Airflow's processes.
 

@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 from headrace.local.errors import LocalStackError
 from headrace.local.jars import bundle_jars, cache_dir, postgres_bundle
@@ -24,6 +24,9 @@ from headrace.local.ports import LOOPBACK, free_port
 from headrace.local.process import ProcessSpec, child_environment
 from headrace.local.server import Server
 from headrace.local.state import write_atomically
+
+if TYPE_CHECKING:
+    from psycopg import sql
 
 USER = "headrace"
 """The superuser; loopback connections are trusted without a password."""
@@ -57,20 +60,27 @@ class PostgresServer(Server):
         """The SQLAlchemy URL of a database."""
         return f"postgresql+psycopg://{USER}@{LOOPBACK}:{self.port}/{database}"
 
-    def create_database(self, name: str, *, template: str = "template1") -> str:
+    def create_database(
+        self, name: str, *, template: str = "template1", settings: Mapping[str, str] | None = None
+    ) -> str:
         """Create database ``name`` if it does not exist, as a copy of ``template``; its SQLAlchemy URL.
 
-        Nobody may be connected to the template.
+        Nobody may be connected to the template. ``settings`` hold for every session in the database from now on.
         """
-        from psycopg import errors
+        from psycopg import errors, sql
 
+        database = sql.Identifier(name)
         with contextlib.suppress(errors.DuplicateDatabase):
-            self._execute("CREATE DATABASE {} TEMPLATE {}", name, template)
+            self._execute("CREATE DATABASE {} TEMPLATE {}", database, sql.Identifier(template))
+        for setting, value in (settings or {}).items():
+            self._execute("ALTER DATABASE {} SET {} = {}", database, sql.Identifier(setting), sql.Literal(value))
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
         """Drop database ``name``, whoever is still connected to it."""
-        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+        from psycopg import sql
+
+        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", sql.Identifier(name))
 
     def specify(self) -> ProcessSpec:
         binaries = _unpacked(self._user is not None)
@@ -83,9 +93,6 @@ class PostgresServer(Server):
             "unix_socket_directories": "",
             "dynamic_shared_memory_type": "mmap",  # containers often have next to no /dev/shm
             "max_connections": "200",
-            # The workers of a scheduler that got kill -9 hold its connection open, and with it the lock on the run that
-            # it had in hand: the next scheduler passes that run over for ever. Airflow's own transactions last moments.
-            "idle_in_transaction_session_timeout": "20s",
         } | self.settings
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return ProcessSpec(
@@ -146,11 +153,11 @@ class PostgresServer(Server):
             host=LOOPBACK, port=self.port, user=USER, dbname="postgres", autocommit=True, connect_timeout=2
         )
 
-    def _execute(self, statement: str, *names: str) -> None:
+    def _execute(self, statement: LiteralString, *parts: sql.Composable) -> None:
         from psycopg import sql
 
         with self._connect() as connection:
-            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+            connection.execute(sql.SQL(statement).format(*parts))
 
 
 def unprivileged_user() -> tuple[int, int] | None:

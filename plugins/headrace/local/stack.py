@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.local.airflow import USER, Airflow
+from headrace.local.airflow import DATABASE_SETTINGS, USER, Airflow
 from headrace.local.elasticsearch import ElasticsearchServer
 from headrace.local.errors import LocalStackError
 from headrace.local.kafka import KafkaServer
@@ -224,7 +224,7 @@ class Stack:
         Ledger.migrate(self.postgres.url(LEDGER_DATABASE))
         if self.airflow is None:
             return
-        self.postgres.create_database(AIRFLOW_DATABASE)
+        self.postgres.create_database(AIRFLOW_DATABASE, settings=DATABASE_SETTINGS)
         self.airflow.prepare()
         self._check_not_interrupted()
         jobs: list[Future[None]] = [

@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 
 from headrace.connections import variable_name
 from headrace.ledger import Ledger
-from headrace.local.airflow import Airflow
+from headrace.local.airflow import DATABASE_SETTINGS, Airflow
 from headrace.local.postgres import PostgresServer
 
 HERE = Path(__file__).parent
@@ -104,7 +104,7 @@ def installation(
     folder = Path(tempfile.mkdtemp(prefix="headrace-airflow-"))
     # Airflow refuses backfills on SQLite while anything else runs.
     databases = [f"{name}_{uuid.uuid4().hex[:8]}" for name in ("airflow", "ledger")]
-    airflow_url = postgres_server.create_database(databases[0], template=migrated_database)
+    airflow_url = postgres_server.create_database(databases[0], template=migrated_database, settings=DATABASE_SETTINGS)
     ledger_url = postgres_server.create_database(databases[1])
     made = Installation(folder, airflow_url, ledger_url, dag_file=request.module.DAG_FILE)
     try:

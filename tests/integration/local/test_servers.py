@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from elasticsearch import Elasticsearch
 from sqlalchemy import create_engine, text
 
+from headrace.local.airflow import DATABASE_SETTINGS
 from headrace.local.elasticsearch import ElasticsearchServer
 from headrace.local.errors import LocalStackError, ServerDiedError
 from headrace.local.kafka import KafkaServer
@@ -198,7 +201,37 @@ def test_a_server_ends_with_an_owner_that_is_killed(server_folder: Path) -> None
     assert not alive
 
 
-def test_postgres_ends_a_transaction_that_nobody_goes_on_with(postgres: str) -> None:
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_airflows_database_ends_a_transaction_that_nobody_goes_on_with(
+    postgres_server: PostgresServer, *, pipelined: bool
+) -> None:
     """A killed scheduler's forked workers hold its connection open, and with it the lock on a run."""
-    with create_engine(postgres).connect() as connection:
-        assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one() == "20s"
+    assert set(DATABASE_SETTINGS) == {"idle_in_transaction_session_timeout", "transaction_timeout"}
+    name = f"abandoned_{pipelined}".lower()
+    url = postgres_server.create_database(name, settings=dict.fromkeys(DATABASE_SETTINGS, "2s"))
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE runs AS SELECT 1 AS run"))
+    locked = text("SELECT run FROM runs FOR UPDATE SKIP LOCKED")
+    with engine.connect() as abandoned:
+        assert abandoned.execute(locked).all()
+        if pipelined:
+            # As the scheduler leaves it when it is killed between two statements of an executemany.
+            raw: Any = abandoned.connection.driver_connection
+            raw.pgconn.enter_pipeline_mode()
+            raw.pgconn.send_query_params(b"SELECT 1", None)
+            raw.pgconn.send_flush_request()
+            raw.pgconn.flush()
+
+        def is_free() -> bool:
+            with engine.begin() as connection:
+                return bool(connection.execute(locked).all())
+
+        assert not is_free()
+        deadline = time.monotonic() + 60
+        while not is_free():
+            assert time.monotonic() < deadline, "the lock is held for ever"
+            time.sleep(0.2)
+        abandoned.invalidate()
+    engine.dispose()
+    postgres_server.drop_database(name)
