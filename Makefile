@@ -96,7 +96,7 @@ java:
 
 # Ahead of what waits for servers with a deadline. No stamp: the cache is elsewhere, and looking through it is quick.
 jars: $(VENV)/.installed java
-	@$(BIN)/python -m headrace.local.jars fetch
+	@$(BIN)/python -m headrace.devstack.jars fetch
 
 # Spark's classes as its JVMs map them. A JVM that it does not fit, such as another Java's, does without.
 $(VENV)/spark.jsa: $(VENV)/.installed-dev tests/archive_spark.py | java

@@ -32,9 +32,9 @@ from warm_batch import until
 from headrace.demo.elasticsearch_side import ElasticsearchSide
 from headrace.demo.errors import NotAnsweringError
 from headrace.demo.producing import create_topic
+from headrace.devstack.airflow_api import AirflowApi
+from headrace.devstack.stack import Stack, StackOptions
 from headrace.ledger import Ledger
-from headrace.local.airflow_api import AirflowApi
-from headrace.local.stack import Stack, StackOptions
 
 STREAM = "orders"
 INTERVAL_SECONDS = 10.0

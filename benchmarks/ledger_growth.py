@@ -28,6 +28,7 @@ from sqlalchemy import Table, func, insert, select, text
 
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
+from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
 from headrace.ledger.codec import dump_ranges
 from headrace.ledger.runs import BatchBounds
@@ -40,7 +41,6 @@ from headrace.ledger.tables import (
     events,
     segments,
 )
-from headrace.local.postgres import PostgresServer
 
 STREAM, INPUT = "growth", "records"
 RECEIVER = ReceiverId(STREAM, INPUT, 0)

@@ -20,9 +20,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.batching.allocation import allocate
-from headrace.batching.checkpointing import checkpoint_now
-from headrace.batching.cleanup import clean_up
+from headrace.batch.allocation import allocate
+from headrace.batch.checkpointing import checkpoint_now
+from headrace.batch.cleanup import clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger

@@ -33,7 +33,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import Ledger
-from headrace.receiving.receiver_task import ReceiverTask, run_receiver
+from headrace.receiver.receiver_task import ReceiverTask, run_receiver
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 
 PARTITIONS = 4
@@ -47,7 +47,7 @@ def broker(bootstrap: str | None, folder: Path) -> Iterator[str]:
     if bootstrap is not None:
         yield bootstrap
         return
-    from headrace.local.kafka import KafkaServer
+    from headrace.devstack.kafka import KafkaServer
 
     with KafkaServer(folder / "kafka") as server:
         yield server.bootstrap_servers

@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headrace.batching.manifest import Manifest, ManifestBlock
+from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.rows import BatchOrigin
 from headrace.spark.batch_inputs import read_inputs

@@ -26,11 +26,11 @@ from typing import Any
 
 from receiver_throughput import fill
 
-from headrace.batching.allocation import allocate
-from headrace.batching.checkpointing import write_checkpoint
+from headrace.batch.allocation import allocate
+from headrace.batch.checkpointing import write_checkpoint
+from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.devstack.kafka import KafkaServer
 from headrace.ledger import Ledger
-from headrace.local.elasticsearch import ElasticsearchServer
-from headrace.local.kafka import KafkaServer
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 from headrace.wal.storage import open_storage
 

@@ -70,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 # Each starts an Airflow of its own, which takes a third of a core while it only waits.
-_WITH_AIRFLOW = ("the stack", "tests/system/", "tests/integration/airflow/", "tests/integration/local/test_stack.py")
+_WITH_AIRFLOW = ("the stack", "tests/system/", "tests/integration/airflow/", "tests/integration/devstack/test_stack.py")
 _AIRFLOWS_AT_ONCE = 2
 
 

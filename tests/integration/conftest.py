@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from headrace.local.elasticsearch import ElasticsearchServer
-from headrace.local.kafka import KafkaServer
-from headrace.local.postgres import PostgresServer
+from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.devstack.kafka import KafkaServer
+from headrace.devstack.postgres import PostgresServer
 
 
 @contextmanager

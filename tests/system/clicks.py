@@ -15,11 +15,11 @@ from tests.system.orders import wait_until
 from headrace.demo.elasticsearch_side import ElasticsearchSide
 from headrace.demo.kafka_side import offsets
 from headrace.demo.producing import create_topic
+from headrace.devstack.airflow_api import AirflowApi
+from headrace.devstack.stack import Stack
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.states import BatchState
-from headrace.local.airflow_api import AirflowApi
-from headrace.local.stack import Stack
 
 STREAM = TOPIC = INDEX = "clicks"
 PARTITIONS = 2

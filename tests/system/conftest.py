@@ -15,10 +15,10 @@ import pytest
 from tests.system.clicks import DAG_FILE as CLICKS_DAG_FILE
 from tests.system.orders import DAG_FILE, TRANSFORM_FILE, Orders
 
+from headrace.devstack.postgres import PostgresServer
+from headrace.devstack.processes import STACK_VARIABLE, end_stack_processes
+from headrace.devstack.stack import Stack, StackOptions
 from headrace.ledger import Ledger
-from headrace.local.postgres import PostgresServer
-from headrace.local.processes import STACK_VARIABLE, end_stack_processes
-from headrace.local.stack import Stack, StackOptions
 
 
 @pytest.fixture(scope="package")

@@ -18,12 +18,12 @@ from headrace.demo.kafka_side import offsets, read_topic
 from headrace.demo.observing import Observer, Snapshot
 from headrace.demo.producing import Producing, create_topic
 from headrace.demo.proof import Place, Proof, prove
+from headrace.devstack.airflow_api import AirflowApi
+from headrace.devstack.processes import processes_of_stack
+from headrace.devstack.stack import Stack
 from headrace.errors import HeadraceError
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.rows import JobRow
-from headrace.local.airflow_api import AirflowApi
-from headrace.local.processes import processes_of_stack
-from headrace.local.stack import Stack
 
 STREAM = TOPIC = INDEX = "orders"
 PARTITIONS = 3

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from tests.system.orders import wait_until
 
-from headrace.local.processes import processes_of_stack
-from headrace.local.state import Phase, read_state
+from headrace.devstack.processes import processes_of_stack
+from headrace.devstack.state import Phase, read_state
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -15,9 +15,9 @@ from tests.system.clicks import INTERVAL_MS, STREAM, TOPIC, ClickProducer, Click
 from tests.system.killing import kill_session
 from tests.system.orders import wait_until
 
+from headrace.devstack.stack import Stack
 from headrace.ledger import Ledger
 from headrace.ledger.states import BatchState, DesiredState, JobState
-from headrace.local.stack import Stack
 
 pytestmark = pytest.mark.timeout(1200)
 

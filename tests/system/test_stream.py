@@ -7,8 +7,8 @@ import pytest
 from tests.system.killing import kill_session
 from tests.system.orders import STREAM, Orders, wait_until
 
+from headrace.devstack.stack import Stack
 from headrace.ledger.states import JobState
-from headrace.local.stack import Stack
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -17,7 +17,7 @@ from headrace.cli.replayed_index import AliasSwapRefusedError, ReplayedIndex
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
-    from headrace.indexing.aliases import IndexAlias
+    from headrace.elasticsearch.aliases import IndexAlias
     from headrace.stream import ElasticsearchOutput
 
 _TOLD = 10
@@ -108,8 +108,8 @@ def swap(
 @contextmanager
 def _index_alias(output: ElasticsearchOutput) -> Iterator[IndexAlias]:
     from headrace.clock import SystemClock
-    from headrace.indexing.aliases import IndexAlias
-    from headrace.indexing.options import IndexingOptions
+    from headrace.elasticsearch.aliases import IndexAlias
+    from headrace.elasticsearch.options import IndexingOptions
 
     options = IndexingOptions(
         connection=output.connection, hosts=output.hosts, index=output.index, max_retry_seconds=MAX_RETRY_SECONDS

@@ -43,7 +43,7 @@ def list_batches(
     as_json: AsJson = False,
 ) -> None:
     """List a stream's batches and the batch times that nobody ran."""
-    from headrace.batching.stream_status import last_error
+    from headrace.batch.stream_status import last_error
 
     with opened(ledger) as found:
         found.streams.get(name)

@@ -22,10 +22,10 @@ from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json
 
 if TYPE_CHECKING:
-    from headrace.indexing.dead_letter_index import DeadLetterIndex, LetterFilter
-    from headrace.indexing.dead_letter_replay import LetterReader
-    from headrace.indexing.options import IndexingOptions
-    from headrace.indexing.transport import Transport
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
+    from headrace.elasticsearch.dead_letter_replay import LetterReader
+    from headrace.elasticsearch.options import IndexingOptions
+    from headrace.elasticsearch.transport import Transport
     from headrace.stream import ElasticsearchOutput, Stream
 
 dlq = typer.Typer(
@@ -145,8 +145,8 @@ def replay(
     A document or a newer version that is in the index already stays. Ends with 1 where letters remain dead.
     """
     from headrace.clock import SystemClock
-    from headrace.indexing.dead_letter_replay import AsTheyWere, DeadLetterReplay
-    from headrace.indexing.targets import TargetIndex
+    from headrace.elasticsearch.dead_letter_replay import AsTheyWere, DeadLetterReplay
+    from headrace.elasticsearch.targets import TargetIndex
 
     stream = _stream(ledger, name)
     declared = _one_output(stream, output, index)
@@ -191,7 +191,7 @@ def _one_output(stream: Stream, output: str | None, index: str | None) -> Elasti
 def _filter(
     stream: Stream, batch: str | None, since: str | None, until: str | None, offset: str | None, **narrowing: Any
 ) -> LetterFilter:
-    from headrace.indexing.dead_letter_index import LetterFilter
+    from headrace.elasticsearch.dead_letter_index import LetterFilter
 
     if batch is not None and (since is not None or until is not None):
         raise typer.BadParameter("give either --batch or --from and --until", param_hint="--batch")
@@ -232,9 +232,9 @@ def _opened(
     stream: Stream, output: ElasticsearchOutput
 ) -> Iterator[tuple[Transport, IndexingOptions, DeadLetterIndex]]:
     from headrace.clock import SystemClock
-    from headrace.indexing.dead_letter_index import DeadLetterIndex
-    from headrace.indexing.options import IndexingOptions
-    from headrace.indexing.output_options import sink_options
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+    from headrace.elasticsearch.options import IndexingOptions
+    from headrace.elasticsearch.output_options import sink_options
 
     # The batch time is in the letters; that of the options would only be for ids made anew, which are none.
     options = IndexingOptions.from_strings(sink_options(output, stream=stream.name, batch_time_ms=0))

@@ -12,8 +12,8 @@ from headrace.cli.output import print_table, printable
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
-    from headrace.indexing.dead_letter_index import StoredLetter
-    from headrace.indexing.dead_letter_replay import ReplayCounts
+    from headrace.elasticsearch.dead_letter_index import StoredLetter
+    from headrace.elasticsearch.dead_letter_replay import ReplayCounts
 
 _TEXT_SHOWN = 100
 

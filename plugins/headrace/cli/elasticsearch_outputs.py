@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.indexing.transport import ElasticsearchTransport
+    from headrace.elasticsearch.transport import ElasticsearchTransport
     from headrace.ledger import Ledger
     from headrace.stream import ElasticsearchOutput, Stream
 
@@ -47,9 +47,9 @@ def elasticsearch_outputs(stream: Stream, output: str | None) -> list[Elasticsea
 @contextmanager
 def transport_to(output: ElasticsearchOutput) -> Iterator[ElasticsearchTransport]:
     """The way to the output's cluster. Raises what looking up its connection raises."""
-    from headrace.indexing.cluster import Cluster
-    from headrace.indexing.options import IndexingOptions
-    from headrace.indexing.transport import ElasticsearchTransport
+    from headrace.elasticsearch.cluster import Cluster
+    from headrace.elasticsearch.options import IndexingOptions
+    from headrace.elasticsearch.transport import ElasticsearchTransport
 
     where = IndexingOptions(connection=output.connection, hosts=output.hosts, index=output.index)
     transport = ElasticsearchTransport(Cluster.of(where), connections=1, timeout_seconds=output.request_timeout_seconds)

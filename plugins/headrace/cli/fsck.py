@@ -11,7 +11,7 @@ from headrace.cli.output import print_json
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.checking.findings import Finding, Report
+    from headrace.fsck.findings import Finding, Report
 
 FOUND = 1
 CANNOT_CHECK = 2
@@ -32,7 +32,7 @@ def fsck(
 
     It may run beside the stream. Exit code 0: all holds, 1: something does not, 2: it could not be checked.
     """
-    from headrace.checking.stream_check import check_stream
+    from headrace.fsck.stream_check import check_stream
 
     try:
         with opened(ledger) as found:

@@ -13,7 +13,7 @@ from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName
 from headrace.cli.output import print_json
 
 if TYPE_CHECKING:
-    from headrace.batching.recovery.recover import Recovered
+    from headrace.batch.recovery.recover import Recovered
     from headrace.ledger import Ledger
     from headrace.stream import Stream
 
@@ -38,7 +38,7 @@ def recover(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild a stream's lost ledger; or write what is lost of its checkpoints, history and manifests."""
-    from headrace.batching.recovery.recover import recover as run
+    from headrace.batch.recovery.recover import recover as run
     from headrace.stream import Stream
     from headrace.wal.scan import RecoveryMode
     from headrace.wal.storage import open_storage

@@ -19,11 +19,11 @@ import typer
 from rich.console import Console
 
 from headrace.cli.stack_display import Progress, login_line, stack_table
-from headrace.local.errors import LocalStackError, StackRunningError
-from headrace.local.processes import end_stack_processes
-from headrace.local.stack import SERVICES, StackOptions
-from headrace.local.state import Phase, StackState, read_state, write_state
-from headrace.local.supervisor import RESTART_SIGNAL, supervise
+from headrace.devstack.errors import LocalStackError, StackRunningError
+from headrace.devstack.processes import end_stack_processes
+from headrace.devstack.stack import SERVICES, StackOptions
+from headrace.devstack.state import Phase, StackState, read_state, write_state
+from headrace.devstack.supervisor import RESTART_SIGNAL, supervise
 
 _STOP_SECONDS = 120
 _NOT_RUNNING = 3
@@ -114,7 +114,7 @@ def down(
         service.phase = Phase.STOPPED
     write_state(data, state)
     if wipe:
-        from headrace.local.postgres import PostgresServer
+        from headrace.devstack.postgres import PostgresServer
 
         # Run by root, Postgres may keep its data elsewhere.
         PostgresServer(data / "postgres").wipe()
@@ -147,7 +147,7 @@ def _hold(options: StackOptions, as_json: bool) -> None:
 
 def _start_detached(options: StackOptions) -> StackState:
     log = options.data / "supervisor.log"
-    command = [sys.executable, "-m", "headrace.local.supervisor", "--data", str(options.data)]
+    command = [sys.executable, "-m", "headrace.devstack.supervisor", "--data", str(options.data)]
     command += ["--dags", str(options.dags), "--plugins", str(options.plugins)]
     for name in options.without:
         command += ["--without", name]

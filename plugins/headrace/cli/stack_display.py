@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
-from headrace.local.state import Phase, StackState
+from headrace.devstack.state import Phase, StackState
 
 _STYLES = {Phase.RUNNING: "green", Phase.FAILED: "red", Phase.STARTING: "yellow", Phase.STOPPING: "yellow"}
 

@@ -11,7 +11,7 @@ import typer
 from headrace.cli.ledger_option import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, opened
 from headrace.cli.output import print_json, print_table
 from headrace.clock import time_text
-from headrace.receiving.input_health import InputTrouble, input_troubles, receiver_state
+from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
@@ -97,7 +97,7 @@ def stop(
 
 def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool) -> None:
     from headrace.clock import SystemClock
-    from headrace.receiving.stop_request import write_stop_request
+    from headrace.receiver.stop_request import write_stop_request
     from headrace.wal.storage import open_storage
 
     folder = open_storage(storage).below(name)
@@ -138,7 +138,7 @@ def check(
     """
     import sys
 
-    from headrace.receiving.kafka_config import check_client_settings
+    from headrace.receiver.kafka_config import check_client_settings
     from headrace.spark.transforms import check_transform
     from headrace.stream import Stream
 
@@ -155,7 +155,7 @@ def check(
 
 
 def _check_connections(stream: Stream, *, as_json: bool) -> None:
-    from headrace.checking.connecting import check_connections
+    from headrace.fsck.connecting import check_connections
 
     found = []
     for each in check_connections(stream):
@@ -186,8 +186,8 @@ def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], no
 
 
 def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
-    from headrace.batching.stream_status import NOT_RECEIVED, stream_status
-    from headrace.receiving.adoption import unadopted
+    from headrace.batch.stream_status import NOT_RECEIVED, stream_status
+    from headrace.receiver.adoption import unadopted
 
     job = ledger.jobs.current(row.name)
     state = _job_state(job, ledger.now_ms())
@@ -254,7 +254,7 @@ def _oldest(unfinished: dict[str, Any] | None) -> str | None:
 
 
 def _slow_runs(ledger: Ledger, row: StreamRow) -> str | None:
-    from headrace.batching.pace import slow_runs
+    from headrace.batch.pace import slow_runs
     from headrace.stream import Stream
 
     found = slow_runs(ledger, row.name, coalesces=Stream.from_json(row.definition).coalesces)

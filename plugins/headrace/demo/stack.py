@@ -12,10 +12,10 @@ from pathlib import Path
 
 import headrace
 from headrace.demo.errors import DemoError
-from headrace.local.airflow_api import AirflowApi
-from headrace.local.jars import cache_dir
-from headrace.local.process import GuardedProcess, ProcessSpec, child_environment, tail
-from headrace.local.state import Phase, StackState, read_state
+from headrace.devstack.airflow_api import AirflowApi
+from headrace.devstack.jars import cache_dir
+from headrace.devstack.process import GuardedProcess, ProcessSpec, child_environment, tail
+from headrace.devstack.state import Phase, StackState, read_state
 
 _POLL_SECONDS = 0.2
 # The first time, the servers' jars are fetched.

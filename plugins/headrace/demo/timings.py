@@ -76,7 +76,7 @@ def by_step(timings: Iterable[BatchTiming]) -> list[StepTiming]:
 
 
 def read_timings(api: Any, dag_id: str, batches: Iterable[BatchRow]) -> list[BatchTiming]:
-    """Ask Airflow (``headrace.local.airflow_api.AirflowApi``) for the tasks of these batches' runs."""
+    """Ask Airflow (``headrace.devstack.airflow_api.AirflowApi``) for the tasks of these batches' runs."""
     wanted = {batch.batch_time_ms: batch for batch in batches}
     by_run: dict[str, list[Mapping[str, Any]]] = {}
     for task in _pages(api, f"/dags/{dag_id}/dagRuns/~/taskInstances", "task_instances"):

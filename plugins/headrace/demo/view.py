@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.demo.observing import Snapshot
-from headrace.local.state import Phase, StackState
+from headrace.devstack.state import Phase, StackState
 
 # Lines elsewhere than on a terminal come no more often than this many seconds.
 _EVERY_SECONDS = 5.0

@@ -11,16 +11,16 @@ from typing import Self, TypeVar
 from headrace.demo.elasticsearch_side import ElasticsearchSide
 from headrace.demo.producing import create_topic
 from headrace.demo.stack import DemoStack
+from headrace.devstack.airflow import Airflow
+from headrace.devstack.cluster import SparkCluster
+from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.devstack.kafka import KafkaServer
+from headrace.devstack.processes import end_stack_processes
+from headrace.devstack.server import Server
+from headrace.devstack.stack import Stack, StackOptions
 from headrace.faults.disk import SmallDisk
 from headrace.faults.errors import HammerError, SmallDiskError
 from headrace.faults.pipeline import DAG_FILE, INDEX, MAPPINGS, PARTITIONS, STREAM, TOPIC
-from headrace.local.airflow import Airflow
-from headrace.local.cluster import SparkCluster
-from headrace.local.elasticsearch import ElasticsearchServer
-from headrace.local.kafka import KafkaServer
-from headrace.local.processes import end_stack_processes
-from headrace.local.server import Server
-from headrace.local.stack import Stack, StackOptions
 
 _DISK_BYTES = 384 << 20
 # Twice what the receiver job takes: a batch that finds none to connect to is submitted beside the next one.

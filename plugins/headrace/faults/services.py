@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from headrace.devstack.server import Server
 from headrace.faults.journal import Journal
-from headrace.local.server import Server
 
 _LOOK_SECONDS = 1.0
 # systemd's RestartSec, so that what cannot start does not eat the machine.

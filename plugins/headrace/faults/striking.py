@@ -7,6 +7,7 @@ import time
 
 import psutil
 
+from headrace.devstack.server import Server
 from headrace.faults import signals
 from headrace.faults.disk import SmallDisk
 from headrace.faults.errors import SmallDiskError, TargetMissedError
@@ -14,7 +15,6 @@ from headrace.faults.journal import Blow, Journal
 from headrace.faults.kinds import Action, Fault, Target
 from headrace.faults.services import Services, answers
 from headrace.faults.victims import Group, Victims
-from headrace.local.server import Server
 
 # How long a fault waits for its target: after others it may take a while until there is one again.
 _PATIENCE_SECONDS = 420.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from headrace.devstack.processes import processes_of_stack
 from headrace.faults.kinds import Target
-from headrace.local.processes import processes_of_stack
 
 Group = list[psutil.Process]
 """Processes that are hit together, the one that counts first."""

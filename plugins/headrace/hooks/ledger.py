@@ -98,8 +98,8 @@ def register(ledger: Ledger, stream: Stream) -> int:
     Raises:
         LostLedgerError: the ledger does not know the stream, and its folder tells of another one that did.
     """
-    from headrace.batching.recovery.lost_ledger import refuse_if_lost
-    from headrace.receiving.adoption import record_unadopted
+    from headrace.batch.recovery.lost_ledger import refuse_if_lost
+    from headrace.receiver.adoption import record_unadopted
 
     refuse_if_lost(stream, ledger)
     row = ledger.streams.register(

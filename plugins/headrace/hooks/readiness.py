@@ -12,7 +12,7 @@ from headrace.stream import Stream
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
-    from headrace.receiving.input_health import InputTrouble
+    from headrace.receiver.input_health import InputTrouble
 
 # Partitions that a reason names; of a thousand it tells the number.
 _MOST_NAMED = 5
@@ -67,7 +67,7 @@ def blocks_ready(
     later), and has then failed; so has one by timestamp that such an input holds up. Records that were received before
     are not held back, and a stream that was stopped on purpose is waited for by nobody.
     """
-    from headrace.receiving.input_health import input_troubles
+    from headrace.receiver.input_health import input_troubles
 
     if ledger.batches.find(stream, batch_time_ms) is not None:
         return Readiness(True, "the batch is allocated already")

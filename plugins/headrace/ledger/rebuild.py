@@ -1,4 +1,4 @@
-"""Writing a stream as a lost ledger had it (rule 10 of the design); `headrace.batching.recovery` finds it."""
+"""Writing a stream as a lost ledger had it (rule 10 of the design); `headrace.batch.recovery` finds it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from headrace.timetables.batch_time import NothingToRun, begin_run, takes_over
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.batching.allocation import Allocation
+    from headrace.batch.allocation import Allocation
     from headrace.ledger import Ledger
     from headrace.ledger.rows import BatchRow
     from headrace.stream import Stream
@@ -61,7 +61,7 @@ def allocate_for_run(
     Raises:
         AirflowFailException: the run asks for what the stream does not have.
     """
-    from headrace.batching.allocation import allocate
+    from headrace.batch.allocation import allocate
 
     if run_request(context, stream).from_kafka:
         _build(stream, ledger, storage, at_ms, log)
@@ -110,7 +110,7 @@ def _claim_missed(
         time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
     )  # fmt: skip
     if claim_missed:
-        from headrace.batching.allocation import allocate
+        from headrace.batch.allocation import allocate
 
         times = [time.batch_time_ms for time in missed]
         claimed = claim(context, times, stream.batch_interval_ms)
@@ -123,7 +123,7 @@ def _claim_missed(
 
 
 def _build(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
-    from headrace.batching.building import build_from_kafka
+    from headrace.batch.building import build_from_kafka
 
     if at_ms > ledger.streams.get(stream.name).zero_time_ms:
         log.info("Batch %s is of the stream's own time, so it is not built from Kafka.", time_text(at_ms))

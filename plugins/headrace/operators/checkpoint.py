@@ -42,7 +42,7 @@ class CheckpointOperator(BatchStepOperator):
 
 def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
     """Write the stream's checkpoint if the batch is there and it is due; says so."""
-    from headrace.batching.checkpointing import write_checkpoint
+    from headrace.batch.checkpointing import write_checkpoint
 
     if ledger.batches.find(stream.name, at_ms) is None:
         log.info("Batch %s was not allocated, so there is nothing to checkpoint.", time_text(at_ms))

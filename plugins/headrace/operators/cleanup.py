@@ -11,7 +11,7 @@ from headrace.operators.batch import BatchStepOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.batching.cleanup import Cleaned
+    from headrace.batch.cleanup import Cleaned
     from headrace.ledger import Ledger
     from headrace.stream import Stream
     from headrace.wal.storage import LogStorage
@@ -45,7 +45,7 @@ def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: i
     Raises:
         BatchNotCheckpointedError: the batch completed, and its checkpoint was due and is missing.
     """
-    from headrace.batching.cleanup import clean_up
+    from headrace.batch.cleanup import clean_up
 
     batch = ledger.batches.find(stream.name, at_ms)
     if batch is None:

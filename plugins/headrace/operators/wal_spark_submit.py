@@ -293,7 +293,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _run_earlier(self, run: _Run, at_ms: int) -> bool:
         """Allocate, or run, the earliest batch time before ``at_ms`` that is unfinished; whether there was one."""
-        from headrace.batching.allocation import allocate
+        from headrace.batch.allocation import allocate
 
         for earlier in run.ledger.batches.earlier_unfinished(self.stream.name, at_ms, limit=1):
             first_ms = earlier.batch_time_ms

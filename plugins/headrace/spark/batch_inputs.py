@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from headrace.batching.manifest import Manifest
+from headrace.batch.manifest import Manifest
 from headrace.spark.decoding import DecodedInput, decode_input
 from headrace.spark.sessions import is_connect
 

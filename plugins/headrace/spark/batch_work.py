@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from headrace.indexing.errors import ForeignDocumentsError
+from headrace.elasticsearch.errors import ForeignDocumentsError
 from headrace.spark.batch_reading import BatchReading
 from headrace.spark.output_frames import OutputFrames, alike
 from headrace.spark.outputs.registry import writer_of

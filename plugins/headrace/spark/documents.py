@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 
-from headrace.indexing import columns
-from headrace.indexing.collisions import colliding
-from headrace.indexing.counts import EXAMPLES
-from headrace.indexing.document_ids import identify
-from headrace.indexing.errors import CollidingIdsError, UnsuitableRowsError
-from headrace.indexing.options import IndexingOptions
-from headrace.indexing.output_options import ID_PREFIX, VERSION, id_columns, sink_options
-from headrace.indexing.reports import IndexingReport
+from headrace.elasticsearch import columns
+from headrace.elasticsearch.collisions import colliding
+from headrace.elasticsearch.counts import EXAMPLES
+from headrace.elasticsearch.document_ids import identify
+from headrace.elasticsearch.errors import CollidingIdsError, UnsuitableRowsError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.output_options import ID_PREFIX, VERSION, id_columns, sink_options
+from headrace.elasticsearch.reports import IndexingReport
 from headrace.spark.incarnations import lacks_incarnation, needs_incarnation
 from headrace.stream.outputs import ColumnIds, ElasticsearchOutput, KeyIds
 
@@ -35,7 +35,7 @@ _BESIDE = (columns.ORIGINAL_KEY, columns.ORIGINAL_VALUE, columns.ORIGINAL_HEADER
 def prepare_documents(
     df: DataFrame, output: ElasticsearchOutput, *, incarnations: BatchIncarnations | None = None
 ) -> DataFrame:
-    """The rows of ``df`` in the shape of ``headrace.indexing.columns``.
+    """The rows of ``df`` in the shape of ``headrace.elasticsearch.columns``.
 
     - Rows with the columns of the log and no others are records as they are: ``value``, bytes or text, is the
       document; a decoded ``value`` (a struct or map) is written as JSON.

@@ -4,8 +4,9 @@
     (prepare_documents(df, output).write.format("elasticsearch").mode("append")
         .options(connection="es", index="clicks").save())
 
-The rows' columns are in ``headrace.indexing.columns``, the options in ``headrace.indexing.options``; `write_documents`
-in ``headrace.spark.documents`` puts it all together. Works in classic sessions and over Spark Connect.
+The rows' columns are in ``headrace.elasticsearch.columns``, the options in ``headrace.elasticsearch.options``;
+`write_documents` in ``headrace.spark.documents`` puts it all together. Works in classic sessions and over Spark
+Connect.
 
 The connection is looked up where Spark plans the write (the driver, or the Connect server's application), in that
 process's environment; its secrets travel to executors inside the pickled writer, and are in no option and no plan.
@@ -26,19 +27,19 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from headrace.clock import SystemClock
-from headrace.indexing.cluster import Cluster
-from headrace.indexing.collisions import colliding, repeated_digests
-from headrace.indexing.columns import check_columns
-from headrace.indexing.counts import IndexingCounts
-from headrace.indexing.dead_letter_index import DeadLetterIndex
-from headrace.indexing.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
-from headrace.indexing.indexer import Indexer
-from headrace.indexing.options import IndexingOptions
-from headrace.indexing.reports import IndexingReport
-from headrace.indexing.targets import ConcreteIndex, TargetIndex
-from headrace.indexing.transport import ElasticsearchTransport
-from headrace.indexing.write_warnings import warnings_beside
-from headrace.receiving.kafka_ranges import RangeClients
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.collisions import colliding, repeated_digests
+from headrace.elasticsearch.columns import check_columns
+from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+from headrace.elasticsearch.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
+from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.reports import IndexingReport
+from headrace.elasticsearch.targets import ConcreteIndex, TargetIndex
+from headrace.elasticsearch.transport import ElasticsearchTransport
+from headrace.elasticsearch.write_warnings import warnings_beside
+from headrace.receiver.kafka_ranges import RangeClients
 from headrace.spark.original_records import (
     BatchOriginalRecords,
     KafkaOriginalRecords,

@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from headrace.blocks import TopicPartition
-from headrace.indexing import columns
+from headrace.elasticsearch import columns
 from headrace.stream.outputs import ElasticsearchOutput, KeyIds, RecordIds
 
 if TYPE_CHECKING:
-    from headrace.batching.manifest import Manifest
+    from headrace.batch.manifest import Manifest
     from headrace.stream import Output
 
 Range = tuple[TopicPartition, int, int]

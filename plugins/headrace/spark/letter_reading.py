@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.blocks import TopicPartition
-from headrace.indexing import columns
-from headrace.indexing.bulk_bodies import REJECTED_BEFORE
-from headrace.indexing.dead_letter_replay import LetterRows
-from headrace.indexing.errors import LettersNotReplayableError
-from headrace.indexing.verdicts import Reason
+from headrace.elasticsearch import columns
+from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE
+from headrace.elasticsearch.dead_letter_replay import LetterRows
+from headrace.elasticsearch.errors import LettersNotReplayableError
+from headrace.elasticsearch.verdicts import Reason
 from headrace.spark.decoding import REASON, DecodedInput, decode_input
 from headrace.spark.documents import prepare_documents
 from headrace.spark.incarnations import BatchIncarnations, Range
@@ -24,7 +24,7 @@ from headrace.stream import ColumnIds
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.indexing.dead_letter_index import StoredLetter
+    from headrace.elasticsearch.dead_letter_index import StoredLetter
     from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 
 

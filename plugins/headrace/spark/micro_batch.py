@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from headrace.batching.stream_status import WARNING
+from headrace.batch.stream_status import WARNING
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, TRIED_WITH, Failure

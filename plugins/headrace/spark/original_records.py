@@ -9,12 +9,12 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.batching.manifest import Manifest
+from headrace.batch.manifest import Manifest
 from headrace.blocks import BlockHandle
-from headrace.indexing.originals import OriginalRecord, OriginalRecords
-from headrace.receiving.kafka_ranges import KafkaRangeReader, RangeClients
-from headrace.receiving.offset_ranges import RangeRun, RecordedRange
-from headrace.receiving.replay_errors import RangesGoneError
+from headrace.elasticsearch.originals import OriginalRecord, OriginalRecords
+from headrace.receiver.kafka_ranges import KafkaRangeReader, RangeClients
+from headrace.receiver.offset_ranges import RangeRun, RecordedRange
+from headrace.receiver.replay_errors import RangesGoneError
 from headrace.stream.inputs import KafkaInput
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage

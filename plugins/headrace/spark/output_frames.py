@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from headrace.elasticsearch.columns import INCARNATION
 from headrace.errors import HeadraceError
-from headrace.indexing.columns import INCARNATION
 from headrace.spark.incarnations import lacks_incarnation, needs_incarnation
 from headrace.spark.transforms import STATE_FRAMES, BatchContext, apply_transform, load_transform, takes
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaOutput

@@ -18,14 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from headrace.checking.connecting import check_input, check_storage
 from headrace.clock import times_text
 from headrace.errors import HeadraceError
+from headrace.fsck.connecting import check_input, check_storage
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
 from headrace.ledger.rows import JobLease
-from headrace.receiving.adoption import REVISION
-from headrace.receiving.tracker import ReceiverTracker, TrackerEnd
+from headrace.receiver.adoption import REVISION
+from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
 from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.draining import BatchDrain

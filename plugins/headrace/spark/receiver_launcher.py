@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from headrace.blocks import ReceiverId
 from headrace.errors import HeadraceError
 from headrace.ledger.states import ReceiverState
-from headrace.receiving.receiver_placement import ReceiverPlacement
-from headrace.receiving.receiver_task import ReceiverTask, run_receiver
-from headrace.receiving.scheduling_policy import Executor, Location
-from headrace.receiving.supervisor import ReceiverReport
+from headrace.receiver.receiver_placement import ReceiverPlacement
+from headrace.receiver.receiver_task import ReceiverTask, run_receiver
+from headrace.receiver.scheduling_policy import Executor, Location
+from headrace.receiver.supervisor import ReceiverReport
 from headrace.spark.coupling import ProcessWatch, parent_gone
 from headrace.spark.failures import first_cause
 from headrace.spark.receiver_executors import executor_of_group, executors_of, placed, task_slots
@@ -39,7 +39,7 @@ class NoFreeSlotError(HeadraceError):
 
 
 class SparkReceiverHandle:
-    """A receiver's Spark job (``headrace.receiving.launchers.ReceiverHandle``)."""
+    """A receiver's Spark job (``headrace.receiver.launchers.ReceiverHandle``)."""
 
     def __init__(
         self, context: SparkContext, task: ReceiverTask, group: str, locations: Sequence[Location] = ()
@@ -93,7 +93,7 @@ class SparkReceiverHandle:
 
 
 class SparkReceiverLauncher:
-    """Starts the stream's receivers in a Spark application (``headrace.receiving.launchers.ReceiverLauncher``), each
+    """Starts the stream's receivers in a Spark application (``headrace.receiver.launchers.ReceiverLauncher``), each
     on the executor that its placement has for it.
 
     One task slot is kept for batches, also after executors were lost: a receiver that finds none besides waits.

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
-from headrace.batching.manifest import Manifest
+from headrace.batch.manifest import Manifest
 from headrace.errors import HeadraceError
 
 _MANIFEST_READERS = 8

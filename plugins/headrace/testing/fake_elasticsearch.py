@@ -1,6 +1,6 @@
-"""An Elasticsearch in memory, as far as ``headrace.indexing`` speaks to one, that can be told to misbehave.
+"""An Elasticsearch in memory, as far as ``headrace.elasticsearch`` speaks to one, that can be told to misbehave.
 
-It implements ``headrace.indexing.transport.Transport``. Its answers have the form and the texts of version 8.19.
+It implements ``headrace.elasticsearch.transport.Transport``. Its answers have the form and the texts of version 8.19.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from headrace.indexing.transport import NoAnswerError, Response
+from headrace.elasticsearch.transport import NoAnswerError, Response
 
 MAX_ID_BYTES = 512
 

@@ -67,7 +67,7 @@ def begin_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int
     Raises:
         NothingToRun: there is none: another run has taken the batch time over, or it ended before the stream began.
     """
-    from headrace.batching.pace import slow_runs
+    from headrace.batch.pace import slow_runs
 
     if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):
         log.warning("This stream falls behind: %s.", slow)

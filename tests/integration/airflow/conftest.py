@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from headrace.connections import variable_name
+from headrace.devstack.airflow import DATABASE_SETTINGS, Airflow
+from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
-from headrace.local.airflow import DATABASE_SETTINGS, Airflow
-from headrace.local.postgres import PostgresServer
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]

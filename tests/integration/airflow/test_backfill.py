@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.local.airflow import airflow_command
-from headrace.local.airflow_api import AirflowApiError
+from headrace.devstack.airflow import airflow_command
+from headrace.devstack.airflow_api import AirflowApiError
 
 # The first test waits for Airflow's start, and for ten batch times to pass.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

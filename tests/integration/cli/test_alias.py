@@ -13,12 +13,12 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
 from headrace.clock import SystemClock, time_text
+from headrace.elasticsearch.aliases import IndexAlias
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.errors import UnsuitableTargetError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError, Response
 from headrace.hooks.ledger import register
-from headrace.indexing.aliases import IndexAlias
-from headrace.indexing.cluster import Cluster
-from headrace.indexing.errors import UnsuitableTargetError
-from headrace.indexing.options import IndexingOptions
-from headrace.indexing.transport import ElasticsearchTransport, NoAnswerError, Response
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 from headrace.stream.replays import replayed

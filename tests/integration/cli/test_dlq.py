@@ -18,15 +18,15 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
 from headrace.clock import SystemClock
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
+from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.output_options import sink_options
+from headrace.elasticsearch.transport import ElasticsearchTransport
 from headrace.hooks.ledger import register
-from headrace.indexing.cluster import Cluster
-from headrace.indexing.counts import IndexingCounts
-from headrace.indexing.dead_letter_index import DeadLetterIndex
-from headrace.indexing.dead_letter_replay import DeadLetterReplay
-from headrace.indexing.indexer import Indexer
-from headrace.indexing.options import IndexingOptions
-from headrace.indexing.output_options import sink_options
-from headrace.indexing.transport import ElasticsearchTransport
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, Stream
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
-from headrace.local.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[3]
 if str(ROOT) not in sys.path:

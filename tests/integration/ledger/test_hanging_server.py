@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.local.postgres import PostgresServer
 
 # The server ends a statement after a second, the client stops waiting 5 s later; a connection takes 2 s at most.
 BOUNDS = "?connect_timeout=2&options=-c%20statement_timeout%3D1000"

@@ -1,4 +1,4 @@
-"""A ledger on Postgres that is lost, and rebuilt on Postgres: `tests/unit/batching/test_recovery.py`'s comparison."""
+"""A ledger on Postgres that is lost, and rebuilt on Postgres: `tests/unit/batch/test_recovery.py`'s comparison."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.batching.life import LEASE_MS, NAME, Life
-from tests.unit.batching.test_recovery import KINDS, all_blocks, contents
+from tests.unit.batch.life import LEASE_MS, NAME, Life
+from tests.unit.batch.test_recovery import KINDS, all_blocks, contents
 
-from headrace.batching.recovery.recover import recover
+from headrace.batch.recovery.recover import recover
+from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import Ledger
-from headrace.local.postgres import PostgresServer
 
 
 @pytest.mark.parametrize("kind", KINDS)

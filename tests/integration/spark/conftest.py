@@ -19,12 +19,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
-from headrace.batching.allocation import allocate
-from headrace.batching.manifest import Manifest, ManifestBlock
+from headrace.batch.allocation import allocate
+from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.rows import Attempt, JobRow, ReceiverLease
-from headrace.local.cluster import SparkCluster
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import WalDataSource
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.elasticsearch.dead_letter_index import StoredLetter
+from headrace.elasticsearch.document_ids import identify
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.output_options import sink_options
 from headrace.errors import HeadraceError
-from headrace.indexing.dead_letter_index import StoredLetter
-from headrace.indexing.document_ids import identify
-from headrace.indexing.options import IndexingOptions
-from headrace.indexing.output_options import sink_options
 from headrace.spark.letter_reading import ThroughTheTransform
 from headrace.spark.micro_batch import run_micro_batch
 from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, RecordIds, SparkSettings

@@ -18,9 +18,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.indexing.errors import UnsuitableRowsError
-from headrace.indexing.output_options import sink_options
-from headrace.indexing.reports import IndexingReport
+from headrace.elasticsearch.errors import UnsuitableRowsError
+from headrace.elasticsearch.output_options import sink_options
+from headrace.elasticsearch.reports import IndexingReport
 from headrace.spark.documents import prepare_documents, write_documents
 from headrace.spark.elasticsearch_sink import ElasticsearchDataSource
 from headrace.stream import ColumnIds, ElasticsearchOutput, KeyIds

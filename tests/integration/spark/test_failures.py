@@ -18,10 +18,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.indexing.cluster import Cluster
-from headrace.indexing.errors import UnsuitableTargetError
-from headrace.indexing.options import IndexingOptions
-from headrace.indexing.output_options import sink_options
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.errors import UnsuitableTargetError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.output_options import sink_options
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.spark.elasticsearch_sink import ElasticsearchWriter

@@ -17,14 +17,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.integration.spark.connect_server import connect_server
 
-from headrace.batching.manifest import Manifest, ManifestBlock
+from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
-from headrace.indexing.originals import OriginalRecord
-from headrace.receiving.kafka_config import consumer_config
-from headrace.receiving.kafka_ranges import RangeClients
-from headrace.receiving.kafka_receiver import KafkaReceiver
-from headrace.receiving.offset_ranges import RecordedRange
-from headrace.receiving.record_batches import RecordChunk
+from headrace.elasticsearch.originals import OriginalRecord
+from headrace.receiver.kafka_config import consumer_config
+from headrace.receiver.kafka_ranges import RangeClients
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.offset_ranges import RecordedRange
+from headrace.receiver.record_batches import RecordChunk
 from headrace.spark.documents import write_documents
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords

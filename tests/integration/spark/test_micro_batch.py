@@ -21,14 +21,14 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
-from headrace.batching.building import build_from_kafka
-from headrace.batching.manifest import ManifestError
-from headrace.batching.stream_status import last_error
+from headrace.batch.building import build_from_kafka
+from headrace.batch.manifest import ManifestError
+from headrace.batch.stream_status import last_error
 from headrace.blocks import TopicPartition
-from headrace.indexing.errors import TooManyDeadLettersError
+from headrace.elasticsearch.errors import TooManyDeadLettersError
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.receiving.kafka_ranges import RangeClients
+from headrace.receiver.kafka_ranges import RangeClients
 from headrace.spark.micro_batch import BatchFailedError, BatchResult, run_micro_batch
 from headrace.spark.micro_batch_job import main
 from headrace.stream import (

@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.spark.executors import executors, process_of
 
+from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import JobState, ReceiverState
-from headrace.local.cluster import SparkCluster
 from headrace.stream import KafkaInput, SparkSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -14,9 +14,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from headrace.batching.allocation import allocate
+from headrace.batch.allocation import allocate
 from headrace.blocks import BlockInfo, ReceiverId
-from headrace.checking.connecting import check_storage
+from headrace.fsck.connecting import check_storage
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.testing.records import make_block

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headrace.batching.allocation import allocate
+from headrace.batch.allocation import allocate
 from headrace.cli.main import app
 from headrace.cli.output import time_text
 from headrace.hooks.ledger import register

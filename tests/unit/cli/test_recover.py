@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.batching.allocation import allocate
-from headrace.batching.checkpointing import write_checkpoint
+from headrace.batch.allocation import allocate
+from headrace.batch.checkpointing import write_checkpoint
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.cli import stack
 from headrace.cli.stack_display import login_line
-from headrace.local.state import Login, Phase, StackState
+from headrace.devstack.state import Login, Phase, StackState
 
 
 @pytest.fixture

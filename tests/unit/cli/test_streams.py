@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.batching.allocation import allocate
+from headrace.batch.allocation import allocate
 from headrace.blocks import ReceiverId
 from headrace.cli.main import app
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.rows import JobLease
-from headrace.receiving.stop_request import find_stop_request
+from headrace.receiver.stop_request import find_stop_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.wal.storage import open_storage
 

@@ -11,8 +11,8 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
 
-from headrace.batching.building import BatchBuildError
-from headrace.batching.manifest import ManifestError
+from headrace.batch.building import BatchBuildError
+from headrace.batch.manifest import ManifestError
 from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.stream import (

@@ -10,10 +10,10 @@ HEAVY = ("pyspark", "py4j", "confluent_kafka", "elasticsearch", "pyarrow", "pand
 OURS = (
     "headrace.ledger",
     "headrace.wal",
-    "headrace.receiving",
-    "headrace.indexing",
+    "headrace.receiver",
+    "headrace.elasticsearch",
     "headrace.spark",
-    "headrace.local",
+    "headrace.devstack",
 )
 
 DAG_FILE = """

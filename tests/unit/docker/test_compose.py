@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from headrace.connections import from_text, variable_name
-from headrace.local import jars
+from headrace.devstack import jars
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())

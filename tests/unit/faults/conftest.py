@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.devstack.process import ProcessSpec, child_environment
+from headrace.devstack.server import Server
 from headrace.faults.journal import Journal
-from headrace.local.process import ProcessSpec, child_environment
-from headrace.local.server import Server
 
 
 class Sleeper(Server):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.faults.conftest import wait_until
 
+from headrace.devstack.ports import free_port
 from headrace.faults import load as module
 from headrace.faults.load import Load
 from headrace.faults.pipeline import records
-from headrace.local.ports import free_port
 
 
 def test_a_producer_that_is_stuck_is_replaced_and_its_records_count_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:

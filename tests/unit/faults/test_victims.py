@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.devstack.processes import STACK_VARIABLE
 from headrace.faults.kinds import Target
 from headrace.faults.victims import Victims
-from headrace.local.processes import STACK_VARIABLE
 
 Start = Callable[..., int]
 SLEEP = "import time; print(flush=True); time.sleep(600)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.batching.allocation import allocate
+from headrace.batch.allocation import allocate
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators import allocate_blocks
@@ -86,7 +86,7 @@ class TestAllocateBlocks:
             built.append(at_ms)
             return allocate(stream, ledger, storage, at_ms)
 
-        monkeypatch.setattr("headrace.batching.building.build_from_kafka", build)
+        monkeypatch.setattr("headrace.batch.building.build_from_kafka", build)
         early, late = 1_700_000_000_000, ledger.streams.get("flights").zero_time_ms + stream.batch_interval_ms
         until(lambda: ledger.now_ms() >= late)
         monkeypatch.setattr(allocate_blocks, "claim", lambda *_: [])

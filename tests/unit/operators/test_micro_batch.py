@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.batching.allocation import allocate
+from headrace.batch.allocation import allocate
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.stream import ConsoleOutput

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.batching.allocation import allocate
+from headrace.batch.allocation import allocate
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator

@@ -13,11 +13,11 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowFailException
 
 from headrace.connections import Connection, from_text
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.errors import IndexingOptionsError
 from headrace.errors import HeadraceError
 from headrace.hooks.run_request import run_request
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
-from headrace.indexing.cluster import Cluster
-from headrace.indexing.errors import IndexingOptionsError
 from headrace.ledger import Ledger
 from headrace.ledger.urls import engine_url
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
@@ -27,8 +27,8 @@ from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
-from headrace.receiving.errors import ClientSettingError
-from headrace.receiving.kafka_config import connection_config
+from headrace.receiver.errors import ClientSettingError
+from headrace.receiver.kafka_config import connection_config
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 SECRET = "hunter2-hunter2"

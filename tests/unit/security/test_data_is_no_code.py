@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import headrace
-from headrace.batching.checkpoint import CheckpointError, read_newest
-from headrace.batching.manifest import Manifest, ManifestError
-from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.checkpoint import CheckpointError, read_newest
+from headrace.batch.manifest import Manifest, ManifestError
+from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.blocks import BlockHandle
 from headrace.testing.records import make_block
 from headrace.wal import frame

@@ -183,7 +183,7 @@ class TestBlocksReady:
         assert (found.ready, found.complete) == (True, False)
 
     def test_an_allocated_batch_waits_for_nobody(self, stream, ledger, clock):
-        from headrace.batching.allocation import allocate
+        from headrace.batch.allocation import allocate
         from headrace.wal.storage import open_storage
 
         Job(ledger, 2).run(sealed=T - 1)

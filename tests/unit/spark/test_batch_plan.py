@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.batching.allocation import allocate
+from headrace.batch.allocation import allocate
 from headrace.ledger import Ledger
 from headrace.spark.batch_plan import plan_outputs
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KafkaInput, State, Stream, Window

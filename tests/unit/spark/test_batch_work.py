@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.indexing.errors import ForeignDocumentsError
+from headrace.elasticsearch.errors import ForeignDocumentsError
 from headrace.spark import batch_work
 from headrace.spark.batch_work import BatchWork, WorkStopped
 from headrace.stream import ConsoleOutput, KafkaInput, Stream

@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from headrace.failure import Failure
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiving.replay_errors import RangesGoneError
+from headrace.receiver.replay_errors import RangesGoneError
 from headrace.spark.failures import failure_of, first_cause, python_account
 from headrace.spark.termination import Terminated
 from headrace.spark.transforms import TransformError
@@ -87,7 +87,7 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
     ("error", "failure"),
     [
         (RangesGoneError("gone"), Failure.FINAL),
-        (of_executor("headrace.receiving.replay_errors.RangesGoneError: gone"), Failure.FINAL),
+        (of_executor("headrace.receiver.replay_errors.RangesGoneError: gone"), Failure.FINAL),
         (of_executor("headrace.spark.wal_source.DamagedBlockError: damaged"), Failure.FINAL),
         (of_executor("headrace.spark.wal_source.UnreadableBlockError: missing"), Failure.PASSING),
         (of_executor("headrace.no_such_module.AnError: ?"), Failure.PASSING),
@@ -110,7 +110,7 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
         (of_executor("psycopg.OperationalError: the connection is lost"), Failure.PASSING),
         (of_executor("pymongo.errors.ServerSelectionTimeoutError: none"), Failure.PASSING),
         (of_executor("psycopg.errors.UndefinedColumn: none"), Failure.CODE),
-        (of_executor("headrace.indexing.errors.ElasticsearchUnavailableError: away"), Failure.PASSING),
+        (of_executor("headrace.elasticsearch.errors.ElasticsearchUnavailableError: away"), Failure.PASSING),
         (PySparkException("Job aborted: ExecutorLostFailure (executor 1 exited)"), Failure.PASSING),
         (Terminated(), Failure.PASSING),
     ],

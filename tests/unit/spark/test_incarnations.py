@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.batching.manifest import Manifest, ManifestBlock
+from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.receiving.offset_ranges import RecordedRange
+from headrace.receiver.offset_ranges import RecordedRange
 from headrace.spark.incarnations import BatchIncarnations, Range, lacks_incarnation, needs_incarnation
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KeyIds, RecordIds
 

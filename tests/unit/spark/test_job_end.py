@@ -11,7 +11,7 @@ import pytest
 
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiving.tracker import TrackerEnd, TrackerReport
+from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.spark import receiver_job
 from headrace.spark.receiver_job import ReceiverJob
 from headrace.stream import ConsoleOutput, KafkaInput, Stream

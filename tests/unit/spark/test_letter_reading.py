@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.indexing.dead_letter_index import StoredLetter
-from headrace.indexing.errors import LettersNotReplayableError
+from headrace.elasticsearch.dead_letter_index import StoredLetter
+from headrace.elasticsearch.errors import LettersNotReplayableError
 from headrace.spark.letter_reading import ThroughTheTransform
 from headrace.stream import ColumnIds, ElasticsearchOutput, KafkaInput, SparkSettings, State, Stream, Window
 

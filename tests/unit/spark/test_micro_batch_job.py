@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.batching.allocation import allocate
+from headrace.batch.allocation import allocate
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, Ledger
 from headrace.spark import micro_batch_job

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.batching.manifest import Manifest
+from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
-from headrace.indexing.originals import OriginalRecord
-from headrace.receiving.offset_ranges import RangeRun, RecordedRange
-from headrace.receiving.replay_errors import RangesGoneError
+from headrace.elasticsearch.originals import OriginalRecord
+from headrace.receiver.offset_ranges import RangeRun, RecordedRange
+from headrace.receiver.replay_errors import RangesGoneError
 from headrace.spark import original_records
 from headrace.spark.original_records import KafkaOriginalRecords
 from headrace.testing.records import make_block

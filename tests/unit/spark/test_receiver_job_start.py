@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ledger import Ledger
-from headrace.receiving import admin_questions
+from headrace.receiver import admin_questions
 from headrace.spark.receiver_job import ReceiverJob, StorageNotUsableError
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 

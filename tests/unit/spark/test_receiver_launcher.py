@@ -9,9 +9,9 @@ import pytest
 from headrace.blocks import ReceiverId
 from headrace.ledger.rows import JobLease
 from headrace.ledger.states import ReceiverState
-from headrace.receiving.receiver_task import ReceiverTask
-from headrace.receiving.scheduling_policy import Executor, Location
-from headrace.receiving.supervisor import ReceiverReport
+from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.scheduling_policy import Executor, Location
+from headrace.receiver.supervisor import ReceiverReport
 from headrace.spark import receiver_launcher
 from headrace.spark.receiver_launcher import NoFreeSlotError, SparkReceiverHandle, SparkReceiverLauncher
 from headrace.stream import ConsoleOutput, KafkaInput, Stream

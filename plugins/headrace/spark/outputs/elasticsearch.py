@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from headrace.indexing.bulk_bodies import TOMBSTONE
-from headrace.indexing.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, TIMESTAMP, VALUE
-from headrace.indexing.counts import IndexingCounts
-from headrace.indexing.errors import TooManyDeadLettersError
-from headrace.indexing.output_options import sink_options
-from headrace.indexing.reports import IndexingReport
+from headrace.elasticsearch.bulk_bodies import TOMBSTONE
+from headrace.elasticsearch.columns import COORDINATES, HEADERS, INCARNATION, KEY, REJECTED_BECAUSE, TIMESTAMP, VALUE
+from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.errors import TooManyDeadLettersError
+from headrace.elasticsearch.output_options import sink_options
+from headrace.elasticsearch.reports import IndexingReport
 from headrace.spark.incarnations import lacks_incarnation
 from headrace.spark.outputs.report_files import report_file
 from headrace.stream import ColumnIds, ElasticsearchOutput
@@ -37,8 +37,8 @@ class ElasticsearchOutputWriter:
         """Write the undecodable records to the dead letters, then index the rows.
 
         In this order, since the second write deletes the dead letters of earlier attempts that this one has not
-        written. Counts are those of `headrace.indexing.counts.IndexingCounts`, and ``index``: the concrete one, where
-        documents went into it.
+        written. Counts are those of `headrace.elasticsearch.counts.IndexingCounts`, and ``index``: the concrete one,
+        where documents went into it.
 
         Raises:
             TooManyDeadLettersError: there are more dead letters than the output's limit allows. They are written, and

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from headrace.connections import resolve
-from headrace.receiving.kafka_config import SECURITY_SETTINGS, connection_config
+from headrace.receiver.kafka_config import SECURITY_SETTINGS, connection_config
 from headrace.spark.outputs.errors import (
     KafkaOutputError,
     KafkaRefusedError,

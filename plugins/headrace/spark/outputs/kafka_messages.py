@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from headrace.indexing.columns import COORDINATES, HEADERS, KEY, PARTITION, RECORD_COLUMNS, VALUE
+from headrace.elasticsearch.columns import COORDINATES, HEADERS, KEY, PARTITION, RECORD_COLUMNS, VALUE
 from headrace.spark.outputs.errors import OutputRowsError
 
 if TYPE_CHECKING:

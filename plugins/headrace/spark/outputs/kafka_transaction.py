@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from headrace.indexing.columns import HEADERS, KEY, PARTITION, VALUE
+from headrace.elasticsearch.columns import HEADERS, KEY, PARTITION, VALUE
 from headrace.spark.outputs.errors import (
     AttemptReplacedError,
     KafkaOutputError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.spark.state.errors import StateDamagedError
 from headrace.spark.state.version import StoredFile
 from headrace.wal.errors import StoredFileMissingError

@@ -3,7 +3,7 @@
 Everything stands in the stream's folder below ``state/``, and every file's name begins with the batch time and the
 attempt that wrote it:
 
-    versions/<batch time>-<attempt>-<since>.json   a version; a sealed document (`headrace.batching.sealed_document`)
+    versions/<batch time>-<attempt>-<since>.json   a version; a sealed document (`headrace.batch.sealed_document`)
     data/<batch time>-<attempt>-<random>.parquet   rows: the columns of ``fields`` and the two hidden ones
     drafts/, reports/                              what an update under way leaves for itself
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from headrace.batching.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.spark.state.errors import StateDamagedError
 
 FORMAT_VERSION = 1

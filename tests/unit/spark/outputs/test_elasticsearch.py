@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.errors import TooManyDeadLettersError
 from headrace.failure import Failure
-from headrace.indexing.counts import IndexingCounts
-from headrace.indexing.errors import TooManyDeadLettersError
 from headrace.spark.outputs import elasticsearch
 from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
 from headrace.spark.outputs.writer import WrittenBatch

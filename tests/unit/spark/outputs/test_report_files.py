@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.receiving.tracking.setting import eventually
+from tests.unit.receiver.tracking.setting import eventually
 
-from headrace.indexing.write_warnings import take_warnings, warnings_beside
+from headrace.elasticsearch.write_warnings import take_warnings, warnings_beside
 from headrace.spark.outputs import report_files
 from headrace.spark.outputs.report_files import report_file
 
-WORKER = logging.getLogger("headrace.indexing.retrying")
+WORKER = logging.getLogger("headrace.elasticsearch.retrying")
 
 
 @pytest.fixture

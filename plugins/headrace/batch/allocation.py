@@ -1,0 +1,179 @@
+"""Allocation: a batch time gets its blocks, once and for good (rules 4 and 5 of the design).
+
+Sealing comes first and commits by itself: from then on no block can join the batch time, so its set of blocks is
+final and can be written down without holding the ledger's lock during the disk's sync. The transaction that
+follows counts the blocks again. A crash in between leaves a sealed time without a batch, and the next run of the
+task draws up the same manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from headrace.batch.manifest import Manifest, ManifestBlock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import AllocationConflictError
+from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
+from headrace.ledger.states import BatchState
+from headrace.receiver.offset_ranges import RecordedRange
+from headrace.stream import Stream
+from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
+from headrace.wal.storage import LogStorage
+
+# Each means that another run has claimed one of the times to absorb, so that fewer are left to quarrel about.
+_CONFLICTS = 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """An allocated batch. ``fresh``: this call allocated it; else it was found as it is."""
+
+    batch: BatchRow
+    inputs: tuple[BatchInputRow, ...]
+    fresh: bool
+
+
+def allocate(
+    stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, takes_over: bool = False
+) -> Allocation:
+    """Allocate the batch time's blocks, or give back the allocation that there is.
+
+    A time that another batch has absorbed stays as it is, and takes nothing. An allocated batch's manifest is written
+    again where its file is missing or damaged, if what the ledger has still gives the same.
+
+    Args:
+        storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
+        batch_time_ms: the end of an interval, in milliseconds since the epoch.
+        takes_over: absorb the times before it, back to the batch before it, that have blocks and no batch.
+
+    Raises:
+        BatchTimeError: the time is no interval end, or has not come.
+        BatchRemovedError: it was removed with the stream's history.
+        AllocationConflictError: other runs claimed the times to absorb, again and again.
+        StorageError: the manifest cannot be written; nothing is allocated then.
+    """
+    existing = ledger.batches.find(stream.name, batch_time_ms)
+    if existing is not None:
+        restore_manifest(stream, ledger, storage.below(stream.name), existing)
+    batch = existing or _allocate(stream, ledger, storage, batch_time_ms, takes_over=takes_over)
+    inputs = tuple(ledger.batches.inputs(stream.name, batch_time_ms))
+    return Allocation(batch=batch, inputs=inputs, fresh=existing is None)
+
+
+def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, takes_over: bool) -> BatchRow:
+    ledger.batches.seal(stream.name, batch_time_ms)
+    drawn: list[Manifest] = []
+    for _ in range(_CONFLICTS):
+        absorb = ledger.batches.absorbable(stream.name, batch_time_ms) if takes_over else []
+        blocks = ledger.batches.blocks_of(stream.name, batch_time_ms, absorb=absorb)
+        drawn.append(draw_up(stream, batch_time_ms, blocks))
+        try:
+            batch = _take(stream, ledger, storage, drawn[-1], blocks=len(blocks), absorb=absorb)
+        except AllocationConflictError as error:
+            # Another run has claimed one of the times to absorb since they were read.
+            conflict = error
+        else:
+            _delete_others(storage.below(stream.name), drawn, batch)
+            return batch
+    raise conflict
+
+
+def _take(
+    stream: Stream, ledger: Ledger, storage: LogStorage, manifest: Manifest, *, blocks: int, absorb: list[int]
+) -> BatchRow:
+    written, sha256 = write_beside(storage.below(stream.name), manifest)
+    return ledger.batches.allocate(
+        stream.name,
+        manifest.batch_time_ms,
+        manifest_uri=written.uri,
+        manifest_sha256=sha256,
+        blocks_expected=blocks,
+        absorb=absorb,
+    )
+
+
+def write_beside(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]:
+    """Write a manifest into the stream's folder, by another name where another has its own; it and its SHA-256.
+
+    The other was left by an allocation that crashed before the ledger heard of it, under another definition say, or is
+    of one that runs: the ledger may name it any moment.
+    """
+    try:
+        return manifest, manifest.write(folder)
+    except StoredFileExistsError:
+        apart = replace(manifest, apart=True)
+        return apart, apart.write(folder)
+
+
+def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRow) -> None:
+    """Delete the files of the batch time that its row does not name: it has one and for good, so none ever will."""
+    paths = {path for manifest in drawn for path in (manifest.path, replace(manifest, apart=True).path)}
+    for path in sorted(paths):
+        # By its name alone: the same folder may be written as another URL.
+        if path.rpartition("/")[2] == batch.manifest_uri.rpartition("/")[2]:
+            continue
+        try:
+            folder.delete(path)
+        except StorageError as error:
+            logger.warning("%s/%s, which is no batch's manifest, stays: %s", folder.url, path, error)
+
+
+def restore_manifest(stream: Stream, ledger: Ledger, folder: LogStorage, batch: BatchRow) -> bool:
+    """Write the batch's manifest again if its file is missing or damaged, and the same bytes can be drawn up still;
+    whether it is there.
+
+    Args:
+        folder: the stream's folder in its storage.
+    """
+    path = batch.manifest_uri.removeprefix(f"{stream.folder_url}/")
+    if batch.state is BatchState.ABSORBED or path == batch.manifest_uri:
+        return True
+    try:
+        if hashlib.sha256(folder.read(path)).hexdigest() == batch.manifest_sha256:
+            return True
+    except StoredFileMissingError:
+        pass
+    manifest = draw_up(stream, batch.batch_time_ms, ledger.batches.blocks_of(stream.name, batch.batch_time_ms))
+    if batch.built:
+        manifest = replace(manifest, built=_built_ranges(ledger, batch))
+    data = replace(manifest, interval_ms=batch.interval_ms).to_bytes()
+    if hashlib.sha256(data).hexdigest() != batch.manifest_sha256:
+        logger.warning("The manifest %s is missing or damaged, and cannot be written again", batch.manifest_uri)
+        return False
+    folder.write_atomically(path, data)
+    logger.warning("The manifest %s was missing or damaged, and is written again", batch.manifest_uri)
+    return True
+
+
+def _built_ranges(ledger: Ledger, batch: BatchRow) -> dict[str, tuple[RecordedRange, ...]]:
+    built: dict[str, list[RecordedRange]] = defaultdict(list)
+    inputs = ledger.batches.inputs(batch.stream, batch.batch_time_ms)
+    for row in sorted(inputs, key=lambda row: row.partition):
+        built[row.input_id].append(RecordedRange(row.partition, row.from_offset, row.until_offset, None))
+    return {input_id: tuple(ranges) for input_id, ranges in built.items()}
+
+
+def draw_up(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Manifest:
+    """The manifest of these blocks; every input of the stream is in it, also one without blocks."""
+    by_input: dict[str, list[ManifestBlock]] = defaultdict(list)
+    for block in blocks:
+        info = block.info
+        by_input[info.receiver.input_id].append(
+            ManifestBlock(info.handle, info.records, info.payload_bytes, info.ranges)
+        )
+    ids = [source.id for source in stream.inputs]
+    # An input that was taken out of the definition may have left blocks: they stay in the batch, visibly.
+    ids += [name for name in by_input if name not in ids]
+    return Manifest(
+        stream=stream.name,
+        batch_time_ms=batch_time_ms,
+        interval_ms=stream.batch_interval_ms,
+        inputs={name: tuple(by_input[name]) for name in ids},
+        folder_url=stream.folder_url,
+    )

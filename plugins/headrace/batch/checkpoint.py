@@ -1,0 +1,136 @@
+"""A checkpoint: what the log and the manifests do not tell of a stream (rule 10 of the design).
+
+With them, and the files of the stream's history (`headrace.batch.history`), it is enough to rebuild a lost ledger:
+the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches that no file of
+the history holds as they are. A sealed document (`headrace.batch.sealed_document`) in the stream's ``checkpoints``
+folder, named by the time it was written, so that the newest name is the newest state whatever batch it followed.
+
+Version 1, which this headrace reads too, had no history: every batch that was not cleaned was in the checkpoint, and no
+replays and gaps were.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.errors import HeadraceError
+from headrace.wal.errors import StoredFileMissingError
+from headrace.wal.storage import LogStorage
+
+VERSION = 2
+READABLE = (1, VERSION)
+FOLDER = "checkpoints"
+_NAME = re.compile(rf"{FOLDER}/\d{{13}}-\d+\.json")
+KEEP = 10
+"""Checkpoints that stay, as in Spark: the newest, and older ones to fall back to."""
+
+
+class CheckpointError(HeadraceError):
+    """There is no checkpoint that can be read."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint is of a version that this headrace does not read."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A stream's state as of ``written_at_ms`` of the ledger's clock; ``state`` is plain JSON."""
+
+    stream: str
+    written_at_ms: int
+    batch_time_ms: int
+    state: Mapping[str, Any]
+    version: int = VERSION
+
+    @property
+    def path(self) -> str:
+        """Where it stands below the stream's folder. Names sort by time: thirteen digits last until the year 2286."""
+        return f"{FOLDER}/{self.written_at_ms:013d}-{self.batch_time_ms}.json"
+
+    def write(self, storage: LogStorage) -> None:
+        """Write it into the stream's folder; durable and whole on return, or not there."""
+        storage.write_atomically(
+            self.path,
+            seal(
+                {
+                    "version": self.version,
+                    "stream": self.stream,
+                    "written_at_ms": self.written_at_ms,
+                    "batch_time_ms": self.batch_time_ms,
+                    "state": self.state,
+                }
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """The newest checkpoint that is whole, and what is wrong with each newer one, by path."""
+
+    checkpoint: Checkpoint
+    passed_over: Mapping[str, str]
+
+
+def checkpoint_paths(storage: LogStorage) -> list[str]:
+    """The checkpoints in the stream's folder, oldest first; other files there are nobody's."""
+    return sorted(path for path in storage.list(FOLDER) if _NAME.fullmatch(path))
+
+
+def written_at(path: str) -> int:
+    """When the checkpoint at ``path`` was written, in milliseconds since the epoch."""
+    return int(path.rpartition("/")[2].partition("-")[0])
+
+
+def read_newest(storage: LogStorage) -> Checkpoint:
+    """The newest checkpoint that is whole; see `find_newest`."""
+    return find_newest(storage).checkpoint
+
+
+def find_newest(storage: LogStorage) -> FoundCheckpoint:
+    """The newest checkpoint that is whole; a damaged one is passed over for the one before, as Spark's reader does.
+
+    Raises:
+        CheckpointVersionError: the newest whole one is of another version. The one before would be an older state, and
+            what was done since would be done again.
+        CheckpointError: there is none, or none that is whole; the text names what is wrong with each.
+    """
+    refused: dict[str, str] = {}
+    for path in reversed(checkpoint_paths(storage)):
+        try:
+            return FoundCheckpoint(_read(storage, path), refused)
+        except (DocumentDamagedError, StoredFileMissingError) as error:
+            refused[path] = str(error)
+    told = "; ".join(f"{path}: {why}" for path, why in refused.items())
+    raise CheckpointError(
+        f"{storage.url} has no checkpoint that can be read" + (f" ({told})." if refused else "."),
+        remedy="A checkpoint is written after a completed batch; with the ledger there, `headrace recover` writes one.",
+    )
+
+
+def read_checkpoint(storage: LogStorage, path: str) -> Checkpoint:
+    """The checkpoint at ``path``, which may not be the newest.
+
+    Raises:
+        CheckpointError: it is gone, damaged, or of another version.
+    """
+    try:
+        return _read(storage, path)
+    except (DocumentDamagedError, StoredFileMissingError) as error:
+        raise CheckpointError(f"The checkpoint {storage.url}/{path} cannot be read: {error}.") from error
+
+
+def _read(storage: LogStorage, path: str) -> Checkpoint:
+    fields = unseal(storage.read(path))
+    version = fields.get("version")
+    if version not in READABLE:
+        raise CheckpointVersionError(
+            f"The checkpoint {storage.url}/{path} is of version {version}, this headrace reads versions "
+            f"{' and '.join(map(str, READABLE))}.",
+            remedy="Use the headrace that wrote it, or a newer one.",
+        )
+    return Checkpoint(fields["stream"], fields["written_at_ms"], fields["batch_time_ms"], fields["state"], version)

@@ -1,0 +1,142 @@
+"""Writing a stream's checkpoint after a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import tenacity
+
+from headrace.batch.checkpoint import KEEP, Checkpoint, checkpoint_paths, written_at
+from headrace.batch.history import describe, file_batches, history_numbers
+from headrace.clock import time_text
+from headrace.ledger import Ledger
+from headrace.ledger.errors import BatchStateError
+from headrace.ledger.states import BatchState
+from headrace.stream import Stream
+from headrace.wal.errors import StorageError
+from headrace.wal.storage import LogStorage
+
+logger = logging.getLogger(__name__)
+
+MANY = 10_000
+"""Batches in a checkpoint from which on it says so."""
+
+GAPS = 10_000
+"""The newest gaps are in a checkpoint, so many of them."""
+
+_OF_REMOVAL = ("removed_from_ms", "removed_until_ms", "removed_files_ms", "history_from")
+
+SEGMENTS = 100_000
+"""So many of the log's files at most are named in a checkpoint."""
+
+_write_retry = tenacity.retry(
+    retry=tenacity.retry_if_exception_type((StorageError, OSError)),
+    stop=tenacity.stop_after_attempt(3),
+    wait=tenacity.wait_exponential(multiplier=0.2, max=2),
+    reraise=True,
+)
+
+
+def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> Checkpoint | None:
+    """Write the stream's checkpoint if it is due after this batch; see `checkpoint_now`.
+
+    None when the batch time is not a multiple of the stream's checkpoint interval: the next due one covers it.
+
+    Raises:
+        StorageError: it could not be written, in three tries.
+    """
+    if batch_time_ms % stream.checkpoint_interval_ms:
+        return None
+    return checkpoint_now(stream.name, stream.folder_url, ledger, storage.below(stream.name), batch_time_ms)
+
+
+def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStorage, batch_time_ms: int) -> Checkpoint:
+    """Write the stream's checkpoint and note it with every completed batch that it covers; keeps the newest ten.
+
+    With the files of the stream's history it holds every batch: one that was left out would be run again after a
+    rebuild, whose log is in part gone. Batches that are over go into such a file by and by, so what it holds itself are
+    those that wait or failed, and the latest ones.
+
+    Args:
+        folder: the stream's folder in its storage, which is ``folder_url``.
+
+    Raises:
+        StorageError: it could not be written, in three tries.
+    """
+    try:
+        file_batches(stream, ledger, folder)
+    except (StorageError, OSError) as error:
+        # They stay in this one, and the next checkpoint tries again.
+        logger.warning("%s: batches that are over could not be written into the history: %s", stream, error)
+    checkpoint = take(ledger, stream, folder, batch_time_ms)
+    _write_retry(checkpoint.write)(folder)
+    uri = f"{folder_url}/{checkpoint.path}"
+    for batch in checkpoint.state["batches"]:
+        if batch["state"] == BatchState.COMPLETED and batch["checkpointed_at_ms"] is None:
+            try:
+                ledger.batches.mark_checkpointed(stream, batch["batch_time_ms"], uri)
+            except BatchStateError as error:
+                # It was taken to be run again since it was read: the checkpoint after that holds it.
+                logger.info("%s: batch %s is not marked: %s", stream, time_text(batch["batch_time_ms"]), error)
+    for path in checkpoint_paths(folder)[:-KEEP]:
+        folder.delete(path)
+    return checkpoint
+
+
+def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) -> Checkpoint:
+    """The stream's state as the ledger has it now, with the batches that no file of the history holds."""
+    # Its time comes first, behind those of the files that there are: of a batch filed since, the file counts. Of
+    # two checkpoints in one millisecond, or after the clock was set back, the one that was taken last is the newest.
+    # What was removed is said as of now: batches that are removed meanwhile are in files that this checkpoint needs.
+    before = ledger.streams.get(stream)
+    numbers = [number for number in history_numbers(folder) if number >= before.history_from]
+    taken = [*numbers[-1:], *map(written_at, checkpoint_paths(folder)[-1:])]
+    written_at_ms = max(ledger.now_ms(), *(number + 1 for number in taken), 0)
+    # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
+    batches = ledger.history.unfiled(stream)
+    if len(batches) > MANY:
+        logger.warning(
+            "%s: %d batches are not over, and every checkpoint holds them all, some 600 bytes each. The oldest is %s. "
+            "Run them, abandon those that can never succeed, or set a longer checkpoint_interval.",
+            stream, len(batches), time_text(batches[0].batch_time_ms),
+        )  # fmt: skip
+    job = ledger.jobs.current(stream)
+    row, described = ledger.streams.get(stream), describe(ledger, stream, batches)
+    # Of the definitions those that are needed to say by what these batches were written.
+    named = {row.revision, *(revision for batch in described for revision in batch["revisions"].values())}
+    return Checkpoint(
+        stream=stream,
+        written_at_ms=written_at_ms,
+        batch_time_ms=batch_time_ms,
+        state={
+            "stream": {**dataclasses.asdict(row), **{name: getattr(before, name) for name in _OF_REMOVAL}},
+            "revisions": [dataclasses.asdict(each) for each in ledger.streams.revisions(stream, named)],
+            "batches": described,
+            "history": {"files": len(numbers), "newest": numbers[-1] if numbers else 0},
+            "moved_blocks": [dataclasses.astuple(block) for block in ledger.history.moved(stream)],
+            "runs": ledger.runs.newest(stream),
+            "replay_definitions": [dataclasses.asdict(row) for row in ledger.history.replay_definitions(stream)],
+            "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream)],
+            "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream)],
+            # After the positions: what these passed over because it was lost is among the gaps then.
+            "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.list(stream, limit=GAPS)],
+            # So that one which somebody deletes is told from those that cleanup does.
+            "segments": {
+                segment.path: segment.last_batch_time_ms
+                for segment in ledger.segments.list(stream, limit=SEGMENTS)
+                if segment.removing_at_ms is None
+            },
+            "job": None if job is None else {"holder": job.holder, "lease_ms": job.lease_ms},
+            "receivers": [
+                {
+                    "input_id": receiver.receiver_id.input_id,
+                    "index": receiver.receiver_id.index,
+                    "epoch": receiver.epoch,
+                    "job_epoch": receiver.job_epoch,
+                    "last_accepted_sequence": receiver.last_accepted_sequence,
+                }
+                for receiver in ledger.receivers.list(stream)
+            ],
+        },
+    )

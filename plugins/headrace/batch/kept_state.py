@@ -1,0 +1,193 @@
+"""What checkpoints and history keep of a stream, as the ledger's rows.
+
+A document may come from the headrace before this one: a field that it did not have takes the row's default, and one
+that it had and this one has not is passed over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from headrace.batch.checkpoint import Checkpoint, find_newest
+from headrace.batch.history import HistoryError, history_numbers, history_path, read_history
+from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger.rows import (
+    BatchRow,
+    FiledReplay,
+    GapRow,
+    MovedBlock,
+    PositionRow,
+    ReplayDefinitionRow,
+    StreamRevision,
+    StreamRow,
+    TopicRow,
+)
+from headrace.ledger.states import BatchState, DesiredState, PartitionState
+from headrace.wal.storage import LogStorage
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class KeptBatch:
+    """A batch as it was kept last; ``history`` is the number of the file that holds it so, 0: a checkpoint does."""
+
+    row: BatchRow
+    outputs: Mapping[str, Mapping[str, Any]]
+    replays: tuple[FiledReplay, ...]
+    history: int
+    revisions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KeptReceiver:
+    """A receiver's epochs, and the last block that the ledger had accepted of the newest."""
+
+    receiver_id: ReceiverId
+    epoch: int
+    job_epoch: int
+    last_accepted_sequence: int
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """All that the newest whole checkpoint and the history keep of a stream.
+
+    ``batches`` are by time. ``revisions`` are the definitions that the checkpoint's batches name, and the stream's own.
+    ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the receiver job's, None if there
+    was no job. ``segments`` are the log's files that there were, each with the latest batch time of its blocks once it
+    was closed; None: the checkpoint does not say.
+    """
+
+    checkpoint: Checkpoint
+    stream: StreamRow
+    revisions: Sequence[StreamRevision]
+    batches: Mapping[int, KeptBatch]
+    topics: Sequence[TopicRow]
+    positions: Sequence[PositionRow]
+    receivers: Sequence[KeptReceiver]
+    gaps: Sequence[GapRow]
+    moved_blocks: Sequence[MovedBlock]
+    runs: Mapping[str, int]
+    replay_definitions: Sequence[ReplayDefinitionRow]
+    segments: Mapping[str, int | None] | None
+    lease_ms: int | None
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_kept(folder: LogStorage) -> KeptState:
+    """Read the newest whole checkpoint of the stream's folder, and its history.
+
+    Raises:
+        CheckpointError: no checkpoint can be read.
+        HistoryError: a file of the history is damaged, of another version, or missing.
+    """
+    found = find_newest(folder)
+    checkpoint, state = found.checkpoint, found.checkpoint.state
+    name = checkpoint.stream
+    job = state.get("job")
+    return KeptState(
+        checkpoint=checkpoint,
+        stream=_stream_row(state["stream"]),
+        revisions=[_revision(fields) for fields in state.get("revisions", [_only_revision(state["stream"])])],
+        batches=_batches(folder, checkpoint),
+        topics=[_load(TopicRow, fields) for fields in state["topics"]],
+        positions=[_position_row(fields) for fields in state["positions"]],
+        receivers=[
+            KeptReceiver(
+                ReceiverId(name, fields["input_id"], fields["index"]),
+                fields["epoch"],
+                fields["job_epoch"],
+                fields["last_accepted_sequence"],
+            )
+            for fields in state["receivers"]
+        ],
+        gaps=[_gap_row(fields) for fields in state.get("gaps", ())],
+        moved_blocks=[MovedBlock(*fields) for fields in state.get("moved_blocks", ())],
+        runs=state.get("runs", {}),
+        replay_definitions=[_load(ReplayDefinitionRow, fields) for fields in state.get("replay_definitions", ())],
+        segments=state.get("segments"),
+        lease_ms=None if job is None else job["lease_ms"],
+        passed_over=found.passed_over,
+    )
+
+
+def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]:
+    """The history's, from its oldest file on, and the checkpoint's where its time comes."""
+    stream = _stream_row(checkpoint.state["stream"])
+    # Older files are of batches that were removed, and go a while after these.
+    numbers = [number for number in history_numbers(folder) if number >= stream.history_from]
+    places = {number: read_history(folder, number) for number in numbers}
+    expected = checkpoint.state.get("history", {"files": 0, "newest": 0})
+    there = [number for number in places if number <= expected["newest"]]
+    if len(there) < expected["files"]:
+        raise HistoryError(
+            f"{folder.url}/{history_path(0).partition('/')[0]} has {len(there)} of the {expected['files']} files that "
+            f"the checkpoint {checkpoint.path} knows of.",
+            remedy="With the ledger there, `headrace recover` writes them again; else restore them from a copy.",
+        )
+    kept: dict[int, KeptBatch] = {}
+    for number in [number for number in places if number < checkpoint.written_at_ms]:
+        kept |= _kept(places[number], number)
+    kept |= _kept(checkpoint.state["batches"], 0)
+    for number in [number for number in places if number >= checkpoint.written_at_ms]:
+        kept |= _kept(places[number], number)
+    return {time_ms: batch for time_ms, batch in kept.items() if not stream.has_removed(time_ms)}
+
+
+def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, KeptBatch]:
+    found = {}
+    for fields in documents:
+        row = _batch_row(fields)
+        replays = tuple(_replay(each) for each in fields.get("replays", ()))
+        revisions = fields.get("revisions", {})
+        found[row.batch_time_ms] = KeptBatch(row, fields["outputs"], replays, number, revisions)
+    return found
+
+
+def _stream_row(fields: Mapping[str, Any]) -> StreamRow:
+    row = _load(StreamRow, fields)
+    return dataclasses.replace(row, outputs=tuple(row.outputs), desired_state=DesiredState(row.desired_state))
+
+
+def _revision(fields: Mapping[str, Any]) -> StreamRevision:
+    row = _load(StreamRevision, fields)
+    return dataclasses.replace(row, outputs=tuple(row.outputs))
+
+
+def _only_revision(stream: Mapping[str, Any]) -> dict[str, Any]:
+    """The one that a document of before knows of, in which the stream's row is all there is."""
+    return {"batch_by": "arrival", "allowed_lateness_ms": 0, **stream, "created_at_ms": stream["updated_at_ms"]}
+
+
+def _batch_row(fields: Mapping[str, Any]) -> BatchRow:
+    row = _load(BatchRow, fields)
+    return dataclasses.replace(
+        row,
+        state=BatchState(row.state),
+        absorbed=tuple(row.absorbed),
+        required=None if row.required is None else tuple(row.required),
+        steps=None if row.steps is None else tuple(row.steps),
+    )
+
+
+def _replay(fields: Mapping[str, Any]) -> FiledReplay:
+    row = _load(FiledReplay, fields)
+    return dataclasses.replace(row, state=BatchState(row.state), outputs=tuple(row.outputs))
+
+
+def _position_row(fields: Mapping[str, Any]) -> PositionRow:
+    row = _load(PositionRow, {**fields, "partition": TopicPartition(**fields["partition"])})
+    return dataclasses.replace(row, state=PartitionState(row.state))
+
+
+def _gap_row(fields: Mapping[str, Any]) -> GapRow:
+    return _load(GapRow, {**fields, "partition": TopicPartition(**fields["partition"])})
+
+
+def _load(kind: type[Row], fields: Mapping[str, Any]) -> Row:
+    known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in fields.items() if name in known})

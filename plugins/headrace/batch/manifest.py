@@ -1,0 +1,281 @@
+"""The manifest of a batch: which blocks of the log it was allocated, for good.
+
+It is written once, beside the log, and is durable before the ledger knows of the allocation (rule 5 of the
+design), so Spark reads this file and needs neither the ledger nor its credentials. The same allocation gives the
+same bytes, so two allocators of one batch time write the same file. Where they differ, by what they absorb say, no file
+is written over another: the second is named by its contents too, and the ledger says which one counts.
+
+On disk it is a sealed document (`headrace.batch.sealed_document`) that holds ``version``, ``stream``,
+``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
+as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index, offset, length, records, payload
+bytes, [[partition's index, from, until, records], …]].
+
+A batch that was built from Kafka by timestamps (`headrace.batch.building`) has no blocks: its inputs hold
+``ranges`` as [partition's index, from, until], whose records nobody has counted. Its manifest is of version 2, so that
+a headrace which knows nothing of ranges refuses it instead of taking it for empty; all others are of version 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
+from headrace.errors import HeadraceError
+from headrace.failure import Failure
+from headrace.receiver.offset_ranges import RecordedRange
+from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
+from headrace.wal.storage import LogStorage, open_storage
+
+VERSION = 1
+VERSION_WITH_RANGES = 2
+FOLDER = "manifests"
+LOG_FOLDER = "log"
+_RESTORE = (
+    "Run the batch's allocate_blocks: it writes the manifest, and the same again while the ledger has the batch's "
+    "blocks and the stream its inputs. Else restore the file from a copy; the batch must not be run by another one."
+)
+
+
+class ManifestError(HeadraceError):
+    """A manifest is missing, damaged, of another version, or does not list what was asked for."""
+
+    failure = Failure.FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestBlock:
+    """A block as a manifest lists it."""
+
+    handle: BlockHandle
+    records: int
+    payload_bytes: int
+    ranges: tuple[OffsetRange, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A batch's blocks by input, each in the order in which they were added to the ledger.
+
+    ``folder_url`` is the stream's folder, found from where the manifest was read. ``built`` holds the ranges by input
+    of a batch that was built from Kafka. ``apart``: it is named by its contents, since another has the plain name.
+    """
+
+    stream: str
+    batch_time_ms: int
+    interval_ms: int
+    inputs: Mapping[str, tuple[ManifestBlock, ...]]
+    folder_url: str
+    built: Mapping[str, tuple[RecordedRange, ...]] = field(default_factory=dict)
+    apart: bool = field(default=False, compare=False)
+
+    @property
+    def log_root(self) -> str:
+        """The URL of the log that the handles point into."""
+        return f"{self.folder_url}/{LOG_FOLDER}"
+
+    @property
+    def uri(self) -> str:
+        """Where the manifest stands."""
+        return f"{self.folder_url}/{self.path}"
+
+    @property
+    def path(self) -> str:
+        """Where it stands below the stream's folder.
+
+        Ranges that are found at another time may be others, and a built batch may take the place of an empty one: each
+        manifest of ranges has a file of its own, and the ledger says which counts.
+        """
+        if not self._is_named_by_contents:
+            return manifest_path(self.batch_time_ms)
+        name = f"{self.batch_time_ms}-built" if any(self.built.values()) else str(self.batch_time_ms)
+        return f"{FOLDER}/{name}-{hashlib.sha256(self.to_bytes()).hexdigest()[:16]}.json"
+
+    @property
+    def _is_named_by_contents(self) -> bool:
+        return self.apart or any(self.built.values())
+
+    @property
+    def records(self) -> int:
+        """Records of all inputs; of built ranges as many as they have offsets, which is an upper bound."""
+        received = sum(block.records for blocks in self.inputs.values() for block in blocks)
+        return received + sum(each.weight for ranges in self.built.values() for each in ranges)
+
+    def ranges(self, input_id: str) -> list[RecordedRange]:
+        """The offset ranges of one input's blocks, or those that it was built of: what to read again from Kafka."""
+        of_blocks = [
+            RecordedRange(taken.partition, taken.from_offset, taken.until_offset, taken.records)
+            for block in self.inputs.get(input_id, ())
+            for taken in block.ranges
+        ]
+        return [*of_blocks, *self.built.get(input_id, ())]
+
+    def blocks(self, input_id: str) -> list[tuple[BlockHandle, int, int]]:
+        """(handle, records, payload bytes) of one input's blocks; an input without any gives an empty list.
+
+        Raises:
+            ManifestError: the input's records are in no block: the batch was built from Kafka.
+        """
+        if self.built.get(input_id):
+            raise ManifestError(
+                f"The batch of the manifest {self.uri} was built from Kafka: its records are in no log.",
+                remedy='Read it by the data source "kafka_ranges".',
+            )
+        return [(block.handle, block.records, block.payload_bytes) for block in self.inputs.get(input_id, ())]
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes, the same for the same allocation."""
+        segments = sorted({block.handle.segment for blocks in self.inputs.values() for block in blocks})
+        place = {segment: index for index, segment in enumerate(segments)}
+        return seal(
+            {
+                "version": VERSION_WITH_RANGES if any(self.built.values()) else VERSION,
+                "stream": self.stream,
+                "batch_time_ms": self.batch_time_ms,
+                "interval_ms": self.interval_ms,
+                "segments": segments,
+                "inputs": {
+                    name: _input_to_json(self.inputs.get(name, ()), self.built.get(name, ()), place)
+                    for name in sorted({*self.inputs, *self.built})
+                },
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, uri: str) -> Manifest:
+        """Read what `to_bytes` wrote; ``uri`` says where it stood.
+
+        Raises:
+            ManifestError: the bytes are damaged or of a version that this headrace does not read.
+        """
+        try:
+            fields = unseal(data)
+        except DocumentDamagedError as error:
+            raise ManifestError(
+                f"The manifest {uri} is damaged: {error}.",
+                remedy=_RESTORE,
+            ) from None
+        if fields.get("version") not in (VERSION, VERSION_WITH_RANGES):
+            raise ManifestError(
+                f"The manifest {uri} is of version {fields.get('version')}, this headrace reads versions {VERSION} "
+                f"and {VERSION_WITH_RANGES}.",
+                remedy="Run the batch with the headrace that allocated it, or a newer one.",
+            )
+        try:
+            return cls._of(fields, uri)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            # Its checksum holds, so somebody else wrote it.
+            raise ManifestError(
+                f"The manifest {uri} is not of the form of version {fields['version']}: {error!r}.", remedy=_RESTORE
+            ) from error
+
+    @classmethod
+    def _of(cls, fields: Mapping[str, Any], uri: str) -> Manifest:
+        return cls(
+            stream=fields["stream"],
+            batch_time_ms=fields["batch_time_ms"],
+            interval_ms=fields["interval_ms"],
+            inputs={name: _blocks_from_json(part, fields["segments"]) for name, part in fields["inputs"].items()},
+            folder_url=uri.rsplit("/", 2)[0],
+            built={name: ranges for name, part in fields["inputs"].items() if (ranges := _ranges_from_json(part))},
+            apart=not uri.endswith(f"/{manifest_path(fields['batch_time_ms'])}"),
+        )
+
+    @classmethod
+    def load(cls, uri: str, *, sha256: str | None = None) -> Manifest:
+        """Read the manifest at this URI; ``sha256`` is what the ledger says of it, for who can ask.
+
+        Raises:
+            ManifestError: there is none, it cannot be used, or it is another one.
+        """
+        folder, _, name = uri.rpartition("/")
+        try:
+            data = open_storage(folder).read(name)
+        except StoredFileMissingError:
+            missing = ManifestError(f"The manifest {uri} does not exist.", remedy=_RESTORE)
+            # It may come back: with its file system, or from a copy.
+            missing.failure = Failure.PASSING
+            raise missing from None
+        if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+            raise ManifestError(
+                f"The manifest {uri} is not the one that the batch was allocated by: its SHA-256 is not the ledger's.",
+                remedy=_RESTORE,
+            )
+        return cls.from_bytes(data, uri)
+
+    def write(self, storage: LogStorage, *, replace: bool = False) -> str:
+        """Write the manifest into the stream's folder, durable on return; gives the SHA-256 of its bytes in hex.
+
+        A file that is named by its contents and has others is damaged, and written anew.
+
+        Raises:
+            StoredFileExistsError: there is another one, and not ``replace``.
+        """
+        data, path = self.to_bytes(), self.path
+        try:
+            storage.write_atomically(path, data, exclusive=True)
+        except StoredFileExistsError:
+            try:
+                found = storage.read(path)
+            except StoredFileMissingError:
+                # Its allocator found that another's counts, and took it away meanwhile.
+                return self.write(storage, replace=replace)
+            if found != data:
+                if not (replace or self._is_named_by_contents):
+                    raise
+                storage.write_atomically(path, data)
+        return hashlib.sha256(data).hexdigest()
+
+
+def manifest_path(batch_time_ms: int) -> str:
+    """The path below the stream's folder of the manifest of a batch of blocks."""
+    return f"{FOLDER}/{batch_time_ms}.json"
+
+
+def manifest_time(path: str) -> int | None:
+    """The batch time of the manifest at this path below the stream's folder; None if it is no manifest's."""
+    digits = path.removeprefix(f"{FOLDER}/").removesuffix(".json").partition("-")[0]
+    return int(digits) if digits.isdigit() else None
+
+
+def _input_to_json(
+    blocks: Iterable[ManifestBlock], built: Iterable[RecordedRange], place: Mapping[str, int]
+) -> dict[str, Any]:
+    partitions: dict[TopicPartition, int] = {}
+    listed = []
+    for block in blocks:
+        ranges = [
+            [partitions.setdefault(r.partition, len(partitions)), r.from_offset, r.until_offset, r.records]
+            for r in block.ranges
+        ]
+        handle = block.handle
+        listed.append([place[handle.segment], handle.offset, handle.length, block.records, block.payload_bytes, ranges])
+    given = [
+        [partitions.setdefault(each.partition, len(partitions)), each.from_offset, each.until_offset] for each in built
+    ]
+    return {
+        "partitions": [[p.topic, p.topic_id, p.partition, p.incarnation] for p in partitions],
+        "blocks": listed,
+        **({"ranges": given} if given else {}),
+    }
+
+
+def _ranges_from_json(part: Mapping[str, Any]) -> tuple[RecordedRange, ...]:
+    partitions = [TopicPartition(*fields) for fields in part["partitions"]]
+    return tuple(RecordedRange(partitions[index], start, until, None) for index, start, until in part.get("ranges", ()))
+
+
+def _blocks_from_json(part: Mapping[str, Any], segments: list[str]) -> tuple[ManifestBlock, ...]:
+    partitions = [TopicPartition(*fields) for fields in part["partitions"]]
+    return tuple(
+        ManifestBlock(
+            handle=BlockHandle(segments[segment], offset, length),
+            records=records,
+            payload_bytes=payload_bytes,
+            ranges=tuple(OffsetRange(partitions[index], start, until, count) for index, start, until, count in ranges),
+        )
+        for segment, offset, length, records, payload_bytes, ranges in part["blocks"]
+    )

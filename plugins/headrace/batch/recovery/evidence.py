@@ -1,0 +1,262 @@
+"""What is there to rebuild a ledger from: read once, before anything is concluded from it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.batch.checkpoint import CheckpointError, CheckpointVersionError
+from headrace.batch.kept_state import KeptState, read_kept
+from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, manifest_time
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.ledger.rows import BatchRow
+from headrace.ledger.states import BatchState
+from headrace.wal.log_scan import header_of, scan_log
+from headrace.wal.scan import RecoveryMode, ScannedFrame
+from headrace.wal.segments import SegmentName, segments_in
+from headrace.wal.storage import LogStorage
+
+Progress = Callable[[str], None]
+_OVER = (BatchState.COMPLETED, BatchState.ABANDONED)
+"""States in which a batch's log may go, once they are in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFrame:
+    """A block in the log. ``accepted``: what later frames of its writer say of it; None: there is none."""
+
+    info: BlockInfo
+    accepted: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundManifest:
+    """A manifest's file. ``path`` is below the stream's folder."""
+
+    path: str
+    sha256: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class LostPart:
+    """A part of the log that is damaged or missing, and ``what`` it is. ``ranges``: the offsets that were in it, None
+    if that cannot be known: then it may have been any of its input. ``is_tail``: most likely nothing had been accepted;
+    ``is_missing``: a whole segment.
+    """
+
+    segment: str
+    what: str
+    ranges: tuple[OffsetRange, ...] | None
+    is_tail: bool = False
+    is_missing: bool = False
+
+    @property
+    def is_vague_tail(self) -> bool:
+        """Whether it may be any offset, but is most likely none."""
+        return self.is_tail and self.ranges is None
+
+    def may_hold(self, place: tuple[str, TopicPartition], span: tuple[int, int]) -> bool:
+        """Whether any of the offsets may have been in it."""
+        input_id, partition = place
+        name = SegmentName.parse(self.segment)
+        if name is None or name.input_id != input_id:
+            return False
+        start, until = span
+        return self.ranges is None or any(
+            r.partition == partition and r.from_offset < until and start < r.until_offset for r in self.ranges
+        )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the stream's folder holds.
+
+    ``frames`` are in the order of writing, receiver by receiver. ``positions`` are those with which segments were
+    opened, by input and partition. ``manifests`` are by batch time, ``damaged_manifests`` by path. ``notices`` say what
+    was passed over. ``last_sign_ms`` is the latest time that anything of it was written, as far as it says so.
+    """
+
+    stream: str
+    kept: KeptState | None
+    frames: Sequence[FoundFrame]
+    positions: Mapping[tuple[str, TopicPartition], Sequence[int]]
+    segments: Mapping[str, int]
+    epochs: Mapping[ReceiverId, int]
+    manifests: Mapping[int, Sequence[FoundManifest]]
+    damaged_manifests: Mapping[str, str]
+    lost: Sequence[LostPart]
+    notices: Sequence[str]
+    last_sign_ms: int
+
+
+def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Progress) -> Evidence:
+    """Read the stream's folder: checkpoint and history, manifests, and every frame of the log.
+
+    Raises:
+        WalError: the log is damaged, and the mode does not pass over it.
+        CheckpointVersionError, HistoryError, ManifestError: something is of another version, or of the history missing.
+    """
+    notices: list[str] = []
+    kept = _read_kept(folder, notices)
+    progress("reading the manifests")
+    manifests, damaged = _read_manifests(folder, kept)
+    log = folder.below(LOG_FOLDER)
+    names = segments_in(log.list())
+    progress(f"reading the log, {len(names)} segments")
+    frames, lost = _read_frames(log, mode, notices, _deleted(kept, manifests))
+    epochs: dict[ReceiverId, int] = defaultdict(int)
+    positions: dict[tuple[str, TopicPartition], list[int]] = defaultdict(list)
+    for name in names:
+        receiver_id = ReceiverId(stream, name.input_id, name.index)
+        epochs[receiver_id] = max(epochs[receiver_id], name.epoch)
+        for partition, offset in _opening_positions(log, name, mode).items():
+            positions[name.input_id, partition].append(offset)
+    signs = [name.opened_ms for name in names] + [frame.info.cut_time_ms for frame in frames]
+    if kept is not None:
+        signs.append(kept.checkpoint.written_at_ms)
+    return Evidence(
+        stream=stream,
+        kept=kept,
+        frames=frames,
+        positions=positions,
+        segments={name.path: log.size(name.path) for name in names},
+        epochs=epochs,
+        manifests=manifests,
+        damaged_manifests=damaged,
+        lost=lost,
+        notices=notices,
+        last_sign_ms=max(signs, default=0),
+    )
+
+
+def _read_kept(folder: LogStorage, notices: list[str]) -> KeptState | None:
+    try:
+        kept = read_kept(folder)
+    except CheckpointVersionError:
+        raise
+    except CheckpointError as error:
+        notices.append(error.what)
+        return None
+    notices += [f"The checkpoint {path} is passed over: {why}." for path, why in kept.passed_over.items()]
+    return kept
+
+
+def _read_manifests(
+    folder: LogStorage, kept: KeptState | None
+) -> tuple[dict[int, list[FoundManifest]], dict[str, str]]:
+    """By batch time and by path; those of removed batches, which go a while after them, are nobody's any more."""
+    found: dict[int, list[FoundManifest]] = defaultdict(list)
+    damaged: dict[str, str] = {}
+    for path in folder.list(FOLDER):
+        if not path.endswith(".json") or (kept is not None and _is_removed(path, kept)):
+            continue
+        data = folder.read(path)
+        try:
+            manifest = Manifest.from_bytes(data, f"{folder.url}/{path}")
+        except ManifestError as error:
+            if "version" in str(error.what):
+                raise
+            damaged[path] = error.what
+        else:
+            sha256 = hashlib.sha256(data).hexdigest()
+            found[manifest.batch_time_ms].append(FoundManifest(path, sha256, manifest))
+    return found, damaged
+
+
+def _is_removed(path: str, kept: KeptState) -> bool:
+    time_ms = manifest_time(path)
+    return time_ms is not None and kept.stream.has_removed(time_ms)
+
+
+def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:
+    """Which segments cleanup has deleted, if they are gone: those of which every batch is over.
+
+    The checkpoint says that of those it has. Where newer checkpoints are damaged, it may not know it yet.
+    """
+    unfinished: dict[str, bool] = {}
+    for time_ms, of_time in manifests.items():
+        batch = None if kept is None else kept.batches.get(time_ms)
+        is_over = kept is None or batch is None or bool(kept.passed_over) or batch.row.state in _OVER
+        for handle in handles_in(of_time):
+            unfinished[handle.segment] = unfinished.get(handle.segment, False) or not is_over
+
+    def deleted(segment: str) -> bool:
+        if kept is None or kept.segments is None or kept.passed_over:
+            return not unfinished.get(segment, True)
+        if segment not in kept.segments:
+            # Gone by then, as one that no block was accepted of; what is newer may have held blocks.
+            name = SegmentName.parse(segment)
+            return name is not None and name.opened_ms <= kept.checkpoint.written_at_ms
+        last_ms = kept.segments[segment]
+        if last_ms is None:
+            # It was open: over only if manifests say so of its blocks.
+            return not unfinished.get(segment, True)
+        last = kept.batches.get(last_ms)
+        is_over = last_ms == 0 or (last is not None and last.row.state in {*_OVER, BatchState.ABSORBED})
+        return is_over and not unfinished.get(segment, False)
+
+    return deleted
+
+
+def is_done(row: BatchRow) -> bool:
+    """Whether the batch's log may go."""
+    completed = row.state is BatchState.COMPLETED and row.checkpointed_at_ms is not None
+    return completed or row.state is BatchState.ABANDONED
+
+
+def _read_frames(
+    log: LogStorage, mode: RecoveryMode, notices: list[str], deleted: Callable[[str], bool]
+) -> tuple[list[FoundFrame], list[LostPart]]:
+    scan = scan_log(log, mode=mode, deleted=deleted)
+    # The payloads go at once: the frames' headers of a long log fit in memory, its records do not.
+    frames = [FoundFrame(_block_info(settled.frame), settled.accepted) for settled in scan.settled()]
+    missing = [error for error in scan.missing if not deleted(error.segment)]
+    notices += [str(tail) for tail in scan.torn_tails]
+    notices += [error.what for error in [*scan.damage, *missing]]
+    notices += [
+        f"Segment {path} was opened by a writer that had been replaced: nothing in it counts."
+        for path in scan.superseded
+    ]
+    lost = [
+        LostPart(tail.segment, f"the tail of {tail.segment}", tail.ranges, is_tail=True) for tail in scan.torn_tails
+    ]
+    # That mode reads nothing of the receiver behind its first damage.
+    is_more = mode is RecoveryMode.POINT_IN_TIME_RECOVERY
+    for error in scan.damage:
+        what = f"segment {error.segment} is damaged at offset {error.offset}"
+        lost.append(LostPart(error.segment, what, None if is_more else error.ranges))
+    for gone in missing:
+        what = f"segment {gone.segment} is missing"
+        lost.append(LostPart(gone.segment, what, None if is_more else gone.ranges, is_missing=True))
+    return frames, lost
+
+
+def _block_info(frame: ScannedFrame) -> BlockInfo:
+    header = frame.header
+    return BlockInfo(
+        receiver=header.receiver,
+        epoch=header.epoch,
+        sequence=header.sequence,
+        cut_time_ms=header.cut_time_ms,
+        handle=frame.handle,
+        ranges=header.ranges,
+        records=header.records,
+        payload_bytes=frame.payload.size,
+        event_time_ms=header.event_time_ms,
+    )
+
+
+def _opening_positions(log: LogStorage, name: SegmentName, mode: RecoveryMode) -> Mapping[TopicPartition, int]:
+    header = header_of(log, name.path, blank_unreadable=mode.passes_over)
+    return {} if header is None else header.positions
+
+
+def handles_in(manifests: Sequence[FoundManifest]) -> Iterator[BlockHandle]:
+    """The blocks that manifests list."""
+    for found in manifests:
+        for blocks in found.manifest.inputs.values():
+            for block in blocks:
+                yield block.handle

@@ -1,0 +1,106 @@
+"""What nothing that was found accounts for, from where each partition began to its position.
+
+Offsets behind which nothing counts are read from Kafka again: the position is set before them. Those between two that
+count are gaps: nobody reads them again, so they are written down, with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.batch.recovery.accepted_blocks import Place, listed_ranges, places
+from headrace.batch.recovery.evidence import Evidence, LostPart
+from headrace.blocks import BlockInfo
+from headrace.ledger.rows import GapRow, PositionRow
+
+Span = tuple[int, int]
+
+UNEXPLAINED = "nothing found by the rebuild tells what was there: control records, or what no checkpoint knows was lost"
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """The positions as they can be kept, the gaps below them that no checkpoint has, and what to tell of both."""
+
+    positions: Sequence[PositionRow]
+    gaps: Sequence[GapRow]
+    notices: Sequence[str]
+
+
+def account(
+    evidence: Evidence, blocks: Iterable[BlockInfo], positions: Iterable[PositionRow], now_ms: int
+) -> Accounted:
+    """Walk along every partition, from where it began to the furthest position that anything found tells of."""
+    finder = _Finder(evidence, blocks)
+    kept: list[PositionRow] = []
+    gaps: list[GapRow] = []
+    notices: list[str] = []
+    for row in positions:
+        place = (row.input_id, row.partition)
+        name = f"{row.input_id}/{row.partition.topic}-{row.partition.partition}"
+        end = finder.end(place, row)
+        if end < row.next_offset:
+            kept.append(dataclasses.replace(row, next_offset=end))
+            if reason := finder.reason(place, (end, row.next_offset)):
+                notices.append(f"[{end}, {row.next_offset}) of {name} is read from Kafka again: {reason}.")
+        else:
+            kept.append(row)
+        for start, until, why in finder.holes(place, row.kept_from, end):
+            gaps.append(
+                GapRow(len(gaps), evidence.stream, row.input_id, row.partition, start, until, why, None, now_ms)
+            )
+            notices.append(f"[{start}, {until}) of {name} is a gap: {why}.")
+    return Accounted(kept, gaps, notices)
+
+
+class _Finder:
+    def __init__(self, evidence: Evidence, blocks: Iterable[BlockInfo]) -> None:
+        self._lost = evidence.lost
+        self._pieces: dict[Place, list[Span]] = defaultdict(list)
+        for info in blocks:
+            for place, r in places(info):
+                self._pieces[place].append((r.from_offset, r.until_offset))
+        for place, r in listed_ranges(evidence):
+            self._pieces[place].append((r.from_offset, r.until_offset))
+        kept = evidence.kept
+        for gap in () if kept is None else kept.gaps:
+            if gap.batch_time_ms is None:
+                self._pieces[gap.input_id, gap.partition].append((gap.from_offset, gap.until_offset))
+        # The ledger was whole then: up to there only what damage took since is missing.
+        self._at_checkpoint = {(row.input_id, row.partition): row for row in (() if kept is None else kept.positions)}
+
+    def end(self, place: Place, row: PositionRow) -> int:
+        """Up to where the partition's position is borne out."""
+        reached = max((until for _, until in self._pieces[place]), default=0)
+        at_checkpoint = self._at_checkpoint.get(place)
+        if at_checkpoint is not None:
+            beyond = (max(reached, at_checkpoint.starting_offset), at_checkpoint.next_offset)
+            if not self._parts(place, beyond, with_tails=True):
+                reached = max(reached, at_checkpoint.next_offset)
+        return max(reached, row.starting_offset)
+
+    def holes(self, place: Place, start: int, until: int) -> Iterator[tuple[int, int, str]]:
+        """What lies between the pieces, and why it is missing; without what the checkpoint bears out."""
+        at_checkpoint = self._at_checkpoint.get(place)
+        borne_out = 0 if at_checkpoint is None else at_checkpoint.next_offset
+        reached = start
+        for piece_start, piece_until in sorted([*self._pieces[place], (until, until)]):
+            if piece_start > reached:
+                span = (reached, piece_start)
+                if why := self.reason(place, span):
+                    yield (*span, why)
+                elif piece_start > borne_out:
+                    yield max(reached, borne_out), piece_start, UNEXPLAINED
+            reached = max(reached, piece_until)
+
+    def reason(self, place: Place, span: Span) -> str:
+        """The damage that may have taken the offsets; empty if none may have."""
+        return "; ".join(part.what for part in self._parts(place, span))
+
+    def _parts(self, place: Place, span: Span, *, with_tails: bool = False) -> list[LostPart]:
+        if span[0] >= span[1]:
+            return []
+        return [part for part in self._lost if part.may_hold(place, span) and (with_tails or not part.is_vague_tail)]

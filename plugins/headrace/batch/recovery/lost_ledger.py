@@ -1,0 +1,42 @@
+"""Whether a ledger that does not know a stream has been lost: the stream's folder tells."""
+
+from __future__ import annotations
+
+from headrace.batch.checkpoint import checkpoint_paths
+from headrace.batch.manifest import LOG_FOLDER
+from headrace.errors import HeadraceError
+from headrace.failure import Failure
+from headrace.ledger import Ledger
+from headrace.ledger.errors import StreamNotFoundError
+from headrace.stream import Stream
+from headrace.wal.segments import segments_in
+from headrace.wal.storage import open_storage
+
+
+class LostLedgerError(HeadraceError):
+    """The stream has been received before, and the ledger does not know it."""
+
+    failure = Failure.FINAL
+
+
+def refuse_if_lost(stream: Stream, ledger: Ledger) -> None:
+    """Refuse to begin a stream anew whose folder holds what an earlier ledger knew.
+
+    It would be received from its starting offsets again, beside a log and manifests that say otherwise.
+
+    Raises:
+        LostLedgerError: the ledger does not know the stream, and its folder has a log or a checkpoint.
+    """
+    try:
+        ledger.streams.get(stream.name)
+    except StreamNotFoundError:
+        pass
+    else:
+        return
+    folder = open_storage(stream.storage.url).below(stream.name)
+    if checkpoint_paths(folder) or segments_in(folder.below(LOG_FOLDER).list()):
+        raise LostLedgerError(
+            f"The ledger does not know stream {stream.name!r}, which has a log in {stream.folder_url}.",
+            remedy=f"If its ledger was lost: `headrace recover {stream.name} --storage {stream.storage.url}`. If it is "
+            "elsewhere, name that one. To begin anew, give the stream another name, or move the folder away.",
+        )

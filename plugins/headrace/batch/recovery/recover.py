@@ -1,0 +1,279 @@
+"""`recover`: bring a stream's ledger, checkpoints, history and manifests back to where each can replace the other."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from headrace.batch.allocation import restore_manifest
+from headrace.batch.checkpoint import CheckpointError, checkpoint_paths, read_newest
+from headrace.batch.checkpointing import checkpoint_now
+from headrace.batch.history import HistoryError, history_numbers, history_path, read_history
+from headrace.batch.kept_state import KeptState, read_kept
+from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
+from headrace.batch.recovery.evidence import Evidence, Progress, gather
+from headrace.batch.recovery.found_stream import Conclusion, conclude
+from headrace.clock import time_text
+from headrace.errors import HeadraceError
+from headrace.ledger import Ledger
+from headrace.ledger.errors import StreamNotFoundError
+from headrace.ledger.states import BatchState, EventKind
+from headrace.stream import Stream
+from headrace.wal.scan import RecoveryMode
+from headrace.wal.segments import segments_in
+from headrace.wal.storage import LogStorage
+
+LEASE_MS = 60_000
+"""How long a process of a lost ledger is taken to live on, where no checkpoint says."""
+
+
+class RecoveryRefusedError(HeadraceError):
+    """Recovery would not be safe, or there is nothing to recover from."""
+
+
+class Step(StrEnum):
+    """What a recovery does."""
+
+    LEDGER_REBUILT = "ledger_rebuilt"
+    CHECKPOINT_WRITTEN = "checkpoint_written"
+    HISTORY_WRITTEN = "history_written"
+    MANIFESTS_WRITTEN = "manifests_written"
+    MANIFESTS_DELETED = "manifests_deleted"
+
+
+@dataclass
+class Recovered:
+    """What was found and done; with a dry run, what would be done. ``steps`` say each in words.
+
+    ``notices`` are what a person should know: what was passed over, dropped, or decided.
+    """
+
+    stream: str
+    dry_run: bool
+    steps: dict[Step, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "steps": {step.value: text for step, text in self.steps.items()}}
+
+
+def recover(
+    name: str,
+    ledger: Ledger,
+    folder: LogStorage,
+    *,
+    definition: Stream | None = None,
+    mode: RecoveryMode = RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS,
+    dry_run: bool = False,
+    force: bool = False,
+    progress: Progress = lambda _: None,
+) -> Recovered:
+    """Rebuild the stream's ledger if it is lost; else write what is lost of its checkpoints, history and manifests.
+
+    Each step can be repeated: a recovery that was cut short is run again.
+
+    Args:
+        folder: the stream's folder in its storage.
+        definition: needed if the ledger is lost, and every checkpoint too.
+        mode: what to do about a damaged log.
+        dry_run: read, conclude, and change nothing.
+        force: also while a receiver job or a batch of the lost ledger could still live. Both are fenced.
+
+    Raises:
+        RecoveryRefusedError: something could still live; or there is nothing to recover from.
+        WalError: the log is damaged, and the mode does not pass over it.
+        ManifestError, HistoryError, CheckpointVersionError: something that is needed cannot be read.
+        ContradictionError: what was found contradicts itself.
+    """
+    report = Recovered(name, dry_run)
+    if _is_lost(name, ledger, folder):
+        _rebuild(name, ledger, folder, definition, mode=mode, force=force, report=report, progress=progress)
+    else:
+        _write_history(name, ledger, folder, report)
+        _write_manifests(name, ledger, folder, report, progress)
+        _delete_manifests(name, ledger, folder, report)
+    _write_checkpoint(name, ledger, folder, report)
+    return report
+
+
+def _rebuild(
+    name: str,
+    ledger: Ledger,
+    folder: LogStorage,
+    definition: Stream | None,
+    *,
+    mode: RecoveryMode,
+    force: bool,
+    report: Recovered,
+    progress: Progress,
+) -> None:
+    evidence = gather(folder, name, mode=mode, progress=progress)
+    if evidence.kept is None and not evidence.frames and not evidence.manifests:
+        raise RecoveryRefusedError(
+            f"{folder.url} holds no checkpoint, no manifest and no block of stream {name!r}, and the ledger does not "
+            "know it.",
+            remedy="Give the storage that the stream's definition names (--storage).",
+        )
+    if evidence.kept is None and definition is None:
+        raise RecoveryRefusedError(
+            f"The ledger of stream {name!r} is lost, and no checkpoint can be read: {'; '.join(evidence.notices)}",
+            remedy="Give its definition (--definition module:attribute).",
+        )
+    if not force:
+        _refuse_while_alive(evidence, ledger.now_ms())
+    progress("putting the ledger together")
+    concluded = conclude(evidence, definition, folder_url=None, now_ms=ledger.now_ms())
+    _tell(concluded, report)
+    if not report.dry_run:
+        progress("writing the ledger")
+        ledger.rebuild.restore(name, concluded.found, force=force)
+
+
+def _is_lost(name: str, ledger: Ledger, folder: LogStorage) -> bool:
+    """Whether the ledger does not know the stream; or knows it since later than the checkpoints, and has received
+    nothing."""
+    if not ledger.rebuild.is_new(name):
+        return False
+    try:
+        created_at_ms = ledger.streams.get(name).created_at_ms
+        return bool(read_newest(folder).state["stream"]["created_at_ms"] != created_at_ms)
+    except StreamNotFoundError:
+        return True
+    except CheckpointError:
+        # Nothing says that it is another one than it was. Only if the log has blocks, it is.
+        return bool(segments_in(folder.below(LOG_FOLDER).list()))
+
+
+def _refuse_while_alive(evidence: Evidence, now_ms: int) -> None:
+    """A process that lost its ledger stores nothing more that counts, but it may write while the log is read."""
+    kept = evidence.kept
+    lease_ms = LEASE_MS if kept is None or kept.lease_ms is None else max(kept.lease_ms, LEASE_MS)
+    left_ms = evidence.last_sign_ms + lease_ms - now_ms
+    if left_ms > 0:
+        raise RecoveryRefusedError(
+            f"The last sign of life in the folder of stream {evidence.stream!r} is {now_ms - evidence.last_sign_ms} ms "
+            "old: its receiver job, or a batch, could still live.",
+            remedy=f"Pause the stream's DAGs and run `headrace stop {evidence.stream} --storage URL`, which ends the "
+            f"job without its ledger. Then try again in {left_ms // 1000 + 1} seconds; or say --force if neither runs.",
+        )
+
+
+def _tell(concluded: Conclusion, report: Recovered) -> None:
+    found = concluded.found
+    states = [batch.row.state for batch in found.batches]
+    report.counts |= {
+        "segments": len(found.segments),
+        "blocks": len(found.blocks),
+        "positions": len(found.positions),
+        "batches": len(found.batches),
+        "dropped_blocks": len(concluded.blocks.undecided),
+        "refused_blocks": concluded.blocks.refused,
+        "gaps_found": len(found.found_gaps),
+        **{f"batches_{state.value}": states.count(state) for state in BatchState if state in states},
+    }
+    report.notices += concluded.notices
+    report.steps[Step.LEDGER_REBUILT] = (
+        f"the ledger from {found.notes['checkpoint'] or 'no checkpoint'}, {len(found.batches)} batches and "
+        f"{len(found.blocks)} blocks"
+    )
+
+
+def _write_history(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
+    """Files that are gone or damaged: their batches go into the checkpoint, and from there into new files."""
+    whole, damaged = [], []
+    for number in history_numbers(folder):
+        try:
+            read_history(folder, number)
+        except HistoryError as error:
+            report.notices.append(error.what)
+            damaged.append(number)
+        else:
+            whole.append(number)
+    lost = ledger.history.filed_elsewhere(name, whole)
+    if lost:
+        report.steps[Step.HISTORY_WRITTEN] = f"{lost} batches whose file of the history is lost"
+        if not report.dry_run:
+            ledger.history.forget(name, whole)
+            for number in damaged:
+                folder.delete(history_path(number))
+
+
+def _write_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Recovered, progress: Progress) -> None:
+    """Manifests that are gone or damaged, and can be drawn up from the ledger's blocks again."""
+    progress("checking the manifests")
+    stream = Stream.from_json(ledger.streams.get(name).definition)
+    written = 0
+    for batch in ledger.batches.uncleaned(name):
+        if batch.state is BatchState.ABSORBED:
+            continue
+        try:
+            Manifest.load(
+                f"{folder.url}/manifests/{batch.manifest_uri.rpartition('/')[2]}", sha256=batch.manifest_sha256
+            )
+        except ManifestError as error:
+            report.notices.append(error.what)
+            if report.dry_run or restore_manifest(stream, ledger, folder, batch):
+                written += 1
+            else:
+                report.notices.append(
+                    f"The manifest of batch {time_text(batch.batch_time_ms)} cannot be written again."
+                )
+    if written:
+        report.steps[Step.MANIFESTS_WRITTEN] = f"{written} manifests"
+
+
+def _delete_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
+    """Manifests that allocations left which were overtaken or crashed: their batch names another one, for good."""
+    left = []
+    for path in folder.list(FOLDER):
+        time_ms, is_apart, _ = path.removeprefix(f"{FOLDER}/").partition("-")
+        batch = ledger.batches.find(name, int(time_ms)) if is_apart and time_ms.isdigit() else None
+        if batch is not None and batch.manifest_uri.rpartition("/")[2] != path.rpartition("/")[2]:
+            left.append(path)
+    if left:
+        report.steps[Step.MANIFESTS_DELETED] = f"{len(left)} manifests that no batch names"
+        for path in () if report.dry_run else left:
+            folder.delete(path)
+
+
+def _write_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
+    """A checkpoint, if what there is does not hold what the ledger says it holds."""
+    why = _why_a_checkpoint(name, ledger, folder, report)
+    if why is None:
+        return
+    report.steps[Step.CHECKPOINT_WRITTEN] = f"a checkpoint, since {why}"
+    if report.dry_run:
+        return
+    newest = ledger.batches.list(name, limit=1)
+    stream = Stream.from_json(ledger.streams.get(name).definition)
+    written = checkpoint_now(
+        name, stream.folder_url, ledger, folder, newest[0].batch_time_ms if newest else ledger.now_ms()
+    )
+    ledger.events.append(name, EventKind.CHECKPOINT_REWRITTEN, {"path": written.path, "why": why})
+
+
+def _why_a_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> str | None:
+    for step, why in ((Step.LEDGER_REBUILT, "the ledger was rebuilt"), (Step.HISTORY_WRITTEN, "history was lost")):
+        if step in report.steps:
+            return why
+    done = ledger.batches.list(name, limit=1, states=[BatchState.COMPLETED])
+    if not done and not checkpoint_paths(folder):
+        return None
+    try:
+        kept = read_kept(folder)
+    except (CheckpointError, HistoryError) as error:
+        return error.what
+    report.notices += [f"The checkpoint {path} is passed over: {why}." for path, why in kept.passed_over.items()]
+    if kept.passed_over:
+        return "the newest is damaged"
+    return _missing(name, ledger, kept)
+
+
+def _missing(name: str, ledger: Ledger, kept: KeptState) -> str | None:
+    for batch in ledger.history.unfiled(name):
+        if batch.checkpointed_at_ms is not None and batch.batch_time_ms not in kept.batches:
+            return f"the newest does not hold batch {time_text(batch.batch_time_ms)}"
+    return None

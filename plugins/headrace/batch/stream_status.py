@@ -1,0 +1,148 @@
+"""How a stream fares in a few numbers: how far it is behind Kafka, and how late its batches are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.ledger import Ledger
+from headrace.ledger.rows import BatchRow, JobRow, ReceiverRow, StreamRow
+from headrace.ledger.states import BatchState, DesiredState
+from headrace.receiver.input_health import InputTrouble, input_troubles
+
+# Later than this, and than so many intervals, a stream is late.
+_LATE_SECONDS = 60.0
+_LATE_INTERVALS = 3
+UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+NOT_ALLOCATED = "not allocated"
+NOT_RECEIVED = "not received"
+WARNING = "warning"
+"""The attribute of a running attempt that says what holds it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldestUnfinished:
+    """The earliest batch time that is not done. ``state`` is the batch's, or "not allocated"; ``late_seconds`` have
+    passed since its time."""
+
+    batch_time_ms: int
+    state: str
+    error: str | None
+    late_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """``lag`` is in records that Kafka has and the log has not, without those of ``lag_unknown`` partitions;
+    ``lag_seconds``: everything that Kafka had so long ago is in the log. ``rate`` is in records per second. The delays
+    are of the last batch that completed, in seconds from its batch time to its begin and to its end. None where
+    something is not known.
+
+    ``health`` is "well", or says in a few words what is not.
+    """
+
+    health: str
+    lag: int | None
+    lag_unknown: int
+    lag_seconds: float | None
+    rate: float
+    scheduling_delay_seconds: float | None
+    total_delay_seconds: float | None
+    oldest_unfinished: OldestUnfinished | None
+    troubles: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values by field."""
+        return asdict(self)
+
+
+def stream_status(ledger: Ledger, row: StreamRow) -> StreamStatus:
+    """The status of a stream at the moment."""
+    now_ms = ledger.now_ms()
+    job, receivers = ledger.jobs.current(row.name), ledger.receivers.list(row.name)
+    stopped = row.desired_state is DesiredState.STOPPED
+    troubles = [] if stopped else input_troubles(job, receivers, now_ms)
+    live = [each for each in receivers if each.alive(now_ms)]
+    stats = [each.stats for each in live if "total_lag" in each.stats]
+    seconds = [each.get("lag_seconds") for each in stats]
+    known = [each for each in seconds if each is not None]
+    last = next(iter(ledger.batches.list(row.name, 1, [BatchState.COMPLETED])), None)
+    oldest = _oldest_unfinished(ledger, row, now_ms)
+    lag_seconds = max(known) if known and len(known) == len(seconds) else None
+    return StreamStatus(
+        health=", ".join(_ailments(row, troubles=troubles, live=live, oldest=oldest, lag_seconds=lag_seconds))
+        or ("stopped" if stopped else "well"),
+        lag=sum(each["total_lag"] for each in stats) if stats else None,
+        lag_unknown=sum(each.get("lag_unknown", 0) for each in stats),
+        lag_seconds=lag_seconds,
+        rate=round(sum(each.get("rate", 0.0) for each in stats), 1),
+        scheduling_delay_seconds=None if last is None else _seconds(last.batch_time_ms, last.started_at_ms),
+        total_delay_seconds=None if last is None else _seconds(last.batch_time_ms, last.completed_at_ms),
+        oldest_unfinished=oldest,
+        troubles=(*map(str, troubles), *_others(job, now_ms)),
+    )
+
+
+def last_error(ledger: Ledger, batch: BatchRow) -> str | None:
+    """Why the batch failed, or failed before it was begun again, or what the attempt that runs is held up by; None of
+    one that is done, or that nothing is wrong with."""
+    if batch.error is not None or batch.state not in UNFINISHED:
+        return batch.error
+    attempts = [each for each in ledger.batches.attempts(batch.stream, batch.batch_time_ms) if not each.target]
+    errors = [each.error or each.attributes.get(WARNING) for each in attempts]
+    return next((error for error in reversed(errors) if error), None)
+
+
+def _oldest_unfinished(ledger: Ledger, row: StreamRow, now_ms: int) -> OldestUnfinished | None:
+    allocated = next(iter(ledger.batches.list(row.name, 1, UNFINISHED, oldest_first=True)), None)
+    waiting = ledger.blocks.waiting(row.name, now_ms)
+    if waiting is not None and (allocated is None or waiting.first_ms < allocated.batch_time_ms):
+        return OldestUnfinished(waiting.first_ms, NOT_ALLOCATED, None, (now_ms - waiting.first_ms) / 1000)
+    if allocated is None:
+        return None
+    late = (now_ms - allocated.batch_time_ms) / 1000
+    return OldestUnfinished(allocated.batch_time_ms, allocated.state.value, last_error(ledger, allocated), late)
+
+
+def _ailments(
+    row: StreamRow,
+    *,
+    troubles: Sequence[InputTrouble],
+    live: Sequence[ReceiverRow],
+    oldest: OldestUnfinished | None,
+    lag_seconds: float | None,
+) -> Iterator[str]:
+    """What is not well, each in a few words."""
+    limit = max(_LATE_SECONDS, _LATE_INTERVALS * row.batch_interval_ms / 1000)
+    if troubles:
+        yield "starting" if all(each.starting for each in troubles) else NOT_RECEIVED
+    if any(each.paused_reason for each in live):
+        yield "paused"
+    if lag_seconds is not None and lag_seconds > limit:
+        yield f"{readable_seconds(lag_seconds)} behind Kafka"
+    if oldest is not None and oldest.late_seconds > limit:
+        yield f"late by {readable_seconds(oldest.late_seconds)}"
+    if oldest is not None and oldest.error is not None:
+        yield "failing"
+
+
+def _others(job: JobRow | None, now_ms: int) -> Sequence[str]:
+    """What else the tracker has found, such as a foreign member in the stream's group."""
+    return tuple(job.attributes.get("troubles") or ()) if job is not None and job.alive(now_ms) else ()
+
+
+def _seconds(from_ms: int, until_ms: int | None) -> float | None:
+    return None if until_ms is None else round((until_ms - from_ms) / 1000, 1)
+
+
+def readable_seconds(seconds: float) -> str:
+    """A length of time in its two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"
+    for unit, name, part, part_name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            rest = whole % unit // part
+            return f"{whole // unit} {name}" + (f" {rest} {part_name}" if rest else "")
+    raise AssertionError(seconds)

@@ -1,0 +1,219 @@
+"""A small client of Airflow's REST API (v2), for the demo and the tests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from headrace.devstack.errors import LocalStackError
+
+_POLL_SECONDS = 0.25
+_FINISHED = ("success", "failed")
+
+
+class AirflowApiError(LocalStackError):
+    """Airflow answered with an error; ``status`` is HTTP's, 0 when there was no answer."""
+
+    def __init__(self, what: str, status: int) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+class RunFailedError(LocalStackError):
+    """A DAG run ended otherwise than wished; the text names its failed tasks with the last lines of their logs."""
+
+
+class AirflowApi:
+    """One user's view of an Airflow at ``url`` (without a path). Not safe for threads."""
+
+    def __init__(self, url: str, user: str, password: str, *, timeout: float = 30.0) -> None:
+        parts = urlsplit(url)
+        self._address = (parts.hostname or "", parts.port or 80)
+        self._login = {"username": user, "password": password}
+        self._timeout = timeout
+        self._token: str | None = None
+
+    def health(self) -> dict[str, Any]:
+        """State and last heartbeat of the metadata database, scheduler, triggerer and DAG processor."""
+        return dict(self._call("GET", "/api/v2/monitor/health", None, None))
+
+    def request(self, method: str, path: str, body: object = None, params: Mapping[str, object] | None = None) -> Any:
+        """Call ``/api/v2<path>`` (any other absolute path from ``//`` on); the decoded JSON, or text if it is none."""
+        path = path.removeprefix("/") if path.startswith("//") else f"/api/v2{path}"
+        if params:
+            path = f"{path}?{urlencode(params, doseq=True)}"
+        if self._token is None:
+            self._token = str(self._call("POST", "/auth/token", self._login, None)["access_token"])
+        try:
+            return self._call(method, path, body, self._token)
+        except AirflowApiError as error:
+            if error.status != http.client.UNAUTHORIZED:
+                raise
+        # The token has expired, or the secrets are new.
+        self._token = str(self._call("POST", "/auth/token", self._login, None)["access_token"])
+        return self._call(method, path, body, self._token)
+
+    def dags(self) -> list[str]:
+        """The ids of the DAGs that Airflow knows."""
+        return [dag["dag_id"] for dag in self.request("GET", "/dags", params={"limit": 100})["dags"]]
+
+    def import_errors(self) -> dict[str, str]:
+        """File name to stack trace of the DAG files that could not be imported."""
+        found = self.request("GET", "/importErrors", params={"limit": 100})["import_errors"]
+        return {error["filename"]: error["stack_trace"] for error in found}
+
+    def wait_for_dag(self, dag_id: str, *, timeout: float = 120.0) -> dict[str, Any]:
+        """Wait until Airflow has parsed ``dag_id``; its import errors are in the error otherwise."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return dict(self.request("GET", f"/dags/{quote(dag_id)}"))
+            except AirflowApiError as error:
+                if error.status != http.client.NOT_FOUND:
+                    raise
+            errors = self.import_errors()
+            if time.monotonic() > deadline:
+                raise AirflowApiError(
+                    f"Airflow has no DAG {dag_id!r} after {timeout:.0f} s; it has {self.dags()}, and these files "
+                    f"cannot be imported: {json.dumps(errors, indent=1) if errors else 'none'}.",
+                    http.client.NOT_FOUND,
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def unpause(self, dag_id: str) -> None:
+        """Let ``dag_id`` run."""
+        self.request("PATCH", f"/dags/{quote(dag_id)}", {"is_paused": False})
+
+    def pause(self, dag_id: str) -> None:
+        """Keep ``dag_id`` from starting runs."""
+        self.request("PATCH", f"/dags/{quote(dag_id)}", {"is_paused": True})
+
+    def trigger(
+        self,
+        dag_id: str,
+        *,
+        conf: Mapping[str, Any] | None = None,
+        logical_date: datetime | None = None,
+        run_id: str | None = None,
+        data_interval: tuple[datetime, datetime] | None = None,
+    ) -> str:
+        """Start a run; its id. Without ``logical_date`` the run has one of now."""
+        body: dict[str, Any] = {"logical_date": (logical_date or datetime.now(UTC)).isoformat(), "conf": conf or {}}
+        if run_id is not None:
+            body["dag_run_id"] = run_id
+        if data_interval is not None:
+            body["data_interval_start"], body["data_interval_end"] = (end.isoformat() for end in data_interval)
+        return str(self.request("POST", f"/dags/{quote(dag_id)}/dagRuns", body)["dag_run_id"])
+
+    def runs(self, dag_id: str, *, limit: int = 100) -> list[dict[str, Any]]:
+        """The runs of ``dag_id``, the newest first."""
+        params = {"limit": limit, "order_by": "-run_after"}
+        return list(self.request("GET", f"/dags/{quote(dag_id)}/dagRuns", params=params)["dag_runs"])
+
+    def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """One run; its `state` is queued, running, success or failed."""
+        return dict(self.request("GET", _run(dag_id, run_id)))
+
+    def wait_for_run(
+        self, dag_id: str, run_id: str, *, states: Collection[str] = ("success",), timeout: float = 180.0
+    ) -> dict[str, Any]:
+        """Wait until the run is in one of ``states``; RunFailedError when it ends in another or time is up."""
+        deadline = time.monotonic() + timeout
+        while True:
+            run = self.run(dag_id, run_id)
+            if run["state"] in states:
+                return run
+            late = time.monotonic() > deadline
+            if run["state"] in _FINISHED or late:
+                raise RunFailedError(
+                    f"Run {run_id} of {dag_id} is {run['state']}{f' after {timeout:.0f} s' if late else ''}, "
+                    f"not {' or '.join(states)}.\n{self._explain(dag_id, run_id)}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """The run's task instances, with `task_id`, `map_index`, `state`, `try_number`."""
+        return list(
+            self.request("GET", f"{_run(dag_id, run_id)}/taskInstances", params={"limit": 100})["task_instances"]
+        )
+
+    def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
+        """Task id to state, of a run without mapped tasks."""
+        return {task["task_id"]: task["state"] for task in self.task_instances(dag_id, run_id)}
+
+    def task_log(self, dag_id: str, run_id: str, task_id: str, *, try_number: int = 1, map_index: int = -1) -> str:
+        """The log of one try of a task, one line an event."""
+        path = f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}/logs/{try_number}"
+        content = self.request("GET", path, params={"map_index": map_index, "full_content": True})["content"]
+        if isinstance(content, str):
+            return content
+        return "\n".join(_line(event) for event in content)
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        """What a task has pushed under ``key``."""
+        path = f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}/xcomEntries/{quote(key)}"
+        return self.request("GET", path, params={"deserialize": True})["value"]
+
+    def clear(self, dag_id: str, run_id: str, task_ids: Collection[str] | None = None, **options: object) -> None:
+        """Have tasks of a run (all by default) run again."""
+        body = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True} | options
+        if task_ids is not None:
+            body["task_ids"] = list(task_ids)
+        self.request("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", body)
+
+    def backfill(self, dag_id: str, start: datetime, end: datetime, **options: object) -> int:
+        """Create a backfill of the logical dates from ``start`` to ``end`` (inclusive); its id."""
+        body = {"dag_id": dag_id, "from_date": start.isoformat(), "to_date": end.isoformat()} | options
+        return int(self.request("POST", "/backfills", body)["id"])
+
+    def _explain(self, dag_id: str, run_id: str) -> str:
+        tasks = self.task_instances(dag_id, run_id)
+        parts = ["Tasks: " + ", ".join(f"{task['task_id']}={task['state']}" for task in tasks)]
+        for task in tasks:
+            if task["state"] in ("failed", "up_for_retry", "running"):
+                log = self.task_log(
+                    dag_id, run_id, task["task_id"], try_number=task["try_number"], map_index=task["map_index"]
+                )
+                parts.append(f"--- {task['task_id']}, try {task['try_number']}:\n" + "\n".join(log.splitlines()[-30:]))
+        return "\n".join(parts)
+
+    def _call(self, method: str, path: str, body: object, token: str | None) -> Any:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        where = f"{method} http://{self._address[0]}:{self._address[1]}{path.partition('?')[0]}"
+        connection = http.client.HTTPConnection(*self._address, timeout=self._timeout)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise AirflowApiError(f"{where} got no answer: {type(error).__name__}: {error}.", 0) from error
+        finally:
+            connection.close()
+        if answer.status >= http.client.BAD_REQUEST:
+            raise AirflowApiError(f"{where} was answered {answer.status} {answer.reason}: {text[:2000]}", answer.status)
+        if not text:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+
+def _run(dag_id: str, run_id: str) -> str:
+    return f"/dags/{quote(dag_id)}/dagRuns/{quote(run_id, safe='')}"
+
+
+def _line(event: Any) -> str:
+    if not isinstance(event, dict):
+        return str(event)
+    text = " ".join(str(event[key]) for key in ("timestamp", "level", "event") if event.get(key))
+    for error in event.get("error_detail") or []:
+        text += f"\n  {error.get('exc_type')}: {error.get('exc_value')}"
+    return text

@@ -1,0 +1,253 @@
+"""The servers' jars: fetched from Maven Central with the Ivy that pyspark carries, checked against the lock file.
+
+``jars.lock.json`` names every jar of every bundle with its SHA-256; a jar that is missing there, missing here or
+different is refused, at every start. ``python -m headrace.devstack.jars lock`` makes the file anew from ``BUNDLES``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.sax.saxutils
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from headrace.devstack.errors import JarsError, UnsupportedPlatformError
+from headrace.devstack.java import find_java
+from headrace.devstack.locks import exclusive
+from headrace.errors import HeadraceError
+
+LOCK_FILE = Path(__file__).with_name("jars.lock.json")
+
+KAFKA_VERSION = "4.1.0"
+ELASTICSEARCH_VERSION = "8.19.21"
+"""Version 9 needs a full JDK 21, so 8.19 it is."""
+POSTGRES_VERSION = "17.5.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of a Maven repository; ``transitive`` brings what it depends on as well."""
+
+    group: str
+    name: str
+    version: str
+    transitive: bool = True
+
+
+def _postgres(target: str) -> tuple[Module, ...]:
+    return (Module("io.zonky.test.postgres", f"embedded-postgres-binaries-{target}", POSTGRES_VERSION, False),)
+
+
+BUNDLES: Mapping[str, tuple[Module, ...]] = {
+    # kafka_2.13 has a logging interface but nothing behind it; without the last one the broker dies in silence.
+    "kafka": (Module("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), Module("org.slf4j", "slf4j-simple", "1.7.36")),
+    "elasticsearch": (
+        Module("org.elasticsearch", "elasticsearch", ELASTICSEARCH_VERSION),
+        Module("org.elasticsearch.plugin", "transport-netty4", ELASTICSEARCH_VERSION),
+    ),
+    "postgres-linux-amd64": _postgres("linux-amd64"),
+    "postgres-linux-arm64v8": _postgres("linux-arm64v8"),
+    "postgres-darwin-amd64": _postgres("darwin-amd64"),
+    "postgres-darwin-arm64v8": _postgres("darwin-arm64v8"),
+}
+
+
+def postgres_bundle(system: str | None = None, machine: str | None = None) -> str:
+    """The bundle with Postgres' binaries for a platform, this one by default."""
+    system = (system or platform.system()).lower()
+    machine = (machine or platform.machine()).lower()
+    processor = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}.get(machine)
+    bundle = f"postgres-{system}-{processor}"
+    if bundle not in BUNDLES:
+        raise UnsupportedPlatformError(
+            f"There are no Postgres binaries for {system} on {machine}.",
+            remedy="Run a Postgres of your own and give its URL as the stream's ledger.",
+        )
+    return bundle
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where downloads are kept: $HEADRACE_CACHE, $XDG_CACHE_HOME/headrace or ~/.cache/headrace."""
+    environ = os.environ if environ is None else environ
+    if environ.get("HEADRACE_CACHE"):
+        return Path(environ["HEADRACE_CACHE"]).expanduser().absolute()
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache").absolute() / "headrace"
+
+
+def bundle_jars(
+    bundle: str, *, cache: Path | None = None, lock: Mapping[str, Mapping[str, str]] | None = None
+) -> list[Path]:
+    """The jars of ``bundle``, fetched if need be, each with the lock file's SHA-256; JarsError otherwise."""
+    cache = cache_dir() if cache is None else cache
+    wanted = (read_lock() if lock is None else lock).get(bundle)
+    if not wanted:
+        raise JarsError(f"The lock file {LOCK_FILE.name} has no jars for {bundle!r}.", remedy=_REMAKE)
+    folder = _folder(bundle, wanted, cache)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Tests in parallel and a first `headrace up` fetch once.
+    with exclusive(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            _fetch_checked(bundle, wanted, folder, cache)
+        else:
+            check_jars(bundle, folder, wanted)
+    return [folder / name for name in sorted(wanted)]
+
+
+def fetch_all(tell: Callable[[str], None], *, cache: Path | None = None) -> None:
+    """Fetch what the embedded stack needs on this platform, telling of each bundle that is not there yet.
+
+    Where there are no Postgres binaries for the platform, the others are fetched, and that is told. JarsError.
+    """
+    bundles = ["kafka", "elasticsearch"]
+    try:
+        bundles.append(postgres_bundle())
+    except UnsupportedPlatformError as error:
+        tell(str(error))
+    lock = read_lock()
+    for number, bundle in enumerate(bundles, 1):
+        if not _folder(bundle, lock.get(bundle, {}), cache_dir() if cache is None else cache).is_dir():
+            tell(f"Fetching the jars of {bundle} ({number} of {len(bundles)}), once; this can take minutes")
+        bundle_jars(bundle, cache=cache, lock=lock)
+
+
+def check_jars(bundle: str, folder: Path, wanted: Mapping[str, str]) -> None:
+    """Raise JarsError unless ``folder`` holds exactly the jars of ``wanted`` (file name to SHA-256)."""
+    found = {jar.name: _sha256(jar) for jar in folder.glob("*.jar")}
+    problems = [
+        *(f"{name} is missing" for name in sorted(wanted.keys() - found.keys())),
+        *(f"{name} is not in the lock file" for name in sorted(found.keys() - wanted.keys())),
+        *(
+            f"{name} has SHA-256 {found[name]}, the lock file says {wanted[name]}"
+            for name in sorted(found.keys() & wanted.keys())
+            if found[name] != wanted[name]
+        ),
+    ]
+    if problems:
+        raise JarsError(
+            f"The jars of {bundle} in {folder} are not those of {LOCK_FILE.name}: {'; '.join(problems)}.",
+            remedy="They are not run. If a download was damaged, delete that folder and try again; "
+            f"if versions were changed on purpose: {_REMAKE}",
+        )
+
+
+def read_lock(path: Path = LOCK_FILE) -> dict[str, dict[str, str]]:
+    """The lock file: bundle to jar file name to SHA-256."""
+    try:
+        lock: dict[str, dict[str, str]] = json.loads(path.read_text())["bundles"]
+    except (OSError, ValueError, KeyError) as error:
+        raise JarsError(f"The lock file {path} cannot be read: {error}.", remedy=_REMAKE) from error
+    return lock
+
+
+def make_lock(path: Path = LOCK_FILE, *, cache: Path | None = None) -> None:
+    """Fetch every bundle and write the lock file from what came."""
+    cache = cache_dir() if cache is None else cache
+    bundles: dict[str, dict[str, str]] = {}
+    for bundle in BUNDLES:
+        with tempfile.TemporaryDirectory() as folder:
+            _retrieve(bundle, Path(folder), cache)
+            bundles[bundle] = {jar.name: _sha256(jar) for jar in sorted(Path(folder).glob("*.jar"))}
+    path.write_text(json.dumps({"bundles": bundles}, indent=2) + "\n")
+
+
+def _folder(bundle: str, wanted: Mapping[str, str], cache: Path) -> Path:
+    # Another version of headrace may have another lock: its jars live in another folder.
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:12]
+    return cache / "jars" / f"{bundle}-{digest}"
+
+
+def _fetch_checked(bundle: str, wanted: Mapping[str, str], folder: Path, cache: Path) -> None:
+    partial = Path(tempfile.mkdtemp(prefix=f"{bundle}-", suffix=".partial", dir=folder.parent))
+    try:
+        _retrieve(bundle, partial, cache)
+        check_jars(bundle, partial, wanted)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _retrieve(bundle: str, folder: Path, cache: Path) -> None:
+    """Have Ivy put the bundle's jars into ``folder``; HEADRACE_IVY_SETTINGS may name settings with a mirror."""
+    java = find_java()
+    ivy_cache = cache / "ivy"
+    ivy_cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        description = Path(scratch) / "ivy.xml"
+        description.write_text(_ivy_description(bundle))
+        command = [str(java.executable), "-XX:TieredStopAtLevel=1", "-jar", str(_ivy_jar()), "-cache", str(ivy_cache)]
+        if settings := os.environ.get("HEADRACE_IVY_SETTINGS"):
+            command += ["-settings", settings]
+        command += ["-ivy", str(description), "-confs", "default"]
+        command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
+        # One at a time: Ivy's cache is not made for two.
+        with exclusive(ivy_cache / "headrace.lock"):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not any(folder.glob("*.jar")):
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise JarsError(
+            f"Ivy could not fetch the jars of {bundle} (exit {done.returncode}):\n" + "\n".join(lines[-15:]) + "\n",
+            remedy="Is Maven Central reachable from here? Behind a mirror, name an Ivy settings file "
+            "in HEADRACE_IVY_SETTINGS.",
+        )
+
+
+def _ivy_description(bundle: str) -> str:
+    quote = xml.sax.saxutils.quoteattr
+    dependencies = "".join(
+        f"    <dependency org={quote(module.group)} name={quote(module.name)} rev={quote(module.version)} "
+        f'conf="default->{"default" if module.transitive else "master"}"/>\n'
+        for module in BUNDLES[bundle]
+    )
+    return (
+        f'<ivy-module version="2.0">\n  <info organisation="headrace" module={quote(bundle)}/>\n'
+        f'  <configurations><conf name="default"/></configurations>\n  <dependencies>\n{dependencies}'
+        "  </dependencies>\n</ivy-module>\n"
+    )
+
+
+@cache
+def _ivy_jar() -> Path:
+    # Without importing pyspark, which takes a second.
+    spec = find_spec("pyspark")
+    jars = Path(spec.origin).parent / "jars" if spec and spec.origin else None
+    found = sorted(jars.glob("ivy-*.jar")) if jars else []
+    if not found:
+        raise JarsError("pyspark's Ivy jar was not found.", remedy="Install pyspark (not only pyspark-client).")
+    return found[-1]
+
+
+def _sha256(jar: Path) -> str:
+    with jar.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_REMAKE = "Make the lock file anew with `python -m headrace.devstack.jars lock` and review the difference."
+
+
+def main(arguments: list[str]) -> None:
+    """`lock` makes the lock file anew, `fetch` fetches what this machine needs."""
+    if arguments == ["lock"]:
+        make_lock()
+    elif arguments == ["fetch"]:
+        try:
+            fetch_all(lambda text: print(text, flush=True))
+        except HeadraceError as error:
+            sys.exit(str(error))
+    else:
+        sys.exit("usage: python -m headrace.devstack.jars lock|fetch")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

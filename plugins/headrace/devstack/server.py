@@ -1,0 +1,105 @@
+"""What Kafka, Elasticsearch, Postgres and Airflow's components have in common here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from headrace.devstack.errors import LocalStackError
+from headrace.devstack.process import GuardedProcess, ProcessSpec
+
+
+class Server(ABC):
+    """A server with its data in ``folder``, which outlives `stop`, `kill` and this process.
+
+    It is a context manager: started on entering, stopped on leaving.
+    """
+
+    name: str
+    ready_seconds: float = 120.0
+
+    def __init__(self, folder: Path) -> None:
+        # Absolute: the server may run in another folder.
+        self.folder = folder.absolute()
+        self._process: GuardedProcess | None = None
+        self._earlier: list[GuardedProcess] = []
+
+    @abstractmethod
+    def specify(self) -> ProcessSpec:
+        """Lay out the folder if that has not been done, and say what to run. Called at each start."""
+
+    @abstractmethod
+    def probe(self) -> None:
+        """Return if the server answers, raise anything if it does not yet; within a second or two."""
+
+    @property
+    def log(self) -> Path:
+        """What the server wrote to its standard output and error."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's process runs."""
+        return self._process is not None and self._process.alive
+
+    @property
+    def process(self) -> GuardedProcess:
+        """The last started process; LocalStackError if there was none."""
+        if self._process is None:
+            raise LocalStackError(f"{self.name} has not been started.")
+        return self._process
+
+    def start(self) -> Self:
+        """Start, or start again on the same data and address; returns when the server answers."""
+        self.launch()
+        return self.await_ready()
+
+    def launch(self) -> None:
+        """Start without waiting for an answer; nothing if it runs."""
+        if self.alive:
+            return
+        if self._process is not None:
+            # Its guard may still hold what a crashed server has left running, which is to run on until `stop`.
+            self._earlier.append(self._process)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._process = GuardedProcess(self.specify())
+
+    def await_ready(self) -> Self:
+        """Return when what `launch` started answers; stopped if it does not, or has been stopped meanwhile."""
+        try:
+            self.process.wait_until_ready(self.probe, timeout=self.ready_seconds)
+        except BaseException:  # Ctrl-C too
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop in order, with everything that it and its earlier runs have started; nothing if nothing runs."""
+        processes = [process for process in (self._process, *self._earlier) if process is not None]
+        for process in processes:
+            process.request_stop()
+        for process in processes:
+            process.stop()
+        self._earlier.clear()
+
+    def kill(self) -> None:
+        """Kill -9, as a crash would. `start` brings it back on what the data folder then holds."""
+        self.process.kill()
+
+    def suspend(self) -> None:
+        """Make it hang: sockets stay open, nothing is answered, until `resume`."""
+        self.process.suspend()
+
+    def resume(self) -> None:
+        """Undo `suspend`."""
+        self.process.resume()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,128 @@
+"""What is known of a stack, in a file of its data folder, so that any later command finds it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from headrace.devstack.errors import LocalStackError
+from headrace.devstack.processes import ProcessRef
+
+STATE_FILE = "stack.json"
+
+
+class Phase(StrEnum):
+    """Where a stack is in its life, in order."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class ServiceState(BaseModel):
+    """One server: ``phase``, its address once it has one, its processes, and why it failed if it did."""
+
+    name: str
+    phase: Phase = Phase.STOPPED
+    address: str | None = None
+    log: str | None = None
+    process: ProcessRef | None = None
+    guard: ProcessRef | None = None
+    seconds_to_start: float | None = None
+    error: str | None = None
+
+    def as_found(self) -> ServiceState:
+        """This state, but failed if it should run and its process is not there."""
+        if self.phase is not Phase.RUNNING or (self.process is not None and self.process.find() is not None):
+            return self
+        return self.model_copy(update={"phase": Phase.FAILED, "error": f"{self.name} has ended; its log is {self.log}"})
+
+
+class Login(BaseModel):
+    """Who may log in to Airflow; the password is in a file that only its owner can read."""
+
+    user: str
+    password_file: str
+
+
+class StackState(BaseModel):
+    """A stack: its id (in the environment of all its processes), its supervisor and its servers."""
+
+    id: str
+    phase: Phase = Phase.STOPPED
+    supervisor: ProcessRef | None = None
+    services: dict[str, ServiceState] = {}
+    login: Login | None = None
+    error: str | None = None
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the supervisor that wrote this still lives."""
+        return self.supervisor is not None and self.supervisor.find() is not None
+
+    def recorded_processes(self) -> list[ProcessRef]:
+        """The processes written down here, dead or alive."""
+        refs = [ref for service in self.services.values() for ref in (service.process, service.guard)]
+        return [ref for ref in refs if ref is not None]
+
+    def as_found(self) -> StackState:
+        """This state without what its processes' absence disproves."""
+        if self.phase in (Phase.STOPPED, Phase.FAILED):
+            return self
+        if self.supervised:
+            # A death is in the file when the supervisor has taken notice; this is told at once.
+            services = {name: service.as_found() for name, service in self.services.items()}
+            return self.model_copy(update={"services": services})
+        services = {
+            name: service.model_copy(update={"phase": Phase.STOPPED}) for name, service in self.services.items()
+        }
+        error = "Its supervisor was killed. `headrace down` ends whatever is left, and so does the next `headrace up`."
+        return self.model_copy(update={"phase": Phase.STOPPED, "services": services, "error": error})
+
+
+def read_state(data: Path) -> StackState | None:
+    """The state of the stack in ``data``, None if there never was one."""
+    path = data / STATE_FILE
+    try:
+        return StackState.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise LocalStackError(f"{path} cannot be read: {error}", remedy="Is it another program's folder?") from error
+
+
+def write_state(data: Path, state: StackState) -> None:
+    """Replace the state file at once: a reader sees the old or the new."""
+    write_atomically(data / STATE_FILE, state.model_dump_json(indent=2))
+
+
+def remembered_ports(data: Path) -> dict[str, int]:
+    """The ports of the last start, by name."""
+    with contextlib.suppress(OSError, ValueError):
+        return {str(name): int(port) for name, port in json.loads((data / "ports.json").read_text()).items()}
+    return {}
+
+
+def remember_ports(data: Path, ports: dict[str, int]) -> None:
+    """Keep ``ports`` for the next start."""
+    write_atomically(data / "ports.json", json.dumps(ports, indent=2))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` beside ``path``, readable by its owner alone, and put it in its place."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,108 @@
+"""Moving an alias from one index to another, in one step that no search and no write sees half done."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from headrace.clock import Clock
+from headrace.elasticsearch.errors import UnsuitableTargetError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.retrying import Patience, request_patiently
+from headrace.elasticsearch.targets import TargetIndex
+from headrace.elasticsearch.transport import Response, Transport
+from headrace.elasticsearch.verdicts import Reason, refusal
+
+# What an alias may have been given, which goes with it.
+_PROPERTIES = ("filter", "index_routing", "search_routing", "is_hidden")
+
+
+@dataclass(frozen=True, slots=True)
+class AliasMove:
+    """``alias`` means ``old`` and is to mean ``new``; the same, when it does already."""
+
+    alias: str
+    old: str
+    new: str
+
+
+class IndexAlias:
+    """The alias that the options name as their index."""
+
+    def __init__(self, transport: Transport, options: IndexingOptions, *, clock: Clock) -> None:
+        self._transport = transport
+        self._options = options
+        self._clock = clock
+
+    def plan(self, new: str) -> AliasMove:
+        """What it takes for the alias to mean the index ``new``.
+
+        Raises:
+            UnsuitableTargetError: the alias is none, or not of one concrete index; ``new`` is no concrete index.
+            ElasticsearchRefusedError: the question is not allowed.
+            ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
+        """
+        alias = self._options.index
+        old = self._concrete(alias)
+        if old is None:
+            raise UnsuitableTargetError(
+                f"There is neither an index nor an alias {alias!r}.",
+                remedy=f"Nothing reads through it yet: make {alias!r} an alias of {new!r}.",
+            )
+        if old == alias:
+            raise UnsuitableTargetError(
+                f"{alias!r} is an index itself, not an alias of one.",
+                remedy="Let the stream write through an alias: copy the index under another name while the stream is "
+                f"stopped (_clone), delete {alias!r}, and make that name an alias of the copy.",
+            )
+        if self._concrete(new) != new:
+            raise UnsuitableTargetError(
+                f"{new!r} is not the name of an index.", remedy="Name the concrete index that the replay has written."
+            )
+        return AliasMove(alias, old, new)
+
+    def move(self, move: AliasMove) -> None:
+        """Have the alias mean the new index, with the filter and the routing that it has.
+
+        Raises:
+            UnsuitableTargetError: it does not mean the old index any more.
+            ElasticsearchRefusedError: it is not allowed.
+            ElasticsearchUnavailableError: there was no answer; the alias may have been moved.
+        """
+        kept = self._properties(move)
+        actions = [
+            {"remove": {"index": move.old, "alias": move.alias, "must_exist": True}},
+            {"add": {"index": move.new, "alias": move.alias, **kept}},
+        ]
+        response = self._request("POST", "/_aliases", json.dumps({"actions": actions}).encode())
+        # The answer may have been lost, and the request sent again: then there is no such alias to remove any more.
+        if response.status != 200 and self._concrete(move.alias) != move.new:
+            raise refusal(response.status, Reason(*response.error()), move.alias)
+
+    def _properties(self, move: AliasMove) -> dict[str, Any]:
+        response = self._request("GET", f"/{quote(move.old, safe='')}/_alias/{quote(move.alias, safe='')}")
+        if response.status == 404:
+            raise UnsuitableTargetError(
+                f"{move.alias!r} does not mean {move.old!r} any more.", remedy="See who has moved it."
+            )
+        if response.status != 200:
+            raise refusal(response.status, Reason(*response.error()), move.alias)
+        found = response.json()[move.old]["aliases"][move.alias]
+        return {name: found[name] for name in _PROPERTIES if name in found}
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> Response:
+        patience = Patience(
+            f"Moving the alias {self._options.index!r}",
+            max_seconds=self._options.max_retry_seconds,
+            clock=self._clock,
+            cancelled=threading.Event(),
+        )
+        return request_patiently(self._transport, patience, method, path, body)
+
+    def _concrete(self, name: str) -> str | None:
+        options = self._options.model_copy(update={"index": name})
+        found = TargetIndex(self._transport, options, clock=self._clock).concrete()
+        return None if found is None else found.name

@@ -1,0 +1,192 @@
+"""Bulk bodies: a batch of rows becomes one run of NDJSON bytes, of which every request is a slice.
+
+Nothing is done row by row in Python unless the row is out of the ordinary: ids, action lines and documents are joined
+by Arrow, and since the joined column's data stands in one buffer, a request's body is a range of that buffer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.elasticsearch import columns
+from headrace.elasticsearch.document_ids import Identities, identify
+from headrace.elasticsearch.documents import Documents, as_lines, line_offsets
+from headrace.elasticsearch.options import IndexingOptions, TombstonePolicy, WriteMethod
+from headrace.elasticsearch.verdicts import Reason
+
+TOMBSTONE = "tombstone"
+REJECTED_BEFORE = "rejected"
+
+# What JSON wants escaped within a string.
+_TO_ESCAPE = r'["\\\x00-\x1f]'
+
+
+class PreparedRows:
+    """The lines of the rows to send, in order. ``rows`` maps a line's number to its row in ``source``."""
+
+    def __init__(self, source: pa.RecordBatch, rows: Any, ids: Any, versions: Any | None, lines: Any) -> None:
+        self.source = source
+        self._rows = rows
+        self._ids = ids
+        self._versions = versions
+        self._lines = lines
+        data, self.offsets = line_offsets(lines)
+        self._view = memoryview(data)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def row(self, line: int) -> int:
+        """The row in ``source`` that became this line."""
+        return int(self._rows[line])
+
+    def id(self, line: int) -> str:
+        return str(self._ids[line].as_py())
+
+    def version(self, line: int) -> int | None:
+        """The external version sent with this line, if it has one."""
+        return None if self._versions is None else int(self._versions[line].as_py())
+
+    def length(self, line: int) -> int:
+        """The bytes of this line in a body."""
+        return int(self.offsets[line + 1] - self.offsets[line])
+
+    def document(self, line: int) -> bytes | None:
+        """The document in this line; None if it deletes one."""
+        _, _, document = bytes(self._view[self.offsets[line] : self.offsets[line + 1]]).partition(b"\n")
+        return document[:-1] or None
+
+    def body(self, lines: Any) -> bytes:
+        """The NDJSON of these lines (ascending numbers)."""
+        first, last = int(lines[0]), int(lines[-1])
+        if last - first + 1 == len(lines):
+            return bytes(self._view[self.offsets[first] : self.offsets[last + 1]])
+        return b"".join(self._view[self.offsets[line] : self.offsets[line + 1]] for line in lines.tolist())
+
+    def requests(self, options: IndexingOptions) -> Iterator[Any]:
+        """Runs of line numbers, each within ``bulk_actions`` and, unless one line alone is larger, ``bulk_bytes``."""
+        first = 0
+        while first < len(self):
+            limit = self.offsets[first] + options.bulk_bytes
+            fitting = int(np.searchsorted(self.offsets, limit, side="right")) - 1
+            last = max(min(fitting, first + options.bulk_actions, len(self)), first + 1)
+            yield np.arange(first, last)
+            first = last
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What became of a batch's rows before anything was sent."""
+
+    prepared: PreparedRows | None
+    rejected: dict[int, Reason]
+    """Rows of the batch that are dead letters."""
+    ignored_tombstones: int
+
+
+def prepare_rows(
+    batch: pa.RecordBatch, options: IndexingOptions, *, identities: Identities | None = None
+) -> Preparation:
+    """Sort a batch's rows into lines to send, dead letters and ignored tombstones.
+
+    ``identities``: the rows' ids and versions where they are known; by default they are made of the rows.
+    """
+    identities = identities or identify(batch, options)
+    documents = as_lines(batch.column(document_column(batch)))
+    tombstones = pc.is_null(documents.lines) if documents.lines.null_count else None
+    rejected = identities.rejected | documents.rejected
+    ignored: list[int] = []
+    if tombstones is not None and options.tombstone_policy is not TombstonePolicy.DELETE:
+        rows = pc.indices_nonzero(tombstones).to_pylist()
+        if options.tombstone_policy is TombstonePolicy.IGNORE:
+            ignored = rows
+            rejected = {row: reason for row, reason in rejected.items() if not tombstones[row].as_py()}
+        else:
+            rejected |= {row: Reason(TOMBSTONE, "the value is null") for row in rows}
+        tombstones = None
+    before = rejected_before(batch)
+    rejected |= before
+    ignored = [row for row in ignored if row not in before]
+    kept = _kept(batch.num_rows, [*rejected, *ignored])
+    if not len(kept):
+        return Preparation(None, rejected, len(ignored))
+    prepared = _lines(batch, identities, documents, options, tombstones=tombstones, kept=kept)
+    return Preparation(prepared, rejected, len(ignored))
+
+
+def document_column(batch: pa.RecordBatch) -> str:
+    """The column that holds the documents."""
+    return columns.DOCUMENT if columns.DOCUMENT in batch.schema.names else columns.VALUE
+
+
+def rejected_before(batch: pa.RecordBatch) -> dict[int, Reason]:
+    """The rows that a step before, a decoder or the transform, found to be dead letters."""
+    if columns.REJECTED_BECAUSE not in batch.schema.names:
+        return {}
+    reasons = batch.column(columns.REJECTED_BECAUSE)
+    return {
+        row: Reason(REJECTED_BEFORE, str(reasons[row].as_py()))
+        for row in pc.indices_nonzero(pc.is_valid(reasons)).to_pylist()
+    }
+
+
+def _kept(number: int, dropped: list[int]) -> Any:
+    keep = np.ones(number, bool)
+    keep[dropped] = False
+    return np.flatnonzero(keep)
+
+
+def _lines(
+    batch: pa.RecordBatch,
+    identities: Identities,
+    documents: Documents,
+    options: IndexingOptions,
+    *,
+    tombstones: Any | None,
+    kept: Any,
+) -> PreparedRows:
+    ids, versions, lines = identities.ids, identities.versions, documents.lines
+    if len(kept) < batch.num_rows:
+        taken = pa.array(kept)
+        ids, lines = ids.take(taken), lines.take(taken)
+        versions = None if versions is None else versions.take(taken)
+        tombstones = None if tombstones is None else tombstones.take(taken)
+    quoted = pc.cast(_escaped(ids), pa.large_binary())
+    verb = "create" if options.method is WriteMethod.CREATE and versions is None else "index"
+    written = _joined(_opening(verb), quoted, *_closing(versions, options), lines, b"\n")
+    if tombstones is not None:
+        deleted = _joined(_opening("delete"), quoted, *_closing(versions, options))
+        written = pc.if_else(tombstones, deleted, written)
+    return PreparedRows(batch, kept, ids, versions, written)
+
+
+def _escaped(ids: Any) -> Any:
+    if not pc.any(pc.match_substring_regex(ids, _TO_ESCAPE)).as_py():
+        return ids
+    return pa.array((json.dumps(text, ensure_ascii=False)[1:-1] for text in ids.to_pylist()), pa.large_string())
+
+
+def _opening(verb: str) -> bytes:
+    return f'{{"{verb}":{{"_id":"'.encode()
+
+
+def _closing(versions: Any | None, options: IndexingOptions) -> list[Any]:
+    if versions is None:
+        return [b'"}}\n']
+    # external: only a newer version is written. external_gte: the same version is written again, which is what
+    # write_method=index is for.
+    kind = b"external" if options.method is WriteMethod.CREATE else b"external_gte"
+    numbers = pc.cast(pc.cast(versions, pa.large_string()), pa.large_binary())
+    return [b'","version":', numbers, b',"version_type":"' + kind + b'"}}\n']
+
+
+def _joined(*parts: Any) -> Any:
+    scalars = [pa.scalar(part, pa.large_binary()) if isinstance(part, bytes) else part for part in parts]
+    return pc.binary_join_element_wise(*scalars, pa.scalar(b"", pa.large_binary()))

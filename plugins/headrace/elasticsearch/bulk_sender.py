@@ -1,0 +1,220 @@
+"""Sends one bulk request's lines until each of them has its last answer. Used from several threads at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from headrace.clock import Clock
+from headrace.elasticsearch.bulk_bodies import PreparedRows
+from headrace.elasticsearch.conflicts import Conflicts
+from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.errors import ElasticsearchRefusedError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.retrying import Patience
+from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
+from headrace.elasticsearch.verdicts import (
+    Item,
+    Reason,
+    Whole,
+    document_at_fault,
+    item_reason,
+    judge_item,
+    judge_response,
+    refusal,
+)
+
+DOCUMENT_TOO_LARGE = "document_too_large"
+
+MOST_OFFENDERS = 16
+"""Documents that may each make a whole request invalid before the requests, not the documents, are to blame.
+
+Ids and versions are checked before sending, so none is expected at all; a wrong setting that spoils every request
+must not empty a batch into the dead-letter index one document at a time.
+"""
+
+# What is answered so was turned away before it was begun.
+_TOO_MANY_REQUESTS = 429
+
+# Nothing but this is read of an answer; "status" is there for every item, so that items keep their places.
+_ANSWER = (
+    "filter_path=items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
+)
+
+
+@dataclass(slots=True)
+class SentRequest:
+    """What became of the lines: counted, or rejected by line number."""
+
+    counts: IndexingCounts = field(default_factory=IndexingCounts)
+    rejected: list[tuple[int, Reason]] = field(default_factory=list)
+
+
+class BulkSender:
+    """Sends lines into one index and reads the answer to each.
+
+    Items that Elasticsearch does not take for now (429, 5xx, a block on the index), and requests without an answer,
+    are sent again, the same bytes, after a pause; only these. A request refused as too large or invalid is halved
+    until it passes or the offending document is alone, which is then rejected.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        index: str,
+        options: IndexingOptions,
+        *,
+        clock: Clock,
+        cancelled: threading.Event,
+        jitter: random.Random | None = None,
+    ) -> None:
+        self._transport = transport
+        self._index = index
+        self._options = options
+        self._clock = clock
+        self._cancelled = cancelled
+        self._jitter = jitter
+        self._path = f"/{quote(index, safe='')}/_bulk?{_ANSWER}"
+
+    def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
+        """Send these lines (ascending numbers) and return when each has its outcome.
+
+        Raises:
+            ElasticsearchUnavailableError: no progress for ``max_retry_seconds``.
+            ElasticsearchRefusedError: the index or the credentials, not a document, are at fault.
+        """
+        return _Sending(self, prepared, lines).run()
+
+    def patience(self) -> Patience:
+        return Patience(
+            f"Indexing into {self._index!r}",
+            max_seconds=self._options.max_retry_seconds,
+            clock=self._clock,
+            cancelled=self._cancelled,
+            jitter=self._jitter,
+        )
+
+    def conflicts(self, counts: IndexingCounts) -> Conflicts:
+        return Conflicts(self._transport, self._index, self._options, counts)
+
+    def post(self, body: bytes) -> Response:
+        return self._transport.request("POST", self._path, body)
+
+    def refused(self, status: int, reason: Reason) -> ElasticsearchRefusedError:
+        return refusal(status, reason, self._index)
+
+
+class _Sending:
+    """The state of one ``BulkSender.send``."""
+
+    def __init__(self, sender: BulkSender, prepared: PreparedRows, lines: Any) -> None:
+        self._sender = sender
+        self._prepared = prepared
+        self._lines = lines
+        self._pieces: deque[Any] = deque([lines])
+        self._patience = sender.patience()
+        self._offenders = 0
+        self._sent = SentRequest()
+        self._conflicts = sender.conflicts(self._sent.counts)
+        # Lines that an earlier try may have written although no answer said so.
+        self._unknown: set[int] = set()
+
+    def run(self) -> SentRequest:
+        counts = self._sent.counts
+        while self._pieces:
+            piece = self._pieces.popleft()
+            body = self._prepared.body(piece)
+            counts.requests += 1
+            counts.bytes += len(body)
+            try:
+                response = self._sender.post(body)
+            except NoAnswerError as error:
+                self._unknown.update(piece.tolist())
+                self._again(piece, str(error))
+                continue
+            self._take(piece, response)
+        self._conflicts.settle(self._prepared, self._patience)
+        return self._sent
+
+    def _again(self, piece: Any, why: str) -> None:
+        self._patience.wait(why)
+        self._sent.counts.retries += 1
+        self._pieces.appendleft(piece)
+
+    def _take(self, piece: Any, response: Response) -> None:
+        verdict = judge_response(response)
+        if verdict is Whole.READ_ITEMS:
+            self._read_items(piece, response)
+        elif verdict is Whole.NOT_NOW:
+            if response.status != _TOO_MANY_REQUESTS:
+                self._unknown.update(piece.tolist())
+            self._again(piece, f"{response.status} {': '.join(response.error())}")
+        elif verdict is Whole.REFUSED:
+            raise self._sender.refused(response.status, Reason(*response.error()))
+        elif len(piece) > 1:
+            half = len(piece) // 2
+            self._pieces.extendleft((piece[half:], piece[:half]))
+        elif verdict is Whole.TOO_LARGE:
+            size = len(self._prepared.body(piece))
+            self._reject(int(piece[0]), Reason(DOCUMENT_TOO_LARGE, f"{size} bytes are more than a request may have"))
+        else:
+            self._offender(int(piece[0]), Reason(*response.error()))
+
+    def _offender(self, line: int, reason: Reason) -> None:
+        self._offenders += 1
+        # That the others pass is what shows that this one is at fault; of one alone, only a known error does.
+        all_of_them = self._offenders == len(self._lines) and (self._offenders > 1 or not document_at_fault(reason))
+        if self._offenders > MOST_OFFENDERS or all_of_them:
+            raise self._sender.refused(400, reason)
+        self._reject(line, reason)
+
+    def _reject(self, line: int, reason: Reason) -> None:
+        self._patience.progressed()
+        self._sent.rejected.append((line, reason))
+
+    def _read_items(self, piece: Any, response: Response) -> None:
+        parsed = response.json()
+        items = parsed.get("items") if isinstance(parsed, dict) else None
+        if not isinstance(items, list) or len(items) != len(piece):
+            # Something between us and Elasticsearch answered. What became of the request is unknown, so it is sent
+            # again, which does no harm.
+            self._unknown.update(piece.tolist())
+            self._again(piece, f"an answer that is no bulk answer: {response.body[:200].decode('utf-8', 'replace')!r}")
+            return
+        later: list[int] = []
+        why = ""
+        for line, entry in zip(piece.tolist(), items, strict=True):
+            (item,) = entry.values()
+            verdict = judge_item(item["status"], item)
+            if verdict is Item.NOT_NOW:
+                if item["status"] >= 500:
+                    self._unknown.add(line)
+                later.append(line)
+                why = f"{item['status']} {item_reason(item)}"
+            else:
+                self._settle(line, verdict, item)
+        if len(later) < len(piece):
+            self._patience.progressed()
+        if later:
+            self._again(np.asarray(later), f"{why} ({len(later)} of {len(piece)} documents)")
+
+    def _settle(self, line: int, verdict: Item, item: dict[str, Any]) -> None:
+        counts = self._sent.counts
+        if verdict is Item.CREATED:
+            counts.created += 1
+        elif verdict is Item.UPDATED:
+            counts.updated += 1
+        elif verdict is Item.DELETED:
+            counts.deleted += 1
+        elif verdict is Item.CONFLICT:
+            self._conflicts.take(self._prepared, line, item_reason(item), may_be_ours=line in self._unknown)
+        elif verdict is Item.REJECTED:
+            self._sent.rejected.append((line, item_reason(item)))
+        else:
+            raise self._sender.refused(item["status"], item_reason(item))

@@ -1,0 +1,166 @@
+"""Where Elasticsearch is and how to be let in: from an Airflow connection, or from plain URLs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from elastic_transport import NodeConfig
+
+from headrace.connections import Connection, resolve
+from headrace.elasticsearch.errors import IndexingOptionsError
+from headrace.elasticsearch.options import IndexingOptions
+
+DEFAULT_PORT = 9200
+
+ALLOWED_EXTRA = frozenset(
+    {
+        "api_key",
+        "bearer_token",
+        "ca_certs",
+        "verify_certs",
+        "client_cert",
+        "client_key",
+        "ssl_assert_fingerprint",
+        "http_compress",
+        "path_prefix",
+    }
+)
+"""What the connection's extra may hold; files (ca_certs, ...) have to exist where the executors run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node's address."""
+
+    scheme: str
+    host: str
+    port: int
+    path_prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}:{self.port}{self.path_prefix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """An Elasticsearch cluster and the credentials for it, which its repr does not show.
+
+    It is pickled into the writer that Spark sends to executors, and never becomes part of options or plans.
+    """
+
+    nodes: tuple[Node, ...]
+    authorization: str | None = field(default=None, repr=False)
+    """The value of the Authorization header."""
+    verify_certs: bool = True
+    ca_certs: str | None = None
+    client_cert: str | None = None
+    client_key: str | None = None
+    ssl_assert_fingerprint: str | None = None
+    http_compress: bool = False
+
+    @classmethod
+    def of(cls, options: IndexingOptions) -> Self:
+        """The cluster that the options name; the connection, if any, is looked up here and now."""
+        if options.connection:
+            return cls.from_connection(resolve(options.connection))
+        return cls(nodes=tuple(_node(host, default_scheme="http") for host in options.hosts))
+
+    @classmethod
+    def from_connection(cls, connection: Connection) -> Self:
+        """Raises IndexingOptionsError for a connection that lacks a host or says what is not understood."""
+        extra: Mapping[str, Any] = connection.extra or {}
+        unknown = sorted(set(extra) - ALLOWED_EXTRA)
+        if unknown:
+            raise IndexingOptionsError(
+                f"The extra of connection {connection.id!r} has {', '.join(map(repr, unknown))}.",
+                remedy=f"It may have {', '.join(sorted(ALLOWED_EXTRA))}.",
+            )
+        if not connection.host:
+            raise IndexingOptionsError(
+                f"Connection {connection.id!r} has no host.",
+                remedy="Name Elasticsearch's host, or several with commas.",
+            )
+        scheme = connection.schema or "http"
+        if scheme not in ("http", "https"):
+            raise IndexingOptionsError(
+                f"The schema of connection {connection.id!r} is neither http nor https.", remedy="Set it to https."
+            )
+        prefix = str(extra.get("path_prefix") or "").rstrip("/")
+        nodes = tuple(
+            _node(host.strip(), default_scheme=scheme, default_port=connection.port or DEFAULT_PORT, prefix=prefix)
+            for host in connection.host.split(",")
+        )
+        return cls(
+            nodes=nodes,
+            authorization=_authorization(connection, extra),
+            verify_certs=_boolean(extra.get("verify_certs", True), "verify_certs", connection.id),
+            ca_certs=extra.get("ca_certs"),
+            client_cert=extra.get("client_cert"),
+            client_key=extra.get("client_key"),
+            ssl_assert_fingerprint=extra.get("ssl_assert_fingerprint"),
+            http_compress=_boolean(extra.get("http_compress", False), "http_compress", connection.id),
+        )
+
+    def node_configs(self, *, connections_per_node: int, timeout_seconds: float) -> list[NodeConfig]:
+        """The nodes as the official client's transport takes them."""
+        return [
+            NodeConfig(
+                scheme=node.scheme,
+                host=node.host,
+                port=node.port,
+                path_prefix=node.path_prefix,
+                headers={"authorization": self.authorization} if self.authorization else {},
+                connections_per_node=connections_per_node,
+                request_timeout=timeout_seconds,
+                http_compress=self.http_compress,
+                verify_certs=self.verify_certs if node.scheme == "https" else None,
+                ca_certs=self.ca_certs if node.scheme == "https" else None,
+                client_cert=self.client_cert if node.scheme == "https" else None,
+                client_key=self.client_key if node.scheme == "https" else None,
+                ssl_assert_fingerprint=self.ssl_assert_fingerprint if node.scheme == "https" else None,
+            )
+            for node in self.nodes
+        ]
+
+
+def _node(text: str, *, default_scheme: str, default_port: int = DEFAULT_PORT, prefix: str = "") -> Node:
+    parts = urlsplit(text if "://" in text else f"{default_scheme}://{text}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        # The text may hold a credential, so it is not repeated.
+        raise IndexingOptionsError(
+            "One of the hosts is no http or https URL without credentials.", remedy="Write it as https://host:9200."
+        )
+    return Node(parts.scheme, parts.hostname, parts.port or default_port, parts.path.rstrip("/") or prefix)
+
+
+def _authorization(connection: Connection, extra: Mapping[str, Any]) -> str | None:
+    given = [name for name in ("api_key", "bearer_token") if extra.get(name)] + (["login"] if connection.login else [])
+    if len(given) > 1:
+        raise IndexingOptionsError(
+            f"Connection {connection.id!r} has more than one credential: {', '.join(given)}.", remedy="Leave one."
+        )
+    if extra.get("api_key"):
+        key = extra["api_key"]
+        text = ":".join(key) if isinstance(key, list | tuple) else str(key)
+        return f"ApiKey {_base64(text) if ':' in text else text}"
+    if extra.get("bearer_token"):
+        return f"Bearer {extra['bearer_token']}"
+    if connection.login:
+        return f"Basic {_base64(f'{connection.login}:{connection.password or str()}')}"
+    return None
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode("ascii")
+
+
+def _boolean(value: object, name: str, connection_id: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    raise IndexingOptionsError(f"{name!r} in the extra of connection {connection_id!r} is neither true nor false.")

@@ -1,0 +1,293 @@
+"""Reading dead letters, and noting what became of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+from urllib.parse import quote
+
+from headrace.clock import Clock
+from headrace.elasticsearch.dead_letters import MAPPINGS
+from headrace.elasticsearch.errors import DeadLetterMissingError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.originals import OriginalRecord
+from headrace.elasticsearch.retrying import Patience, request_patiently
+from headrace.elasticsearch.transport import Response, Transport
+from headrace.elasticsearch.verdicts import Reason, item_reason, refusal
+
+PAGE = 100
+"""Letters that are read, or noted, at once: each may be as large as Kafka's messages are."""
+IDS_PAGE = 1000
+"""Ids that are read at once."""
+_KEPT_OPEN = "2m"
+_REASONS_TOLD = 100
+_CONTENTS = ("key", "value", "value_text", "document_text", "headers")
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which letters; what is None or empty does not narrow. Times are batch times in epoch milliseconds.
+
+    ``from_ms``, ``until_ms``, ``from_offset`` and ``until_offset`` belong to their ranges. ``replayed`` adds those that
+    were replayed since.
+    """
+
+    ids: tuple[str, ...] = ()
+    from_ms: int | None = None
+    until_ms: int | None = None
+    reason: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    from_offset: int | None = None
+    until_offset: int | None = None
+    index: str | None = None
+    replayed: bool = False
+
+    def query(self, stream: str, output: str) -> dict[str, Any]:
+        """As Elasticsearch's query, for the letters of one output."""
+        terms = {
+            "stream": stream,
+            "output": output,
+            "reason.type": self.reason,
+            "topic": self.topic,
+            "partition": self.partition,
+            "index": self.index,
+        }
+        wanted: list[dict[str, Any]] = [{"term": {name: value}} for name, value in terms.items() if value is not None]
+        ranges = {"batch_time": (self.from_ms, self.until_ms), "offset": (self.from_offset, self.until_offset)}
+        for name, (first, last) in ranges.items():
+            bounds = {word: value for word, value in (("gte", first), ("lte", last)) if value is not None}
+            wanted += [{"range": {name: bounds}}] if bounds else []
+        if self.ids:
+            wanted.append({"ids": {"values": list(self.ids)}})
+        without = [] if self.replayed else [{"exists": {"field": "replayed_at"}}]
+        return {"bool": {"filter": wanted, "must_not": without}}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A dead letter as the index has it. ``seq_no`` and ``primary_term`` tell this writing of it from later ones."""
+
+    id: str
+    seq_no: int
+    primary_term: int
+    fields: Mapping[str, Any]
+
+    @property
+    def reason(self) -> Reason:
+        """Why its document was not indexed."""
+        reason = self.fields.get("reason") or {}
+        return Reason(str(reason.get("type", "unknown")), str(reason.get("text", "")))
+
+    @property
+    def coordinates(self) -> tuple[str, int, int, int] | None:
+        """Topic, partition, offset and incarnation; None for a row that is no record's."""
+        given = [self.fields.get(name) for name in ("topic", "partition", "offset")]
+        if any(value is None for value in given):
+            return None
+        return str(given[0]), int(given[1] or 0), int(given[2] or 0), int(self.fields.get("incarnation") or 1)
+
+    @property
+    def document(self) -> bytes | None:
+        """What was to be indexed, to the byte; None where the letter has no such document."""
+        if self.fields.get("value_is_document"):
+            return self._bytes("value")
+        text = self.fields.get("document_text")
+        return None if text is None else str(text).encode()
+
+    @property
+    def record(self) -> OriginalRecord | None:
+        """The record as Kafka gave it; None where the letter does not have all of it."""
+        if self.coordinates is None or "headers" not in self.fields:
+            return None
+        value = self._bytes("value")
+        if value is None and self.fields.get("value_bytes") is not None:
+            return None
+        headers = tuple((str(each["key"]), _decoded(each.get("value"))) for each in self.fields["headers"])
+        return OriginalRecord(self._bytes("key"), value, headers, self.fields.get("timestamp"))
+
+    def _bytes(self, name: str) -> bytes | None:
+        return _decoded(self.fields.get(name))
+
+
+class DeadLetterIndex:
+    """The dead letters of one stream's output. ``options`` are the output's; they name the stream."""
+
+    def __init__(self, transport: Transport, options: IndexingOptions, *, clock: Clock) -> None:
+        self._transport = transport
+        self._options = options
+        self._clock = clock
+
+    def reasons(self, letters: LetterFilter) -> dict[str, int]:
+        """How many letters there are, by their reasons' types, the most frequent first; empty without an index.
+
+        Raises:
+            ElasticsearchRefusedError: the question is not allowed.
+            ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
+        """
+        self._refresh()
+        counted = {"reasons": {"terms": {"field": "reason.type", "size": _REASONS_TOLD}}}
+        found = self._search("", {"size": 0, "query": self._query(letters), "aggs": counted})
+        if found is None or "aggregations" not in found:
+            return {}
+        return {bucket["key"]: bucket["doc_count"] for bucket in found["aggregations"]["reasons"]["buckets"]}
+
+    def find(self, letters: LetterFilter, limit: int | None = None, *, contents: bool = True) -> Iterator[StoredLetter]:
+        """The letters, the newest batch first: of those that there are now, each as it is when its page is read, unless
+        the filter leaves it out by then. Raises as ``reasons``.
+
+        Without ``contents`` they tell of their records, but do not hold them. However long the caller takes over a
+        letter, nothing is kept open in Elasticsearch meanwhile: all ids (about 100 bytes each) are read first.
+        """
+        self._refresh()
+        for ids in _pages(self._ids(letters, limit), PAGE):
+            body: dict[str, Any] = {"query": self._query(replace(letters, ids=ids)), "size": len(ids)}
+            body |= {"seq_no_primary_term": True, "_source": True if contents else {"excludes": list(_CONTENTS)}}
+            found = self._search("", body)
+            hits = {} if found is None else {hit["_id"]: hit for hit in found["hits"]["hits"]}
+            for hit in (hits[id_] for id_ in ids if id_ in hits):
+                yield StoredLetter(hit["_id"], hit["_seq_no"], hit["_primary_term"], hit["_source"])
+
+    def _ids(self, letters: LetterFilter, limit: int | None) -> list[str]:
+        sort = [{"batch_time": "desc"}, {"topic": "asc"}, {"partition": "asc"}, {"offset": "asc"}]
+        size = IDS_PAGE if limit is None else min(limit, IDS_PAGE)
+        body = {"query": self._query(letters), "sort": sort, "size": size, "_source": False}
+        found = self._search(f"&scroll={_KEPT_OPEN}", body)
+        ids: list[str] = []
+        scroll = None
+        try:
+            while found is not None and (limit is None or len(ids) < limit):
+                scroll = found["_scroll_id"]
+                hits = found["hits"]["hits"]
+                ids += [hit["_id"] for hit in hits]
+                if len(hits) < size:
+                    break
+                more = {"scroll": _KEPT_OPEN, "scroll_id": scroll}
+                found = self._parsed(self._request("POST", "/_search/scroll", more))
+        finally:
+            if scroll is not None:
+                self._request("DELETE", "/_search/scroll", {"scroll_id": scroll})
+        return ids[:limit]
+
+    def withdraw(self, batch_time_ms: int, attempt: int) -> int:
+        """Delete the letters of this index's batch that attempts before ``attempt`` left; how many they were.
+
+        One that is written anew meanwhile stays. Raises as ``reasons``.
+        """
+        batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, index=self._options.index, replayed=True)
+        withdrawn = 0
+        left = (
+            letter
+            for letter in self.find(batch, contents=False)
+            # By what the letter holds: in an index with a mapping of its own the number may not be searchable.
+            if isinstance(letter.fields.get("attempt"), int) and letter.fields["attempt"] < attempt
+        )
+        while some := list(islice(left, IDS_PAGE)):
+            actions = [
+                {"delete": {"_id": letter.id, "if_seq_no": letter.seq_no, "if_primary_term": letter.primary_term}}
+                for letter in some
+            ]
+            withdrawn += len(some) - len(self._changed_since(some, actions, ""))
+        return withdrawn
+
+    def get(self, id_: str) -> StoredLetter:
+        """One letter by its id.
+
+        Raises:
+            DeadLetterMissingError: there is none, or it is of another stream or output.
+        """
+        every = LetterFilter(ids=(id_,), replayed=True)
+        for letter in self.find(every, limit=1):
+            return letter
+        raise DeadLetterMissingError(
+            f"There is no dead letter {id_!r} of output {self._options.output!r} in {self._options.dead_letters!r}.",
+            remedy="See headrace dlq list --replayed.",
+        )
+
+    def prepare_notes(self) -> None:
+        """Make sure that a note of a replay can be searched, in an index of an earlier version too."""
+        names = ("document_id", "version", "value_is_document", "timestamp", "replayed_at")
+        mapping = {"properties": {name: MAPPINGS["properties"][name] for name in names}}
+        self._parsed(self._request("PUT", f"{self._path}/_mapping", mapping))
+
+    def note(self, notes: Sequence[tuple[StoredLetter, Mapping[str, Any]]]) -> list[StoredLetter]:
+        """Change fields of letters; those that were written anew since they were read stay, and are given back."""
+        if not notes:
+            return []
+        lines: list[dict[str, Any]] = []
+        for letter, changed in notes:
+            action = {"_id": letter.id, "if_seq_no": letter.seq_no, "if_primary_term": letter.primary_term}
+            lines += [{"update": action}, {"doc": changed}]
+        return self._changed_since([letter for letter, _ in notes], lines, "?refresh=true")
+
+    def _changed_since(
+        self, letters: Sequence[StoredLetter], lines: Sequence[dict[str, Any]], parameters: str
+    ) -> list[StoredLetter]:
+        """Send one action for each letter; those that were written anew since they were read, or are gone."""
+        body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        path = f"{self._path}/_bulk{parameters}"
+        answer = self._parsed(request_patiently(self._transport, self._patience(), "POST", path, body))
+        moved = []
+        for letter, entry in zip(letters, answer["items"], strict=True):
+            (item,) = entry.values()
+            if item["status"] in (404, 409):
+                moved.append(letter)
+            elif item["status"] >= 300:
+                raise refusal(item["status"], item_reason(item), self._name)
+        return moved
+
+    def _query(self, letters: LetterFilter) -> dict[str, Any]:
+        return letters.query(self._options.stream, self._options.output)
+
+    @property
+    def _name(self) -> str:
+        return self._options.dead_letters
+
+    @property
+    def _path(self) -> str:
+        return f"/{quote(self._name, safe='')}"
+
+    def _refresh(self) -> None:
+        # Who may not refresh sees what was written a second ago, or longer.
+        self._request("POST", f"{self._path}/_refresh")
+
+    def _search(self, parameters: str, body: dict[str, Any]) -> Any:
+        """The answer; None where there is no such index. A shard that does not answer is an error, not no letters."""
+        path = f"{self._path}/_search?allow_partial_search_results=false{parameters}"
+        response = self._request("POST", path, body)
+        return None if response.status == 404 else self._parsed(response)
+
+    def _parsed(self, response: Response) -> Any:
+        parsed = response.json()
+        if response.status != 200 or not isinstance(parsed, dict):
+            raise refusal(response.status, Reason(*response.error()), self._name)
+        return parsed
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Response:
+        data = None if body is None else json.dumps(body).encode()
+        return request_patiently(self._transport, self._patience(), method, path, data)
+
+    def _patience(self) -> Patience:
+        return Patience(
+            f"Asking for the dead letters in {self._name!r}",
+            max_seconds=self._options.max_retry_seconds,
+            clock=self._clock,
+            cancelled=threading.Event(),
+        )
+
+
+def _decoded(text: Any) -> bytes | None:
+    try:
+        return None if text is None else base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        return None
+
+
+def _pages(ids: list[str], size: int) -> Iterator[tuple[str, ...]]:
+    return (tuple(ids[first : first + size]) for first in range(0, len(ids), size))

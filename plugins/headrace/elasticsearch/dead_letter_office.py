@@ -1,0 +1,135 @@
+"""Where a task leaves its dead letters.
+
+They are written before the batch reports success, and a batch whose dead letters cannot be written fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.elasticsearch.bulk_bodies import PreparedRows
+from headrace.elasticsearch.bulk_sender import DOCUMENT_TOO_LARGE, BulkSender
+from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.dead_letters import MAPPINGS, DeadLetter, dead_letter
+from headrace.elasticsearch.errors import DeadLettersRefusedError
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.originals import OriginalRecords
+from headrace.elasticsearch.retrying import request_patiently
+from headrace.elasticsearch.transport import Transport
+from headrace.elasticsearch.verdicts import Reason
+
+
+class DeadLetterOffice:
+    """Collects a task's dead letters and writes them, a bounded number at a time."""
+
+    MOST_HELD = 1000
+    MOST_BYTES_HELD = 8 * 1024 * 1024
+    MOST_REMEMBERED = 50_000
+    """Ids by which rows without an id of their own are numbered. The rows of one record follow one another, at most a
+    few requests apart."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        sender: BulkSender,
+        options: IndexingOptions,
+        originals: OriginalRecords | None,
+    ) -> None:
+        """``sender`` writes into the dead-letter index."""
+        self._transport = transport
+        self._sender = sender
+        self._options = options
+        self._originals = originals
+        self._held: list[DeadLetter] = []
+        self._ordinals: dict[str, int] = {}
+        self._bytes_held = 0
+        self._index_ensured = False
+
+    def take(self, batch: pa.RecordBatch, rejected: Iterable[tuple[int, Reason]], counts: IndexingCounts) -> None:
+        """Hold the dead letters of these rows, and count them; writes when too many are held."""
+        for row, reason in rejected:
+            letter = self._numbered(dead_letter(batch, row, reason, self._options))
+            self._held.append(letter)
+            self._bytes_held += letter.size
+            counts.dead_lettered += 1
+            counts.dead_letter_reasons[reason.type] += 1
+            if len(self._held) >= self.MOST_HELD or self._bytes_held >= self.MOST_BYTES_HELD:
+                self.flush(counts)
+
+    def _numbered(self, letter: DeadLetter) -> DeadLetter:
+        """The letter under an id that no letter of this task had, so that as many are kept as are counted."""
+        ordinal = self._ordinals.pop(letter.id, 0) + 1
+        self._ordinals[letter.id] = ordinal
+        if len(self._ordinals) > self.MOST_REMEMBERED:
+            del self._ordinals[next(iter(self._ordinals))]
+        return letter if ordinal == 1 else replace(letter, ordinal=ordinal)
+
+    def flush(self, counts: IndexingCounts) -> None:
+        """Write what is held. Raises DeadLettersRefusedError if one of them is refused."""
+        if not self._held:
+            return
+        self._ensure_index()
+        letters = [self._with_original(letter) for letter in self._held]
+        too_large = self._write(letters, counts)
+        # What does not fit a request even so is told of without its value; the record itself is in the log and Kafka.
+        slim = [replace(letter, omit_value=True) for letter in too_large]
+        if slim and self._write(slim, counts):
+            raise self._refused(Reason(DOCUMENT_TOO_LARGE, "not even without its value"))
+        self._held = []
+        self._bytes_held = 0
+
+    def _write(self, letters: Sequence[DeadLetter], counts: IndexingCounts) -> list[DeadLetter]:
+        """Write these; those that are too large come back."""
+        prepared = _prepared(letters, self._options)
+        too_large = []
+        for lines in prepared.requests(self._options):
+            sent = self._sender.send(prepared, lines)
+            counts.requests += sent.counts.requests
+            counts.retries += sent.counts.retries
+            counts.bytes += sent.counts.bytes
+            for line, reason in sent.rejected:
+                if reason.type != DOCUMENT_TOO_LARGE:
+                    raise self._refused(reason)
+                too_large.append(letters[line])
+        return too_large
+
+    def _refused(self, reason: Reason) -> DeadLettersRefusedError:
+        return DeadLettersRefusedError(
+            f"A dead letter was refused by index {self._options.dead_letters!r}: {reason}.",
+            remedy="Let headrace create that index, or give it the mapping that it would have created; "
+            "then run the batch again.",
+        )
+
+    def _with_original(self, letter: DeadLetter) -> DeadLetter:
+        if letter.original is not None or self._originals is None or letter.topic is None:
+            return letter
+        if letter.partition is None or letter.offset is None:
+            return letter
+        found = self._originals.fetch(letter.topic, letter.partition, letter.offset, letter.incarnation)
+        return letter if found is None else replace(letter, original=found)
+
+    def _ensure_index(self) -> None:
+        if self._index_ensured:
+            return
+        path = f"/{quote(self._options.dead_letters, safe='')}"
+        patience = self._sender.patience()
+        if request_patiently(self._transport, patience, "HEAD", path).status != 200:
+            # Another task may be first, or the user may index but not create: writing the letters tells.
+            body = json.dumps({"mappings": MAPPINGS}).encode()
+            request_patiently(self._transport, patience, "PUT", path, body)
+        self._index_ensured = True
+
+
+def _prepared(letters: Sequence[DeadLetter], options: IndexingOptions) -> PreparedRows:
+    # Overwritten rather than kept: when a batch is run again the newer reason is the one to act on.
+    lines = [
+        b'{"index":{"_id":%s}}\n%s\n' % (json.dumps(letter.id).encode(), letter.to_bytes(options)) for letter in letters
+    ]
+    source = pa.record_batch([pa.array([letter.id for letter in letters], pa.large_string())], names=["id"])
+    return PreparedRows(source, np.arange(len(letters)), source.column(0), None, pa.array(lines, pa.large_binary()))

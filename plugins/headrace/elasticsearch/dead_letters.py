@@ -1,0 +1,232 @@
+"""A dead letter: what Elasticsearch can never take, with everything to understand and to repeat it.
+
+One document per rejected row. Its id names the stream, the output, the index and the row's record, so that running a
+batch again does not double it, and outputs that share a dead-letter index keep their letters apart. One that was
+replayed (``dead_letter_replay``) stays, with the time of it, until its batch is dead-lettered anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.elasticsearch import columns
+from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE, document_column
+from headrace.elasticsearch.document_ids import MAX_ID_BYTES, identify, record_ids, row_parts
+from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
+from headrace.elasticsearch.originals import OriginalRecord
+from headrace.elasticsearch.verdicts import Reason
+
+MAPPINGS: dict[str, Any] = {
+    "dynamic": False,
+    "properties": {
+        "stream": {"type": "keyword"},
+        "output": {"type": "keyword"},
+        "batch_time": {"type": "date", "format": "epoch_millis"},
+        "attempt": {"type": "integer"},
+        "topic": {"type": "keyword"},
+        "partition": {"type": "integer"},
+        "offset": {"type": "long"},
+        "incarnation": {"type": "integer"},
+        "index": {"type": "keyword"},
+        "reason": {"properties": {"type": {"type": "keyword"}, "text": {"type": "text"}}},
+        "key": {"type": "binary"},
+        "value": {"type": "binary"},
+        "value_text": {"type": "text"},
+        "document_text": {"type": "text"},
+        "value_bytes": {"type": "long"},
+        "headers": {"enabled": False},
+        "timestamp": {"type": "date", "format": "epoch_millis"},
+        "document_id": {"type": "keyword"},
+        "version": {"type": "long"},
+        "value_is_document": {"type": "boolean"},
+        "replayed_at": {"type": "date", "format": "epoch_millis"},
+    },
+}
+"""How the dead-letter index is created where it is missing. ``value_text`` is there when the value is UTF-8,
+``document_text`` (what was sent) when a transform made it, otherwise ``value_is_document``; a record too large even for
+here has neither, nor ``value``, but ``value_bytes``, its size. ``document_id`` and ``version`` are those
+that the document was to have; ``replayed_at`` is there once it was indexed after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One record, or row of an aggregate, that could not be indexed. Coordinates are None for an aggregate's row."""
+
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    incarnation: int
+    reason: Reason
+    original: OriginalRecord | None
+    document: bytes | None
+    """What was to be indexed, where that is not the record's value."""
+    owner: tuple[str, ...]
+    """Stream, output and index, as far as they are known."""
+    row: str
+    """The row's own part of the letter's id: its record's id, and a digest where the record does not name it alone."""
+    ordinal: int = 1
+    """Tells letters of one task apart whose rows nothing else tells apart."""
+    task: int = 0
+    """Tells letters of several tasks apart whose rows may be equal; 0 where each row has an id of its own."""
+    document_id: str | None = None
+    """Under which it was to be indexed; None where it has no usable id, or was rejected by a step before."""
+    version: int | None = None
+    """The external version that it was to have."""
+    value_is_document: bool = False
+    omit_value: bool = False
+
+    @property
+    def id(self) -> str:
+        """``stream/output/index/row``, and ``/ordinal`` from the second on, or ``/ordinal+task``. None of the parts can
+        hold a slash."""
+        number = [f"{self.ordinal}+{self.task}"] if self.task else [str(self.ordinal)] if self.ordinal > 1 else []
+        named = "/".join((*self.owner, self.row, *number))
+        if len(named.encode()) <= MAX_ID_BYTES:
+            return named
+        return "/".join((*self.owner[:-1], hashlib.sha256(named.encode()).hexdigest()))
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it holds on to."""
+        value = (self.original.value if self.original else None) or b""
+        return 500 + len(value) + len(self.document or b"")
+
+    def to_bytes(self, options: IndexingOptions) -> bytes:
+        """The dead letter as JSON in one line."""
+        value = self.original.value if self.original else None
+        fields: dict[str, Any] = {
+            "stream": options.stream,
+            "output": options.output,
+            "batch_time": options.batch_time,
+            "attempt": options.attempt,
+            "index": options.index,
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "incarnation": self.incarnation if self.topic is not None else None,
+            "reason": {"type": self.reason.type, "text": self.reason.text},
+            "value_bytes": None if value is None else len(value),
+            "document_id": self.document_id,
+            "version": self.version,
+        }
+        if self.original is not None:
+            fields["timestamp"] = self.original.timestamp_ms
+            fields["key"] = _base64(self.original.key)
+            fields["headers"] = [{"key": name, "value": _base64(held)} for name, held in self.original.headers]
+        if not self.omit_value:
+            fields |= {"value": _base64(value), "value_text": _text(value), "document_text": _text(self.document)}
+            fields["value_is_document"] = self.value_is_document and value is not None
+        present = {name: held for name, held in fields.items() if held is not None}
+        return json.dumps(present, separators=(",", ":")).encode()
+
+
+def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: IndexingOptions) -> DeadLetter:
+    """The dead letter of a row, with the record's bytes as far as the row has them."""
+    names = batch.schema.names
+
+    def cell(name: str) -> Any:
+        return batch.column(name)[row].as_py() if name in names else None
+
+    document = _as_bytes(cell(document_column(batch)))
+    original: OriginalRecord | None = None
+    untouched = document_column(batch) == columns.VALUE
+    if untouched:
+        headers = _headers(cell(columns.HEADERS))
+        original = OriginalRecord(_as_bytes(cell(columns.KEY)), document, headers, _timestamp_ms(batch, row))
+        document = None
+    elif columns.ORIGINAL_VALUE in names:
+        original = OriginalRecord(
+            _as_bytes(cell(columns.ORIGINAL_KEY)),
+            _as_bytes(cell(columns.ORIGINAL_VALUE)),
+            _headers(cell(columns.ORIGINAL_HEADERS)),
+        )
+    rejected_before = reason.type == REJECTED_BEFORE
+    document_id, version = _identity(batch, row, options)
+    # Of these no two of a batch are equal (`CollisionCheck`). Rows of one key that differ by their version may be.
+    has_own_id = (
+        document_id is not None
+        and options.version_from is None
+        and (not rejected_before or options.document_id is DocumentIdKind.RECORD)
+    )
+    return DeadLetter(
+        cell(columns.TOPIC),
+        cell(columns.PARTITION),
+        cell(columns.OFFSET),
+        cell(columns.INCARNATION) or 1,
+        reason,
+        original,
+        document,
+        tuple(part for part in (options.stream, options.output, options.index) if part),
+        _row_id(batch, row, options),
+        task=0 if has_own_id else options.task,
+        document_id=None if rejected_before else document_id,
+        version=None if rejected_before else version,
+        value_is_document=untouched,
+    )
+
+
+def _row_id(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> str:
+    """The same in every run of the batch, and another for every row that the ids of documents tell apart.
+
+    With record ids it is the document's id, so that whatever tells rows of one record apart there does so here.
+    """
+    names = batch.schema.names
+    one = batch.slice(row, 1)
+    if any(name not in names or not one.column(name).is_valid()[0].as_py() for name in columns.COORDINATES):
+        return f"row+{_digest(options.batch_time, one.to_pylist())}"
+    record = str(record_ids(one)[0])
+    if options.document_id is DocumentIdKind.COLUMNS:
+        return f"{record}+row+{_digest(options.batch_time, one.to_pylist())}"
+    if options.document_id is DocumentIdKind.KEY and document_column(batch) == columns.DOCUMENT:
+        return f"{record}+key+{_digest(one.column(columns.KEY).to_pylist())}"
+    if options.id_columns:
+        return f"{record}~{quote(str(row_parts(one, options, {})[0]), safe='+')}"
+    return record
+
+
+def _digest(*held: Any) -> str:
+    return hashlib.sha256(repr(held).encode()).hexdigest()[:32]
+
+
+def _identity(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> tuple[str | None, int | None]:
+    """The id and the version that the row's document has; no id where none can be made."""
+    identities = identify(batch.slice(row, 1), options)
+    if identities.rejected:
+        return None, None
+    return identities.ids[0].as_py(), None if identities.versions is None else identities.versions[0].as_py()
+
+
+def _timestamp_ms(batch: pa.RecordBatch, row: int) -> int | None:
+    index = batch.schema.get_field_index(columns.TIMESTAMP)
+    if index < 0 or not pa.types.is_timestamp(batch.schema.field(index).type):
+        return None
+    in_ms = pc.cast(batch.column(index).slice(row, 1), pa.timestamp("ms"), safe=False)
+    timestamp: int | None = pc.cast(in_ms, pa.int64())[0].as_py()
+    return timestamp
+
+
+def _as_bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _headers(value: Any) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((header["key"], header["value"]) for header in value or ())
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode("ascii")
+
+
+def _text(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,133 @@
+"""One task's rows into one index: prepares bodies in one thread while others wait for Elasticsearch's answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.clock import Clock, SystemClock
+from headrace.elasticsearch.bulk_bodies import PreparedRows, prepare_rows
+from headrace.elasticsearch.bulk_sender import BulkSender, SentRequest
+from headrace.elasticsearch.collisions import CollisionCheck
+from headrace.elasticsearch.columns import check_columns
+from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.dead_letter_office import DeadLetterOffice
+from headrace.elasticsearch.document_ids import identify
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.originals import OriginalRecords
+from headrace.elasticsearch.transport import Transport
+
+
+class Indexer:
+    """Indexes batches of rows whose columns are those of ``headrace.elasticsearch.columns``.
+
+    It holds at most ``requests_in_flight`` + 1 bodies, and as many batches.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        options: IndexingOptions,
+        *,
+        originals: OriginalRecords | None = None,
+        clock: Clock | None = None,
+        seed: int = 0,
+    ) -> None:
+        """``seed`` is that of all tasks of the write (see ``CollisionCheck``)."""
+        self._options = options
+        self._cancelled = threading.Event()
+        clock = clock or SystemClock()
+        self._sender = BulkSender(transport, options.index, options, clock=clock, cancelled=self._cancelled)
+        to_dead_letters = BulkSender(transport, options.dead_letters, options, clock=clock, cancelled=self._cancelled)
+        self._office = DeadLetterOffice(transport, to_dead_letters, options, originals)
+        self._counts = IndexingCounts()
+        self._collisions = CollisionCheck(options, seed)
+        self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
+
+    def index(self, batches: Iterable[pa.RecordBatch]) -> IndexingCounts:
+        """Index all rows and return when every one has its outcome, the dead letters written.
+
+        Foreign documents are counted: whoever ends the write fails by them. Raises an IndexingError if not every row
+        can have its outcome; some rows are then indexed, and indexing all again does no harm.
+        """
+        started = time.monotonic()
+        with ThreadPoolExecutor(self._options.requests_in_flight, thread_name_prefix="bulk") as pool:
+            try:
+                for batch in regroup(batches, self._options):
+                    self._index_batch(batch, pool)
+                while self._in_flight:
+                    self._collect()
+                self._office.flush(self._counts)
+            except BaseException:
+                # The threads still waiting for their turn end now; the pool's exit waits for them.
+                self._cancelled.set()
+                raise
+        self._counts.seconds = time.monotonic() - started
+        self._counts.check()
+        return self._counts
+
+    def digests(self) -> Any:
+        """Of the ids of all rows, as ``repeated_digests`` compares them (uint64 array)."""
+        return self._collisions.digests()
+
+    def _index_batch(self, batch: pa.RecordBatch, pool: ThreadPoolExecutor) -> None:
+        check_columns(batch.schema.names, self._options)
+        identities = identify(batch, self._options)
+        self._collisions.take(batch, identities)
+        preparation = prepare_rows(batch, self._options, identities=identities)
+        self._counts.rows += batch.num_rows
+        self._counts.ignored_tombstones += preparation.ignored_tombstones
+        self._office.take(batch, sorted(preparation.rejected.items()), self._counts)
+        prepared = preparation.prepared
+        if prepared is None:
+            return
+        for lines in prepared.requests(self._options):
+            while len(self._in_flight) >= self._options.requests_in_flight:
+                self._collect()
+            self._in_flight[pool.submit(self._sender.send, prepared, lines)] = prepared
+
+    def _collect(self) -> None:
+        """Wait for one request or more and take their outcomes; raises what they raised."""
+        done, _ = wait(self._in_flight, return_when=FIRST_COMPLETED)
+        for future in done:
+            prepared = self._in_flight.pop(future)
+            sent = future.result()
+            self._counts.add(sent.counts)
+            rejected = [(prepared.row(line), reason) for line, reason in sent.rejected]
+            self._office.take(prepared.source, rejected, self._counts)
+
+
+def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iterator[pa.RecordBatch]:
+    """Put small batches together until a request is full, and cut those whose lines could be too large to hold."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        for part in _cut(batch, options):
+            held.append(part)
+            rows += part.num_rows
+            size += part.nbytes
+            if rows >= options.bulk_actions or size >= options.bulk_bytes:
+                yield _together(held)
+                held, rows, size = [], 0, 0
+    if rows:
+        yield _together(held)
+
+
+def _cut(batch: pa.RecordBatch, options: IndexingOptions) -> Iterator[pa.RecordBatch]:
+    # The joined lines are a copy of the batch: several requests' worth at once is enough.
+    parts = max(1, batch.nbytes // max(4 * options.bulk_bytes, 1))
+    step = max(1, -(-batch.num_rows // parts))
+    for first in range(0, batch.num_rows, step):
+        yield batch.slice(first, step)
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    merged: Any = pa.Table.from_batches(batches).combine_chunks()
+    return merged.to_batches()[0]

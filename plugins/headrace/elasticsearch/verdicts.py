@@ -1,0 +1,222 @@
+"""What Elasticsearch's answers mean, for one item of a bulk request and for the request as a whole.
+
+The status does not tell a bad document (400) from a closed index (also 400), so the type and the text of the error do.
+A document is at fault where the error is on a list of those that a document itself causes: what its mapping cannot
+take, what is no JSON, what a pipeline rejects. All other errors fail the batch, also those that a later Elasticsearch
+may bring: a batch that fails loses nothing, and an index at fault would make every document a dead letter. Measured on
+8.19.
+
+New fields beyond ``index.mapping.total_fields.limit`` are the document's fault: the index takes all documents that do
+not bring new fields. Where most documents do, the output's limit of dead letters fails the batch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from headrace.elasticsearch.errors import ElasticsearchRefusedError
+from headrace.elasticsearch.transport import Response
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a document was not indexed: ``type`` is short and countable, ``text`` is for people."""
+
+    type: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.text}"
+
+
+class Item(Enum):
+    """The verdict on one item."""
+
+    CREATED = auto()
+    UPDATED = auto()
+    DELETED = auto()
+    CONFLICT = auto()
+    """The id is there, in this version or a newer one."""
+    NOT_NOW = auto()
+    """Send this item again, later."""
+    REJECTED = auto()
+    """The document itself is at fault: a dead letter."""
+    REFUSED = auto()
+    """The index is at fault, or it is not known that the document is: stop."""
+
+
+class Whole(Enum):
+    """The verdict on a whole request."""
+
+    READ_ITEMS = auto()
+    NOT_NOW = auto()
+    TOO_LARGE = auto()
+    """Send it in smaller parts."""
+    INVALID = auto()
+    """Some item makes the whole request invalid: find it."""
+    REFUSED = auto()
+
+
+# 400s that speak of the index or the cluster. validation_exception: the cluster has no room for another shard.
+_INDEX_AT_FAULT = frozenset(
+    {
+        "index_closed_exception",
+        "invalid_index_name_exception",
+        "validation_exception",
+        "security_exception",
+        "index_not_found_exception",
+        "invalid_alias_name_exception",
+    }
+)
+_INDEX_AT_FAULT_TEXT = re.compile(
+    r"^no write index is defined for alias|^pipeline with id \[|^only write ops with an op_type of create are allowed"
+)
+# The document does not fit the mapping, is no JSON, or is rejected by a pipeline on purpose.
+_DOCUMENT_AT_FAULT = frozenset(
+    {
+        "document_parsing_exception",
+        "mapper_parsing_exception",
+        "mapper_exception",
+        "strict_dynamic_mapping_exception",
+        "parsing_exception",
+        "parse_exception",
+        "x_content_parse_exception",
+        "x_content_e_o_f_exception",
+        "json_parse_exception",
+        "json_e_o_f_exception",
+        "stream_constraints_exception",
+        "max_bytes_length_exceeded_exception",
+        "action_request_validation_exception",
+        "fail_processor_exception",
+        "dissect_exception",
+    }
+)
+# illegal_argument_exception stands for everything that Java code checks. These texts, from their beginnings since they
+# may go on with what the document holds, are of a document.
+_DOCUMENT_AT_FAULT_TEXT = re.compile(
+    r"mapper \[.*\] cannot be changed from type|can't merge a non|cannot merge a non"
+    r"|object mapping \[.*\] can't be changed"
+    r"|Document contains at least one immense term"
+    r"|Limit of (total fields|mapping depth|field name length|nested fields|nested documents) \["
+    r"|The number of nested documents has exceeded"
+    r"|[Ff]ield name (cannot |\[)|name cannot be empty|object field (starting|ending) "
+    r"|Malformed content, |Flattened field \[|Keys in \[flattened\] fields cannot"
+    r"|[Uu]nable to convert \[|[Uu]nable to parse date \["
+    r"|field \[.*\] (not present|is null|of type|doesn't exist)"
+    r"|cannot (resolve|access|set|add|append) \["
+    r"|Provided Grok expressions do not match|Unable to find match for dissect"
+    r"|Malformed action/metadata line",
+    re.DOTALL,
+)
+_CURRENT_VERSION = re.compile(r"current version \[(\d+)\]")
+
+_BAD_REQUEST = 400
+_DELETED_WITHOUT_DOCUMENT = "not_found"
+
+
+def judge_item(status: int, item: dict[str, Any]) -> Item:
+    """The verdict on one entry of a bulk answer's ``items`` (the object below the action's name)."""
+    error = item.get("error")
+    if error is None:
+        result = item.get("result")
+        if result in ("deleted", _DELETED_WITHOUT_DOCUMENT):
+            return Item.DELETED
+        return Item.CREATED if result == "created" else Item.UPDATED
+    reason = item_reason(item)
+    if status == 409:
+        return Item.CONFLICT
+    if status == 429 or status >= 500 or reason.type == "cluster_block_exception":
+        # A block is lifted when someone makes room or ends the maintenance; the bound on retries says when to stop.
+        return Item.NOT_NOW
+    return Item.REJECTED if status == _BAD_REQUEST and document_at_fault(reason) else Item.REFUSED
+
+
+def judge_response(response: Response) -> Whole:
+    """The verdict on an answer as a whole."""
+    status = response.status
+    if status == 200:
+        return Whole.READ_ITEMS
+    if status in (408, 429) or status >= 500:
+        return Whole.NOT_NOW
+    if status == 413:
+        return Whole.TOO_LARGE
+    reason = Reason(*response.error())
+    if reason.type == "cluster_block_exception":
+        return Whole.NOT_NOW
+    if status == _BAD_REQUEST and not index_at_fault(reason):
+        return Whole.INVALID
+    return Whole.REFUSED
+
+
+def document_at_fault(reason: Reason) -> bool:
+    """Whether an error of status 400 is known to be about one document."""
+    if reason.type == "illegal_argument_exception":
+        return _DOCUMENT_AT_FAULT_TEXT.match(reason.text) is not None
+    return reason.type in _DOCUMENT_AT_FAULT
+
+
+def index_at_fault(reason: Reason) -> bool:
+    """Whether an error of status 400 is known to be about the index, so that no part of the request can pass."""
+    return reason.type in _INDEX_AT_FAULT or _INDEX_AT_FAULT_TEXT.search(reason.text) is not None
+
+
+def item_reason(item: dict[str, Any]) -> Reason:
+    """Why an item failed, with the deeper cause that Elasticsearch gives."""
+    error = item.get("error")
+    if not isinstance(error, dict):
+        return Reason("unknown", str(error))
+    text = str(error.get("reason", ""))
+    cause = error.get("caused_by")
+    deeper = str(cause.get("reason", "")) if isinstance(cause, dict) else ""
+    return Reason(str(error.get("type", "unknown")), f"{text}: {deeper}" if deeper and deeper not in text else text)
+
+
+def current_version(reason: Reason) -> int | None:
+    """The version that the index holds, out of a conflict's text; None if the text does not say.
+
+    The text begins with the id, which can be anything: the last mention is Elasticsearch's.
+    """
+    found = _CURRENT_VERSION.findall(reason.text)
+    return int(found[-1]) if found else None
+
+
+# By the type and the text of the error, "type: text".
+_REMEDIES = tuple(
+    (re.compile(sign), remedy)
+    for sign, remedy in (
+        ("^index_not_found_exception", "Create the index, or allow it in action.auto_create_index."),
+        ("^index_closed_exception", "Open the index."),
+        ("^validation_exception", "Make room for the index's shards, or create the index."),
+        (
+            "(?i)number of documents in the (index|shard) can(no|')t exceed",
+            "A shard of the index is full: write to a new index, or to one of more shards (_split).",
+        ),
+        (
+            "^routing_missing_exception",
+            "The index's mapping requires a routing, which headrace does not send: take _routing out of the mapping.",
+        ),
+        ("pipeline with id \\[", "Create the pipeline, or take it out of the index's settings."),
+        ("no write index is defined for alias", "Name one index, or make one of the alias's indices its write index."),
+        ("only write ops with an op_type of create", "Write to an index; ids are not unique in a data stream."),
+    )
+)
+_ANY_REMEDY = (
+    "Correct the index or the connection, then run the batch again; nothing was dropped. Where documents are at fault, "
+    "let the transform correct or reject them (rejected_because)."
+)
+
+
+def refusal(status: int, reason: Reason, index: str) -> ElasticsearchRefusedError:
+    """The error that stops the batch, with what to do about it."""
+    if status == 401:
+        remedy = "Check the connection's login, API key or token."
+    elif status == 403 or reason.type == "security_exception":
+        remedy = "Grant the connection's user the privileges create_doc, index, delete and auto_configure on the index."
+    else:
+        remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(str(reason))), _ANY_REMEDY)
+    return ElasticsearchRefusedError(
+        f"Elasticsearch refuses to index into {index!r} with {status}, {reason}.", remedy=remedy
+    )

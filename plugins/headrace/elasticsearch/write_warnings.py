@@ -1,0 +1,66 @@
+"""What a write warns of while it goes on, for whoever waits for it.
+
+Spark's Python workers log where no batch's log is. So while a write's report is awaited they leave their warnings as
+small files beside it, where the process that asked for the write reads them (`headrace.spark.outputs.report_files`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+
+from headrace.wal.storage import open_storage
+
+SUFFIX = ".warning-"
+"""Follows the report's name; then come the process and a number."""
+# Several requests of a task wait at the same time, for the same reason.
+_EVERY_SECONDS = 5.0
+
+
+class _BesideReport(logging.Handler):
+    def __init__(self, report: str) -> None:
+        super().__init__(logging.WARNING)
+        self._folder, _, self._name = report.rpartition("/")
+        self._written = 0
+        self._next = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY_SECONDS
+        self._written += 1
+        # A write is not to fail for what it has to say.
+        with contextlib.suppress(Exception):
+            name = f"{self._name}{SUFFIX}{os.getpid()}-{id(self)}-{self._written}"
+            open_storage(self._folder).write_atomically(name, record.getMessage().encode())
+
+
+@contextlib.contextmanager
+def warnings_beside(report: str | None) -> Iterator[None]:
+    """Leave the warnings of ``headrace.elasticsearch`` beside the report at this URI while the ``with`` block runs."""
+    if report is None:
+        yield
+        return
+    handler = _BesideReport(report)
+    log = logging.getLogger("headrace.elasticsearch")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+def take_warnings(report: str) -> list[str]:
+    """The warnings beside the report at this URI, each once."""
+    folder, _, name = report.rpartition("/")
+    storage = open_storage(folder)
+    found = []
+    for path in storage.list():
+        if path.startswith(name + SUFFIX):
+            found.append(storage.read(path).decode())
+            storage.delete(path)
+    return found

@@ -1,0 +1,225 @@
+"""Whether all that a stream needs is there and lets it in: ledger, storage, Kafka, topics, indices.
+
+Each check is bounded in time, changes nothing that stays, and names the address or path that it is about.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from confluent_kafka import KafkaException
+
+from headrace.clock import SystemClock
+from headrace.connections import CONNECTION_PREFIX
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.options import IndexingOptions
+from headrace.elasticsearch.output_options import sink_options
+from headrace.elasticsearch.targets import TargetIndex
+from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
+from headrace.errors import HeadraceError
+from headrace.ledger import Ledger
+from headrace.receiver.admin_questions import AdminQuestions
+from headrace.receiver.errors import TopicsNotFoundError
+from headrace.receiver.topic_watch import TopicWatch
+from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, Output, ParquetOutput, Stream
+from headrace.wal.errors import StoredFileExistsError
+from headrace.wal.storage import LogStorage, open_storage
+
+# An answer that takes longer is none, for a person who waits for it.
+_SECONDS = 5.0
+_WRITE_PRIVILEGES = ("create_doc", "index", "view_index_metadata")
+
+
+class ConditionIgnoredError(HeadraceError):
+    """The store takes conditional writes and ignores the condition, so replaced writers could overwrite the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One check: what was looked at, at which path or address, and what is wrong with it; ``error`` None: nothing."""
+
+    name: str
+    where: str
+    error: str | None = None
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"{self.name}: {self.where}"
+        return f"{self.name}: {self.where}: {self.error}" + (f" {self.remedy}" if self.remedy else "")
+
+
+def check_connections(stream: Stream) -> Iterator[Checked]:
+    """Every check of the stream, as each is done."""
+    yield check_ledger(stream)
+    yield check_storage(stream)
+    for source in stream.inputs:
+        yield from check_input(source)
+    for output in stream.outputs:
+        yield from check_output(output)
+
+
+def check_ledger(stream: Stream) -> Checked:
+    """Whether the ledger's database answers; one in a file that is not there yet may be made."""
+    url = stream.ledger
+    path = Path(urlsplit(url).path.removeprefix("/")) if url.startswith("sqlite") else None
+
+    def look() -> None:
+        if path is not None and not path.exists():
+            _require_writable(path.parent)
+            return
+        with Ledger.open(url, create=False) as ledger:
+            ledger.now_ms()
+
+    where = f"connection {url.removeprefix(CONNECTION_PREFIX)}" if url.startswith(CONNECTION_PREFIX) else url
+    return _checked("ledger", where, look)
+
+
+def check_storage(stream: Stream, name: str = "storage") -> Checked:
+    """Whether the stream's folder can be written to and read from."""
+    return _checked(name, stream.storage.url, lambda: _write_and_read(stream.storage.url))
+
+
+def check_input(source: KafkaInput) -> Iterator[Checked]:
+    """Whether Kafka answers, and knows the input's topics."""
+    yield from _kafka(f"input {source.id}", source)
+
+
+def check_output(output: Output) -> Iterator[Checked]:
+    """Whether an output's server answers and lets the stream write. Of a function or the console there is nothing."""
+    name = f"output {output.id}"
+    if isinstance(output, ElasticsearchOutput):
+        yield _elasticsearch(name, output)
+    elif isinstance(output, KafkaOutput):
+        servers = {"connection": output.connection, "bootstrap_servers": output.bootstrap_servers}
+        yield from _kafka(name, KafkaInput(id=output.id, topics=(output.topic,), **servers))
+    elif isinstance(output, ParquetOutput):
+        yield _checked(name, output.path, lambda: _write_and_read(output.path))
+
+
+def _checked(name: str, where: str, look: Callable[[], object]) -> Checked:
+    try:
+        look()
+    except HeadraceError as error:
+        return Checked(name, where, error.what, error.remedy)
+    except OSError as error:
+        return Checked(name, where, f"{type(error).__name__}: {error}")
+    return Checked(name, where)
+
+
+def _write_and_read(url: str) -> None:
+    """Raises HeadraceError or OSError. A folder that is not there yet is left so: whoever makes it is to own it."""
+    parts = urlsplit(url)
+    folder = Path(unquote(parts.path) if parts.scheme == "file" else url)
+    if parts.scheme in ("", "file") and not folder.exists():
+        _require_writable(folder)
+        return
+    storage, name, data = open_storage(url), f"headrace-check-{secrets.token_hex(8)}", b"headrace"
+    storage.write_atomically(name, data, exclusive=True)
+    try:
+        if storage.read(name) != data:
+            raise OSError(f"{url} does not give back what was written to it")
+        _require_refusal(storage, name)
+    finally:
+        storage.delete(name)
+
+
+def _require_refusal(storage: LogStorage, name: str) -> None:
+    """Raises ConditionIgnoredError where the store overwrites what it is to create only where there is none."""
+    try:
+        storage.write_atomically(name, b"another", exclusive=True)
+    except StoredFileExistsError:
+        return
+    raise ConditionIgnoredError(
+        f"{storage.url} overwrites an object that is to be created only where there is none.",
+        remedy="Use a store that honours conditional writes (If-None-Match), or a folder of a file system.",
+    )
+
+
+def _require_writable(folder: Path) -> None:
+    """Raises OSError where the folder cannot be made."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{there} is a file, so {folder} cannot be made")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{there} may not be written to, so {folder} cannot be made")
+
+
+def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
+    where = source.bootstrap_servers or f"connection {source.connection}"
+    refused: dict[str, TopicsNotFoundError] = {}
+    try:
+        asking = AdminQuestions(source)
+        where = asking.servers
+        try:
+            topics, missing = TopicWatch(asking.admin, source, asking.wait).look(refused)
+        except KafkaException as error:
+            raise asking.not_asked(error) from error
+    except HeadraceError as error:
+        yield Checked(name, where, error.what, error.remedy)
+        return
+    yield Checked(name, where)
+    for seen in topics:
+        yield Checked(f"{name}, topic {seen.topic}", f"{where}, {seen.partitions} partitions")
+    for topic in missing:
+        yield Checked(f"{name}, topic {topic}", where, "The topic does not exist.", "Create it, or mend its name.")
+    for topic, refusal in refused.items():
+        yield Checked(f"{name}, topic {topic}", where, refusal.what, refusal.remedy)
+    if source.topic_pattern is not None and not topics:
+        yield Checked(name, where, f"No topic matches the pattern {source.topic_pattern!r}.")
+
+
+def _elasticsearch(name: str, output: ElasticsearchOutput) -> Checked:
+    where = ", ".join(output.hosts) or f"connection {output.connection}"
+    try:
+        given = {**sink_options(output), "max_retry_seconds": "0", "request_timeout_seconds": str(_SECONDS)}
+        options = IndexingOptions.from_strings(given)
+        cluster = Cluster.of(options)
+    except HeadraceError as error:
+        return Checked(name, where, error.what, error.remedy)
+    where = f"{', '.join(map(str, cluster.nodes))}, index {output.index}"
+    transport = ElasticsearchTransport(cluster, connections=1, timeout_seconds=_SECONDS)
+    try:
+        return _checked(name, where, lambda: _look_at_index(transport, options))
+    except NoAnswerError as error:
+        return Checked(name, where, f"There is {error}.")
+    finally:
+        transport.close()
+
+
+def _look_at_index(transport: ElasticsearchTransport, options: IndexingOptions) -> None:
+    """Raises HeadraceError or NoAnswerError."""
+    transport.request("GET", "/")
+    TargetIndex(transport, options, clock=SystemClock()).concrete()
+    path = f"/{quote(options.index, safe='')}/_settings?filter_path=*.settings.index.blocks"
+    blocks: Any = transport.request("GET", path).json()
+    if isinstance(blocks, dict) and "error" not in blocks:
+        for index, found in blocks.items():
+            settings = found.get("settings", {}).get("index", {}).get("blocks", {})
+            if on := sorted(block for block, value in settings.items() if str(value).lower() == "true"):
+                raise HeadraceError(
+                    f"Index {index} has the block {', '.join(on)}.",
+                    remedy="Take it off; Elasticsearch sets read_only_allow_delete itself where a disk is full.",
+                )
+    names = [options.index, options.dead_letters]
+    asked = {"index": [{"names": names, "privileges": list(_WRITE_PRIVILEGES)}]}
+    answer = transport.request("POST", "/_security/user/_has_privileges", json.dumps(asked).encode())
+    # Without security there is no such question, and every answer is another one.
+    told = answer.json() if answer.status == 200 else None
+    if isinstance(told, dict) and told.get("has_all_requested") is False:
+        lacking = sorted(
+            f"{privilege} on {index}"
+            for index, privileges in told.get("index", {}).items()
+            for privilege, held in privileges.items()
+            if not held
+        )
+        raise HeadraceError(
+            f"The user {told.get('username')} lacks {', '.join(lacking)}.", remedy="Grant it these privileges."
+        )

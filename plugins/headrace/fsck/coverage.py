@@ -1,0 +1,152 @@
+"""Every offset from where a partition began to its position is in one block, in one batch, or in a recorded gap."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.blocks import TopicPartition
+from headrace.clock import time_text
+from headrace.fsck.findings import Finding, Problem
+from headrace.ledger.snapshots import StreamSnapshot
+from headrace.ledger.states import BatchState
+
+InputPartition = tuple[str, TopicPartition]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """Offsets ``[start, until)`` of a partition that something accounts for.
+
+    ``has_others``: it may hold the offsets of other pieces, being the range of a batch that absorbed earlier times.
+    """
+
+    start: int
+    until: int
+    told_by: str
+    has_others: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Offsets that nothing accounts for. They hold no record, if all is well: Kafka knows."""
+
+    input_id: str
+    partition: TopicPartition
+    start: int
+    until: int
+
+    def __str__(self) -> str:
+        return f"{partition_text((self.input_id, self.partition))} [{self.start}, {self.until})"
+
+
+def partition_text(key: InputPartition) -> str:
+    """A partition, with its input and which incarnation of its topic it is of."""
+    input_id, partition = key
+    incarnation = "" if partition.incarnation == 1 else f" (incarnation {partition.incarnation})"
+    return f"{input_id}/{partition.topic}-{partition.partition}{incarnation}"
+
+
+def check_coverage(snapshot: StreamSnapshot) -> tuple[list[Finding], list[Hole]]:
+    """Walk every partition; what is twice or beyond is a finding, what is missing is a hole, for Kafka to explain."""
+    findings: list[Finding] = []
+    holes: list[Hole] = []
+    pieces = _pieces(snapshot)
+    spans = {(row.input_id, row.partition): (row.kept_from, row.next_offset) for row in snapshot.positions}
+    removed = {(row.input_id, row.partition): row.removed_until_offset or 0 for row in snapshot.positions}
+    for key in sorted({*pieces, *spans}):
+        if key not in spans:
+            what = f"{len(pieces[key])} ranges of it were received, and it has no position."
+            findings.append(Finding(Problem.POSITION_WRONG, partition_text(key), what))
+            continue
+        start, until = spans[key]
+        # What is before is of batches that were removed: a gap between their records stays.
+        kept = [piece for piece in pieces[key] if piece.until > removed[key]]
+        findings += _walk(key, start, until, sorted(kept), holes)
+    return findings, holes
+
+
+def _walk(key: InputPartition, start: int, until: int, pieces: list[Piece], holes: list[Hole]) -> Iterator[Finding]:
+    name = partition_text(key)
+    if start > until:
+        yield Finding(Problem.POSITION_WRONG, name, f"Its position {until} is before its starting offset {start}.")
+    reached, before = start, Piece(start, start, "the starting offset")
+    for piece in pieces:
+        if piece.start < reached and not (piece.has_others or before.has_others):
+            what = f"[{piece.start}, {piece.until}) of {piece.told_by} begins before the end of {before.told_by}."
+            yield Finding(Problem.OFFSETS_TWICE, f"{name} at {piece.start}", what)
+        elif piece.start > reached:
+            holes.append(Hole(*key, reached, piece.start))
+        if piece.until >= reached:
+            reached, before = piece.until, piece
+    if reached > until:
+        what = f"Its position is {until}, and {before.told_by} reaches to {reached}."
+        yield Finding(Problem.POSITION_WRONG, name, what)
+    elif reached < until:
+        holes.append(Hole(*key, reached, until))
+
+
+def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
+    """What accounts for each partition's offsets: blocks where all of a batch's are there, else the batch's ranges,
+    and the gaps that Kafka left."""
+    pieces: dict[InputPartition, list[Piece]] = defaultdict(list)
+    by_ranges = {
+        batch.batch_time_ms
+        for batch in snapshot.batches
+        if not batch.built and len(snapshot.blocks_by_batch.get(batch.batch_time_ms, ())) != batch.blocks
+    }
+    for block in snapshot.blocks:
+        if snapshot.owner_ms(block.batch_time_ms) in by_ranges:
+            continue
+        told_by = f"block {block.block_id} (batch {time_text(block.batch_time_ms)})"
+        for r in block.info.ranges:
+            key = (block.info.receiver.input_id, r.partition)
+            pieces[key].append(Piece(r.from_offset, r.until_offset, told_by))
+    ranged: dict[InputPartition, list[Piece]] = defaultdict(list)
+    for row in snapshot.inputs:
+        if row.batch_time_ms in by_ranges:
+            told_by = f"batch {time_text(row.batch_time_ms)}"
+            absorbs = bool(snapshot.batch[row.batch_time_ms].absorbed)
+            ranged[row.input_id, row.partition].append(Piece(row.from_offset, row.until_offset, told_by, absorbs))
+    for key, found in ranged.items():
+        pieces[key] += found
+    for gap in snapshot.gaps:
+        if gap.batch_time_ms is not None:
+            continue
+        key = (gap.input_id, gap.partition)
+        # A batch's range tells its ends only: a gap between two of its blocks lies within.
+        within = any(each.start <= gap.from_offset and gap.until_offset <= each.until for each in ranged.get(key, ()))
+        if not within:
+            pieces[key].append(Piece(gap.from_offset, gap.until_offset, "a gap"))
+    return pieces
+
+
+def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    """What was abandoned is a gap, and nothing else is a gap of a batch."""
+    told = defaultdict(set)
+    for gap in snapshot.gaps:
+        if gap.batch_time_ms is not None:
+            told[gap.batch_time_ms].add((gap.input_id, gap.partition, gap.from_offset, gap.until_offset))
+    for batch in snapshot.batches:
+        gaps = told.pop(batch.batch_time_ms, set())
+        is_abandoned = batch.state is BatchState.ABANDONED
+        if not is_abandoned and gaps:
+            what = f"It is {batch.state.value}, and {len(gaps)} gaps say that it was abandoned."
+            yield Finding(Problem.BATCH_STATE_WRONG, time_text(batch.batch_time_ms), what)
+        if not is_abandoned:
+            continue
+        for row in snapshot.inputs_by_batch[batch.batch_time_ms]:
+            if (row.input_id, row.partition, row.from_offset, row.until_offset) not in gaps:
+                name = partition_text((row.input_id, row.partition))
+                what = (
+                    f"[{row.from_offset}, {row.until_offset}) of the abandoned batch "
+                    f"{time_text(batch.batch_time_ms)} is no gap."
+                )
+                yield Finding(Problem.GAP_MISSING, f"{name} at {row.from_offset}", what)
+    for time_ms in sorted(told):
+        if snapshot.stream.has_removed(time_ms):
+            continue
+        yield Finding(
+            Problem.BATCH_STATE_WRONG, time_text(time_ms), "Gaps say that it was abandoned, and there is no such batch."
+        )

@@ -1,0 +1,156 @@
+"""Kafka: what it has of each partition, against what the ledger says was received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from headrace.blocks import TopicPartition
+from headrace.errors import HeadraceError
+from headrace.fsck.coverage import Hole, InputPartition, partition_text
+from headrace.fsck.findings import Finding, Problem
+from headrace.ledger.rows import PositionRow
+from headrace.ledger.snapshots import StreamSnapshot
+from headrace.ledger.states import PartitionState
+from headrace.receiver.kafka_ranges import RangeClients
+from headrace.receiver.offset_questions import Kept
+from headrace.receiver.offsets_by_time import OffsetsByTime
+from headrace.receiver.replay_errors import RangesGoneError
+from headrace.stream import KafkaInput, Stream
+
+_ANSWER_SECONDS = 20.0
+# What Kafka's client has to say it raises; a page of refused connections says no more.
+_quietly = partial(OffsetsByTime, quiet=True)
+
+
+class Offsets(Protocol):
+    """What is asked of one input's Kafka, as `OffsetsByTime` does."""
+
+    def close(self) -> None: ...
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]: ...
+
+    def kept(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Kept | None]: ...
+
+    def timestamp_of_first(self, partition: TopicPartition, begin: int, until: int) -> int | None: ...
+
+
+@dataclass
+class KafkaObservation:
+    """What Kafka said between two looks at the ledger. ``notes`` are what it could not be asked, or cannot tell."""
+
+    ids: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    kept: dict[InputPartition, Kept | None] = field(default_factory=dict)
+    committed: dict[InputPartition, int] = field(default_factory=dict)
+    passed_over: list[Hole] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
+        """What it means by this state of the ledger."""
+        for position in snapshot.positions:
+            key = (position.input_id, position.partition)
+            topic = (position.input_id, position.partition.topic)
+            if position.state is PartitionState.ENDED or topic not in self.ids:
+                continue
+            current = self.ids[topic]
+            if current not in (None, position.partition.topic_id):
+                what = f"Its topic id is {position.partition.topic_id} in the ledger and {current} in Kafka."
+                yield Finding(Problem.KAFKA_TOPIC_REPLACED, partition_text(key), what)
+            else:
+                yield from self._position(key, position)
+        for hole in self.passed_over:
+            # Only where the ledger says still that it has them behind it, and in nothing.
+            yield Finding(Problem.OFFSETS_MISSING, str(hole), "Kafka has records there.")
+
+    def _position(self, key: InputPartition, position: PositionRow) -> Iterator[Finding]:
+        kept, name = self.kept.get(key), partition_text(key)
+        if kept is not None and position.next_offset > kept.end:
+            what = f"Its position is {position.next_offset}, and Kafka's log ends at {kept.end}."
+            yield Finding(Problem.KAFKA_LOG_CUT, name, what)
+        elif kept is not None and position.next_offset < kept.first:
+            what = f"Its position is {position.next_offset}, and the first offset that Kafka has is {kept.first}."
+            yield Finding(Problem.KAFKA_RECORDS_GONE, name, what)
+        if self.committed.get(key, 0) > position.next_offset:
+            what = f"Its position is {position.next_offset}, and {self.committed[key]} is committed."
+            yield Finding(Problem.COMMITTED_TOO_FAR, name, what)
+
+
+def observe_kafka(
+    stream: Stream,
+    snapshot: StreamSnapshot,
+    holes: Iterable[Hole],
+    *,
+    offsets_of: Callable[[KafkaInput], Offsets] = _quietly,
+) -> KafkaObservation:
+    """Ask Kafka about every partition that is still read, and about the offsets that nothing accounts for."""
+    found = KafkaObservation()
+    wanted = list(holes)
+    for source in stream.inputs:
+        try:
+            with closing(offsets_of(source)) as offsets:
+                _ask(source, offsets, snapshot, [hole for hole in wanted if hole.input_id == source.id], found)
+            _ask_for_commits(source, stream.group_of(source), found)
+        except (HeadraceError, KafkaException) as error:
+            found.unchecked.append(f"Kafka, for input {source.id!r}: {error}")
+    known = {source.id for source in stream.inputs}
+    for input_id in sorted({row.input_id for row in snapshot.positions} - known):
+        found.notes.append(f"Input {input_id!r} is no longer in the stream's definition: its Kafka was not asked.")
+    return found
+
+
+def _ask(
+    source: KafkaInput, offsets: Offsets, snapshot: StreamSnapshot, holes: list[Hole], found: KafkaObservation
+) -> None:
+    read = [row for row in snapshot.positions if row.input_id == source.id and row.state is not PartitionState.ENDED]
+    ids = offsets.topic_ids({row.partition.topic for row in read})
+    found.ids |= {(source.id, topic): topic_id for topic, topic_id in ids.items()}
+    for topic in sorted(topic for topic, topic_id in ids.items() if topic_id is None):
+        found.notes.append(f"Topic {topic!r} of input {source.id!r} is gone from Kafka.")
+    there = [row.partition for row in read if ids[row.partition.topic] == row.partition.topic_id]
+    kept = offsets.kept(there) if there else {}
+    found.kept |= {(source.id, tp): each for tp, each in kept.items()}
+    for hole in holes:
+        has = kept.get(hole.partition)
+        if has is None or has.first >= hole.until:
+            found.notes.append(f"{hole}: nothing accounts for these offsets, and Kafka no longer has them.")
+            continue
+        try:
+            if offsets.timestamp_of_first(hole.partition, max(hole.start, has.first), hole.until) is not None:
+                found.passed_over.append(hole)
+            elif has.first > hole.start:
+                found.notes.append(f"{hole}: nothing accounts for these offsets; Kafka has none before {has.first}.")
+        except RangesGoneError as error:
+            found.notes.append(f"{hole}: nothing accounts for these offsets, and {error.what}")
+
+
+def _ask_for_commits(source: KafkaInput, group: str, found: KafkaObservation) -> None:
+    try:
+        told = _committed(source, group, [tp for input_id, tp in found.kept if input_id == source.id])
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise
+        found.notes.append(f"What is committed in group {group} may not be asked: {error.args[0].str()}.")
+    else:
+        found.committed |= {(source.id, tp): offset for tp, offset in told.items()}
+
+
+def _committed(source: KafkaInput, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """By a consumer that joins nothing: librdkafka's admin client may abort the process where a group's coordinator is
+    away."""
+    if not partitions:
+        return {}
+    by_key = {(tp.topic, tp.partition): tp for tp in partitions}
+    consumer = Consumer({**RangeClients.of(source).quiet().consumer, "group.id": group})
+    try:
+        answer = consumer.committed([KafkaPartition(*key) for key in by_key], timeout=_ANSWER_SECONDS)
+    finally:
+        consumer.close()
+    told = {by_key[each.topic, each.partition]: each for each in answer}
+    return {tp: each.offset for tp, each in told.items() if each.error is None and each.offset >= 0}

@@ -1,0 +1,110 @@
+"""All checks of a stream, in an order in which a stream that runs gives no false alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from headrace.batch.manifest import LOG_FOLDER
+from headrace.fsck.batches import check_absorbed, check_allocations, check_built
+from headrace.fsck.checkpoints import observe_checkpoints
+from headrace.fsck.coverage import Hole, check_coverage, check_gaps
+from headrace.fsck.findings import Finding, Judgement, Report, confirmed
+from headrace.fsck.kafka_side import observe_kafka
+from headrace.fsck.leases import check_jobs, check_topics
+from headrace.fsck.log_files import observe_log
+from headrace.fsck.manifests import observe_manifests
+from headrace.fsck.outcomes import check_replays, check_slots, check_states, check_turns
+from headrace.fsck.received import check_blocks, check_order_of_batch_times, check_segments, check_unclaimed
+from headrace.ledger import Ledger
+from headrace.ledger.snapshots import StreamSnapshot
+from headrace.stream import Stream
+from headrace.wal.errors import StorageError
+from headrace.wal.storage import open_storage
+
+_OF_THE_LEDGER = (
+    check_gaps,
+    check_blocks,
+    check_order_of_batch_times,
+    check_unclaimed,
+    check_segments,
+    check_allocations,
+    check_built,
+    check_absorbed,
+    check_states,
+    check_turns,
+    check_slots,
+    check_replays,
+    check_jobs,
+    check_topics,
+)
+
+
+def check_stream(ledger: Ledger, name: str, *, kafka: bool = True) -> Report:
+    """Check all that must hold of a stream; nothing is changed.
+
+    What the ledger says is read in one transaction, so it is compared with itself as of one moment. Files and Kafka are
+    looked at after that, and what they seem to contradict is judged once more by what the ledger says then.
+
+    Args:
+        kafka: ask Kafka too; without it, offsets that hold no record cannot be told from records that were passed over.
+
+    Raises:
+        StreamNotFoundError: there is no such stream.
+        LedgerError: the ledger cannot be read.
+        StreamDefinitionError: the stream's definition in it cannot be.
+    """
+    snapshot = ledger.snapshots.take(name)
+    stream = Stream.from_json(snapshot.stream.definition)
+    report = Report(name)
+    covered, holes = check_coverage(snapshot)
+    report.findings = [*covered, *check_ledger(snapshot)]
+    report.checked = {
+        "blocks": len(snapshot.blocks),
+        "batches": len(snapshot.batches),
+        "partitions": len(snapshot.positions),
+        "segments": sum(row.removed_at_ms is None for row in snapshot.segments),
+    }
+    judgements = _observe_files(stream, snapshot, report)
+    if kafka:
+        seen = observe_kafka(stream, snapshot, holes)
+        report.notes += seen.notes
+        report.unchecked += seen.unchecked
+        judgements.append(seen.judge)
+    elif holes:
+        report.notes += _unexplained(holes)
+    suspects = [finding for judge in judgements for finding in judge(snapshot)]
+    if suspects:
+        after = ledger.snapshots.take(name)
+        report.findings += confirmed(suspects, chain.from_iterable(judge(after) for judge in judgements))
+    return report
+
+
+def check_ledger(snapshot: StreamSnapshot) -> Iterator[Finding]:
+    """What the ledger's rows say of each other."""
+    for check in _OF_THE_LEDGER:
+        yield from check(snapshot)
+
+
+def _observe_files(stream: Stream, snapshot: StreamSnapshot, report: Report) -> list[Judgement]:
+    judgements: list[Judgement] = []
+    try:
+        folder = open_storage(stream.storage.url).below(stream.name)
+        log = observe_log(folder.below(LOG_FOLDER), snapshot)
+        judgements.append(log.judge)
+        report.checked["frames"] = log.frames
+        manifests = observe_manifests(snapshot)
+        judgements.append(manifests.judge)
+        report.checked["manifests"] = manifests.files
+        judgements.append(observe_checkpoints(folder, snapshot).judge)
+    except (StorageError, OSError) as error:
+        report.unchecked.append(f"The storage {stream.storage.url}: {error}")
+    return judgements
+
+
+def _unexplained(holes: list[Hole]) -> list[str]:
+    offsets = sum(hole.until - hole.start for hole in holes)
+    return [
+        f"{len(holes)} ranges of {offsets} offsets are in no block, batch or gap. They hold no record, if transactions "
+        f"or compaction left them; only Kafka can tell (--kafka). The first is {holes[0]}."
+    ]

@@ -1,0 +1,119 @@
+"""Whether the receiver job runs by the definition that its stream has now, as far as receiving is concerned.
+
+A job goes on by the definition that it began with until it is started anew. What only batches use (transforms, outputs,
+decoders) they take from their own definition, so that a difference there is none here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.ledger import EventKind, Ledger
+from headrace.ledger.errors import RevisionNotFoundError
+from headrace.receiver.key_versions import versioned_by_offsets
+from headrace.stream import Stream
+from headrace.stream.errors import StreamDefinitionError
+
+REVISION = "revision"
+"""The attribute of a receiver job that has the revision of its definition."""
+
+_NOTED = "noted_revision"
+"""The attribute that has the revision for which the event of a difference was written."""
+
+_FIELDS = ("batch_by", "allowed_lateness", "batch_interval", "block_interval", "storage", "spark")
+# Decoding is the batches' part.
+_NOT_RECEIVED = frozenset({"id", "key_decoder", "value_decoder"})
+_LIMITS = (
+    "max_block_bytes",
+    "max_queued_blocks",
+    "prefetch_bytes",
+    "max_rate",
+    "backpressure",
+    "max_log_bytes",
+    "segment_bytes",
+    "segment_interval",
+)
+_ABSENT = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Unadopted:
+    """A receiver job that runs by another definition than its stream has, and in what they differ."""
+
+    stream: str
+    epoch: int
+    running: int
+    newest: int
+    differences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"The receiver job (epoch {self.epoch}) still receives by revision {self.running} of the definition, and "
+            f"the stream has revision {self.newest}: {'; '.join(self.differences)}. To have it adopted: "
+            f"`headrace stop {self.stream}`, then `headrace start {self.stream}`."
+        )
+
+
+def unadopted(ledger: Ledger, stream: str) -> Unadopted | None:
+    """What the live receiver job has not adopted of the stream's newest definition; None: nothing, or no job lives.
+
+    Raises:
+        StreamNotFoundError: there is no such stream.
+    """
+    job = ledger.jobs.current(stream)
+    if job is None or not job.alive(ledger.now_ms()):
+        return None
+    row, running = ledger.streams.get(stream), job.attributes.get(REVISION)
+    if running is None or running == row.revision:
+        return None
+    try:
+        before = Stream.from_json(ledger.streams.at_revision(stream, running).definition)
+        after = Stream.from_json(row.definition)
+    except (RevisionNotFoundError, StreamDefinitionError):
+        # From before the ledger was rebuilt, or of another headrace, which replaces the job anyway.
+        return None
+    differences = tuple(receiving_differences(before, after))
+    return Unadopted(stream, job.epoch, running, row.revision, differences) if differences else None
+
+
+def record_unadopted(ledger: Ledger, stream: str, revision: int) -> None:
+    """Write an event where the receiver job has not adopted this revision; once for each job and revision."""
+    job = ledger.jobs.current(stream)
+    if job is None or revision in (job.attributes.get(REVISION), job.attributes.get(_NOTED)):
+        return
+    found = unadopted(ledger, stream)
+    if found is None or found.newest != revision:
+        return
+    ledger.jobs.note(stream, found.epoch, {_NOTED: revision})
+    payload = {"epoch": found.epoch, "running": found.running, "newest": found.newest}
+    ledger.events.append(stream, EventKind.DEFINITION_NOT_ADOPTED, {**payload, "differences": found.differences})
+
+
+def receiving_differences(before: Stream, after: Stream) -> Iterator[str]:
+    """Each field of the two definitions that a receiver job reads and that differs, with both values."""
+    old, new = _received(before), _received(after)
+    for name in [*old, *(name for name in new if name not in old)]:
+        if old.get(name) != new.get(name):
+            yield f"{name} was {_text(old.get(name))} and is {_text(new.get(name))}"
+
+
+def _received(stream: Stream) -> dict[str, Any]:
+    """What receivers and their job read of a definition, by path."""
+    fields = stream.model_dump(mode="json")
+    found: dict[str, Any] = {}
+    for source in fields["inputs"]:
+        found |= {f"inputs.{source['id']}.{name}": source[name] for name in source if name not in _NOT_RECEIVED}
+    for name in _FIELDS:
+        value = fields[name]
+        found |= {f"{name}.{part}": value[part] for part in value} if isinstance(value, dict) else {name: value}
+    found |= {f"limits.{name}": fields["limits"][name] for name in _LIMITS}
+    found["outputs versioned by offsets"] = versioned_by_offsets(stream)
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None or value in ([], {}):
+        return _ABSENT
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,274 @@
+"""Stores a block: the log, then the ledger, then Kafka's commit, and never in another order (rule 1 of the design)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from headrace.blocks import BlockInfo, OffsetRange, TopicPartition
+from headrace.clock import Clock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import (
+    LeaseLostError,
+    LedgerUnavailableError,
+    PartitionNotAssignedError,
+    PositionConflictError,
+    SegmentRemovedError,
+)
+from headrace.ledger.rows import EpochEnd, ReceiverLease
+from headrace.receiver.errors import StoreFailedError
+from headrace.receiver.event_times import by_event_time
+from headrace.receiver.partition_state import Gap
+from headrace.receiver.pausing import Pausing
+from headrace.receiver.record_batches import RecordChunk, combine, without
+from headrace.receiver.reused_offsets import tell_reused
+from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
+from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# One try and three more, as Spark's ReliableKafkaReceiver; the log puts each on a segment of its own.
+STORE_TRIES = 4
+_FIRST_WAIT_SECONDS = 0.2
+# A failover of Postgres, or a busy SQLite: the frame is durable and its outcome must be known before the next one
+# (at most one frame of an epoch is undecided, rule 10), so this is waited out and not written again.
+LEDGER_PATIENCE_SECONDS = 60.0
+# While the disk is full: how soon it is looked at again, at first and at most.
+_FIRST_LOOK_SECONDS = 0.5
+_LONGEST_LOOK_SECONDS = 10.0
+# Room for this many blocks like the one that waits, and for this many bytes, so that it is not full again at once.
+_ROOM_BLOCKS = 4
+_ROOM_BYTES = 4 << 20
+
+
+class BlockStore:
+    """The pushing thread's. ``wait`` pauses for seconds while heartbeats go on; it raises to give up."""
+
+    def __init__(
+        self,
+        lease: ReceiverLease,
+        ledger: Ledger,
+        writer: WriteAheadLogWriter,
+        *,
+        commit: Callable[[Sequence[OffsetRange]], None],
+        wait: Callable[[float], None],
+        clock: Clock,
+        pausing: Pausing,
+        room_for: Callable[[int], bool],
+        next_offsets: dict[TopicPartition, int],
+        epoch_end: Callable[[TopicPartition, int], EpochEnd | None] = lambda *_: None,
+        recreated: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]] = lambda _: (),
+        stored: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``next_offsets`` is kept up to date here: the ledger's positions, for the heads of new segments.
+
+        ``room_for`` says whether the log's disk has room for so many bytes; ``pausing`` hears when it has not.
+        ``epoch_end`` is asked for the last record of a partition below an offset.
+        ``recreated`` says which partitions' records may be of another incarnation of their topic by now. ``stored`` is
+        called after each block: what was read of an idle year is one block for each of its batches.
+        """
+        self._lease = lease
+        self._ledger = ledger
+        self._writer = writer
+        self._commit = commit
+        self._wait = wait
+        self._clock = clock
+        self._pausing = pausing
+        self._room_for = room_for
+        self._epoch_end = epoch_end
+        self._recreated = recreated
+        self._stored = stored
+        self._last_accepted: int | None = None
+        self._is_undecided = False
+        self.blocks = 0
+        self.records = 0
+        self.payload_bytes = 0
+        self.write_failures = 0
+        self.dropped_records = 0
+        self.late_records = 0
+        self.next_offsets = next_offsets
+
+    def store(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> None:
+        """Store the chunks as one block for each of their event times, or only move positions where there is no record.
+
+        Raises:
+            StoreFailedError: after all tries; the records are still Kafka's.
+            LeaseLostError: another has taken over, nothing more was accepted.
+        """
+        partitions = dict.fromkeys(each.partition for chunk in chunks for each in chunk.ranges)
+        gone = self._recreated(list(partitions))
+        for group in by_event_time(chunks):
+            self._store_block(group, cut_time_ms, gone)
+            self._stored()
+
+    def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, gone: Sequence[TopicPartition]) -> None:
+        """``gone``: partitions whose records are to be dropped."""
+        batch, ranges = combine(chunks)
+        if gone:
+            batch, ranges = self._without(batch, ranges, gone)
+        while ranges:
+            try:
+                if batch is None:
+                    self._advance(ranges)
+                else:
+                    self._store(batch, ranges, cut_time_ms, chunks[0].event_time_ms)
+                break
+            except PartitionNotAssignedError as error:
+                # Taken from this receiver by force. The frame that may have been written stays an intent.
+                logger.warning("%s", error)
+                batch, ranges = self._without(batch, ranges, [error.partition])
+        self.next_offsets.update((each.partition, each.until_offset) for each in ranges)
+        self._commit(ranges)
+
+    def advance(self, partition: TopicPartition, from_offset: int, until_offset: int, gap: str | None) -> None:
+        """Move a position over offsets that hold no record, or that are lost (``gap`` says why)."""
+
+        def step() -> None:
+            try:
+                self._ledger.positions.advance(self._lease, partition, from_offset, until_offset, gap=gap)
+            except PositionConflictError as error:
+                # An earlier try got through although its answer did not.
+                if error.expected != until_offset:
+                    raise
+
+        self._patiently(step)
+        self.next_offsets[partition] = until_offset
+
+    def tell_reused(self, gap: Gap) -> None:
+        """Kafka took these offsets back. (Where the topic was created again it did not: the tracker tells of that.)"""
+        if self._recreated([gap.partition]):
+            return
+        try:
+            self._patiently(lambda: tell_reused(gap, self._lease, self._ledger))
+        except PartitionNotAssignedError as error:
+            # Taken by force: who has it now finds the same.
+            logger.warning("%s", error)
+
+    def idle(self) -> None:
+        """Nothing to store for now: let the segment end when its time is out."""
+        self._closed(self._writer.roll_if_due(self._settled))
+
+    def close(self) -> None:
+        """End the segment; the ledger hears of it when it can."""
+        self._closed(self._writer.close(self._settled))
+
+    @property
+    def _settled(self) -> int | None:
+        """What an end frame may say was accepted last; None: it is not known."""
+        # Of a block whose answer has not come the log must not say that it was refused: a lost ledger is rebuilt by it.
+        return None if self._is_undecided else self._last_accepted
+
+    def _advance(self, ranges: Sequence[OffsetRange]) -> None:
+        for each in ranges:
+            self.advance(each.partition, each.from_offset, each.until_offset, None)
+
+    def _store(
+        self, batch: pa.RecordBatch, ranges: tuple[OffsetRange, ...], cut_time_ms: int, event_time_ms: int | None
+    ) -> None:
+        last: Exception | None = None
+        failures = full = 0
+        while failures < STORE_TRIES:
+            if failures:
+                self._wait(_FIRST_WAIT_SECONDS * 2 ** (failures - 1))
+            try:
+                frame = self._writer.write(
+                    batch,
+                    ranges,
+                    cut_time_ms=cut_time_ms,
+                    last_accepted_sequence=self._last_accepted,
+                    event_time_ms=event_time_ms,
+                )
+                info = BlockInfo(
+                    receiver=self._lease.receiver_id,
+                    epoch=self._lease.epoch,
+                    sequence=frame.sequence,
+                    cut_time_ms=cut_time_ms,
+                    handle=frame.handle,
+                    ranges=ranges,
+                    records=batch.num_rows,
+                    payload_bytes=frame.payload_bytes,
+                    event_time_ms=event_time_ms,
+                )
+                self._add(info, frame)
+            except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
+                self.write_failures += 1
+                last = error
+                if is_out_of_space(error):
+                    # No failure of this receiver's: it would be the same for the next one, which would begin by
+                    # reading all of it again.
+                    self._await_room(error, batch.nbytes, full)
+                    full += 1
+                    continue
+                failures += 1
+                logger.warning("storing a block failed (%d of %d tries): %s", failures, STORE_TRIES, error)
+            else:
+                self._pausing.disk_has_room()
+                return
+        raise StoreFailedError(
+            f"A block of {batch.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
+            remedy="Its records are read from Kafka again; see to the log's disk or store.",
+        ) from last
+
+    def _await_room(self, error: Exception, nbytes: int, waited: int) -> None:
+        """Wait until the disk has room for blocks of ``nbytes``; ``waited``: how often that was in vain before."""
+        self._pausing.disk_is_full(error)
+        needed = max(_ROOM_BLOCKS * nbytes, _ROOM_BYTES)
+        seconds = min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 2 ** min(waited, 8))
+        self._wait(seconds)
+        while not self._room_for(needed):
+            seconds = min(_LONGEST_LOOK_SECONDS, seconds * 2)
+            self._wait(seconds)
+
+    def _add(self, info: BlockInfo, frame: WrittenFrame) -> None:
+        self._is_undecided = True
+        ends = {
+            each.partition: end
+            for each in info.ranges
+            if (end := self._epoch_end(each.partition, each.until_offset)) is not None
+        }
+        added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info, ends))
+        self._is_undecided = False
+        self._last_accepted = info.sequence
+        self.blocks += 1
+        self.records += info.records
+        self.late_records += info.records if added.late else 0
+        self.payload_bytes += info.payload_bytes
+        self._closed(frame.closed)
+
+    def _closed(self, segments: Sequence[str]) -> None:
+        for segment in segments:
+            try:
+                self._ledger.segments.closed(self._lease, segment)
+            except (LedgerUnavailableError, LeaseLostError) as error:
+                # The next epoch's registration closes it too; cleanup is only later for it.
+                logger.warning("segment %s could not be told to be closed: %s", segment, error)
+
+    def _patiently(self, step: Callable[[], T]) -> T:
+        """Adding twice does no harm (the ledger knows the sequence), so an unknown outcome is asked again."""
+        until = self._clock.monotonic() + LEDGER_PATIENCE_SECONDS
+        seconds = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                return step()
+            except LedgerUnavailableError as error:
+                if self._clock.monotonic() >= until:
+                    raise StoreFailedError(
+                        f"The ledger did not answer for {LEDGER_PATIENCE_SECONDS:.0f} s: {error}.",
+                        remedy="The receiver starts again from the ledger's positions once it answers.",
+                    ) from error
+                logger.warning("the ledger does not answer, asked again: %s", error)
+                self._wait(seconds)
+                seconds = min(5.0, seconds * 2)
+
+    def _without(
+        self, batch: pa.RecordBatch | None, ranges: tuple[OffsetRange, ...], dropped: Sequence[TopicPartition]
+    ) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
+        self.dropped_records += sum(each.records for each in ranges if each.partition in dropped)
+        if batch is None:
+            return None, tuple(each for each in ranges if each.partition not in dropped)
+        return without(batch, ranges, dropped)

@@ -1,0 +1,163 @@
+"""A receiver's heartbeat: it keeps the lease, tells what became of the partitions, and brings the orders.
+
+It rides on the thread that stores, so that a receiver that cannot store is not alive, whatever else of it still runs
+(rule 8 of the design).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from headrace.blocks import TopicPartition
+from headrace.clock import Clock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.rows import ReceiverLease, ReceiverOrders
+from headrace.ledger.states import EventKind, ReceiverState
+from headrace.receiver.block_generator import BlockGenerator
+from headrace.receiver.block_store import BlockStore
+from headrace.receiver.drainage import Drainage
+from headrace.receiver.garbage import OccasionalCollection
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.ledger_clock import LedgerClock
+from headrace.receiver.partition_state import FetchState
+from headrace.receiver.pausing import Pausing
+from headrace.receiver.receiver_stats import ReceiverStats
+from headrace.receiver.record_batches import RecordChunk
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+_COMMIT_REPEAT_SECONDS = 5.0
+
+Orders = tuple[ReceiverOrders, frozenset[TopicPartition]]
+"""The ledger's orders, and the partitions that it had been told to have failed before it gave them."""
+
+
+class Heartbeat:
+    """The pushing thread's, but for ``state``, ``take_orders`` and ``goes_on``."""
+
+    def __init__(
+        self,
+        lease: ReceiverLease,
+        ledger: Ledger,
+        *,
+        kafka: KafkaReceiver,
+        store: BlockStore,
+        generator: BlockGenerator[RecordChunk],
+        stats: ReceiverStats,
+        pausing: Pausing,
+        drainage: Drainage | None,
+        ledger_clock: LedgerClock,
+        recreated: Callable[[TopicPartition], bool | None],
+        clock: Clock,
+    ) -> None:
+        """``drainage`` makes the claims of a stream by timestamp. ``recreated`` says whether a partition's topic was
+        created again, None while that is not known."""
+        self._lease = lease
+        self._ledger = ledger
+        self._kafka = kafka
+        self._store = store
+        self._generator = generator
+        self._stats = stats
+        self._pausing = pausing
+        self._drainage = drainage
+        self._ledger_clock = ledger_clock
+        self._recreated = recreated
+        self._clock = clock
+        self._collect_garbage = OccasionalCollection()
+        self._lock = threading.Lock()
+        self._orders: Orders | None = None
+        self._next_beat = 0.0
+        self._next_commit = 0.0
+        self._had_news = False
+        self._told_failed: set[TopicPartition] = set()
+        self._told_commit_error: str | None = None
+        self.state = ReceiverState.STARTING
+
+    def tick(self) -> None:
+        """Beat if it is time, or if a batch may wait for what there is to tell."""
+        if self._drainage is not None and self._drainage.look():
+            self._next_beat = 0.0
+        self.beat_if_due()
+
+    def beat_if_due(self) -> None:
+        """Once a second; a ledger that does not answer is asked again a second later. Raises LeaseLostError."""
+        now = self._clock.monotonic()
+        news = self._pausing.look()
+        if news and not self._had_news:
+            self._next_beat = 0.0
+        self._had_news = news
+        if now < self._next_beat:
+            return
+        self._next_beat = now + HEARTBEAT_SECONDS
+        told_failed = frozenset(self._told_failed)
+        try:
+            orders = self._beat(now)
+        except LedgerUnavailableError as error:
+            logger.warning("receiver %s: no heartbeat, the ledger does not answer: %s", self._lease.receiver_id, error)
+            return
+        with self._lock:
+            self._orders = (orders, told_failed)
+        self.state = ReceiverState.RUNNING if self.state is ReceiverState.STARTING else self.state
+        if self._kafka.commits.open and now >= self._next_commit:
+            self._next_commit = now + _COMMIT_REPEAT_SECONDS
+            self._kafka.commits.repeat()
+        self._store.idle()
+        self._collect_garbage()
+
+    def take_orders(self) -> Orders | None:
+        """The newest orders, once."""
+        with self._lock:
+            orders, self._orders = self._orders, None
+            return orders
+
+    def forget_orders(self) -> None:
+        """They are out of date."""
+        with self._lock:
+            self._orders = None
+
+    def goes_on(self, partition: TopicPartition) -> None:
+        """It is read again: should it fail, that is a new failure to be told of."""
+        self._told_failed.discard(partition)
+
+    def _beat(self, now: float) -> ReceiverOrders:
+        stats = self._stats.collect(now, self._kafka, self._store, self._generator.queued)
+        sealed = self._generator.sealed_through_ms()
+        drained = None if self._drainage is None else self._drainage.claims()
+        asked_at = self._clock.monotonic()
+        orders = self._ledger.receivers.heartbeat(
+            self._lease,
+            sealed_through_ms=sealed,
+            stats=stats,
+            state=self.state,
+            error=self._kafka.client_error,
+            drained=drained,
+            paused_reason=self._pausing.reason,
+        )
+        self._ledger_clock.observe(asked_at, orders.now_ms)
+        self._kafka.commits.allow_until(asked_at + self._lease.lease_ms / 1000)
+        if self._drainage is not None and drained:
+            self._drainage.told(drained)
+        self._pausing.tell()
+        self._tell_failures()
+        return orders
+
+    def _tell_failures(self) -> None:
+        receiver_id = self._lease.receiver_id
+        commit_error = self._kafka.commits.last_error
+        if commit_error != self._told_commit_error:
+            self._told_commit_error = commit_error
+            payload = {"receiver": str(receiver_id), "error": commit_error}
+            self._ledger.events.append(receiver_id.stream, EventKind.COMMIT_FAILED, payload)
+        for status in self._kafka.status():
+            if (
+                status.state is FetchState.FAILED
+                and status.partition not in self._told_failed
+                # No failure where its topic was deleted: the tracker sees that, ends it, and begins with the new one.
+                and self._recreated(status.partition) is False
+            ):
+                self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")
+                self._told_failed.add(status.partition)

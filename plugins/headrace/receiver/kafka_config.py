@@ -1,0 +1,227 @@
+"""The settings that librdkafka gets: headrace's own, then the connection's, then the input's ``client``.
+
+Three kinds of settings are kept apart. What decides about offsets, assignment and delivery is headrace's own
+(rules 1 to 3 of the design). What is secret or about security comes from the connection only. Everything else
+that may be tuned is on the allow-list of ``headrace.stream.inputs``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaException
+
+from headrace.connections import Connection, resolve
+from headrace.receiver.errors import ClientSettingError
+from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
+from headrace.stream.limits import Limits
+
+if TYPE_CHECKING:
+    from headrace.stream.definition import Stream
+
+logger = logging.getLogger(__name__)
+
+ClientConfig = dict[str, Any]
+
+# Only a connection may bring these. Settings that name files to be loaded as code (plugin.library.paths,
+# ssl.engine.location, ssl.providers) are on no list: a connection is data.
+SECURITY_SETTINGS = frozenset(
+    {
+        "bootstrap.servers",
+        "security.protocol",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+        "sasl.kerberos.keytab",
+        "sasl.kerberos.principal",
+        "sasl.kerberos.service.name",
+        "sasl.oauthbearer.client.id",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.extensions",
+        "sasl.oauthbearer.method",
+        "sasl.oauthbearer.scope",
+        "sasl.oauthbearer.token.endpoint.url",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.cipher.suites",
+        "ssl.crl.location",
+        "ssl.curves.list",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.location",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.sigalgs.list",
+        "enable.ssl.certificate.verification",
+        "broker.address.family",
+    }
+)
+
+# Connections made for other consumers hold these. headrace has its own, so they are left aside, with a word.
+_LEFT_ASIDE = frozenset(
+    {"group.id", "auto.offset.reset", "group.instance.id", "session.timeout.ms", "max.poll.interval.ms"}
+)
+
+# Bytes are what bounds the prefetch, but librdkafka counts only a message's own: with each it keeps about 330 more
+# (measured: a million records of 190 bytes took 560 MB). So a number bounds it too, one for each 512 bytes.
+_BYTES_PER_MESSAGE = 512
+# Far above librdkafka's 100,000 (212,000 records/s with it, over 400,000 with more), also for a small prefetch.
+_LEAST_MESSAGES = 100_000
+# The bound may be passed by one fetch answer, which is compressed: a sixteenth that becomes four to eight times as
+# much is still within half of it.
+_FETCH_SHARE = 16
+
+# Where no broker can be reached librdkafka 2.16 begins anew with the bootstrap servers each time, and the backoff does
+# not grow: by its default of 100 ms a client tries, and writes a line to stderr, 18 times a second.
+_RECONNECT_MS = 1_000
+
+_DEFAULTS: Mapping[str, Any] = {
+    "fetch.wait.max.ms": 100,
+    # With a full queue librdkafka looks again after this long; its default of a second starves a fast receiver.
+    "fetch.queue.backoff.ms": 20,
+    "check.crcs": True,
+    "isolation.level": "read_committed",
+    "topic.metadata.refresh.interval.ms": 30_000,
+    "reconnect.backoff.ms": _RECONNECT_MS,
+    "reconnect.backoff.max.ms": 5_000,
+    "statistics.interval.ms": 5_000,
+}
+
+_FORCED: Mapping[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # A position is the ledger's: never let the client make one up (rule 2).
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "allow.auto.create.topics": False,
+}
+
+
+def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> ClientConfig:
+    """What a receiver's consumer gets. Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
+    given = {**_connection_config(source), **_checked(source)}
+    config: ClientConfig = {**_DEFAULTS, **_prefetch(limits.prefetch_bytes), **given}
+    if "reconnect.backoff.max.ms" in given and "reconnect.backoff.ms" not in given:
+        # It may be below ours, which librdkafka refuses.
+        del config["reconnect.backoff.ms"]
+    # Only the largest record there may be: Kafka sends one whatever the bounds of a fetch are, and a client that may
+    # not take it drops the connection, by which every other partition of that broker stands still as well.
+    config.setdefault("receive.message.max.bytes", 1_000_000_000)
+    config["group.id"] = group
+    config.setdefault("client.id", f"headrace-{group}")
+    config.update(_FORCED)
+    return config
+
+
+def check_client_settings(stream: Stream) -> None:
+    """See that librdkafka takes the values in the ``client`` of the stream's inputs. No server is asked.
+
+    Raises ClientSettingError.
+    """
+    for source in stream.inputs:
+        alone = source.model_copy(update={"connection": None, "bootstrap_servers": ""})
+        config = consumer_config(alone, group=stream.group_of(source), limits=stream.limits)
+        try:
+            Consumer({**config, "log_level": 0}).close()
+        except KafkaException as error:
+            raise ClientSettingError(
+                f"client of input {source.id!r} is refused by librdkafka: {error.args[0].str().strip()}.",
+                remedy="Correct the value; librdkafka's CONFIGURATION.md has what each setting takes.",
+            ) from error
+
+
+def isolation_level(source: KafkaInput) -> IsolationLevel:
+    """What the input's consumers see, to ask Kafka where partitions end for them. Raises as `consumer_config` does."""
+    level = {**_DEFAULTS, **_connection_config(source), **_checked(source)}["isolation.level"]
+    # librdkafka reads it in any case, too.
+    uncommitted = str(level).strip().lower() == "read_uncommitted"
+    return IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
+
+
+def _prefetch(prefetch_bytes: int) -> ClientConfig:
+    fetch_bytes = max(1 << 20, prefetch_bytes // _FETCH_SHARE)
+    return {
+        "queued.max.messages.kbytes": max(1024, prefetch_bytes // 1024),
+        "queued.min.messages": max(_LEAST_MESSAGES, prefetch_bytes // _BYTES_PER_MESSAGE),
+        "fetch.max.bytes": fetch_bytes,
+        "max.partition.fetch.bytes": max(1 << 20, fetch_bytes // 4),
+    }
+
+
+_ADMIN_REFRESH_MS = 5_000
+
+
+def admin_config(source: KafkaInput) -> ClientConfig:
+    """What the tracker's admin client gets."""
+    config = _connection_config(source)
+    config.setdefault("client.id", "headrace-tracker")
+    config["allow.auto.create.topics"] = False
+    kept = {name: value for name, value in config.items() if name not in _CONSUMER_ONLY}
+    # Its questions go to the broker that Kafka last called its controller, which with KRaft is any of them: when that
+    # one goes, the client is to hear of another soon, for until then no question is answered.
+    return {**kept, "reconnect.backoff.ms": _RECONNECT_MS, "topic.metadata.refresh.interval.ms": _ADMIN_REFRESH_MS}
+
+
+# A connection may bring these for the consumer; an admin client would warn of them.
+_CONSUMER_ONLY = frozenset(
+    {*_DEFAULTS, *_prefetch(1), "fetch.min.bytes", "fetch.error.backoff.ms", "fetch.message.max.bytes"}
+)
+
+
+def _connection_config(source: KafkaInput) -> ClientConfig:
+    if source.connection is None:
+        return {"bootstrap.servers": source.bootstrap_servers}
+    return connection_config(resolve(source.connection))
+
+
+def connection_config(connection: Connection) -> ClientConfig:
+    """The client settings in a connection of type ``kafka``: librdkafka's names in ``extra``, as Airflow's provider
+    has them; host, port, login and password fill in what ``extra`` does not say."""
+    extra = {name: value for name, value in connection.extra.items() if value is not None}
+    if str(extra.pop("enable.auto.commit", False)).lower() in ("true", "1"):
+        logger.warning(
+            "headrace requires enable.auto.commit=false in the %r connection; got True: it is forced off, "
+            "since offsets are committed after their block is stored and not before",
+            connection.id,
+        )
+    aside = sorted(set(extra) & _LEFT_ASIDE)
+    if aside:
+        logger.info("%s of connection %r are headrace's own and left aside", ", ".join(aside), connection.id)
+    config = {name: value for name, value in extra.items() if name not in _LEFT_ASIDE}
+    refused = sorted(set(config) - SECURITY_SETTINGS - CLIENT_SETTINGS)
+    if refused:
+        raise ClientSettingError(
+            f"The {connection.id!r} connection sets {', '.join(refused)}, which headrace does not pass to its Kafka "
+            "client.",
+            remedy=f"Remove them; security settings and {', '.join(sorted(CLIENT_SETTINGS))} are taken.",
+        )
+    if "bootstrap.servers" not in config:
+        if connection.host is None:
+            raise ClientSettingError(
+                f"The {connection.id!r} connection says neither bootstrap.servers nor a host.",
+                remedy='Add {"bootstrap.servers": "host:port"} to its extra.',
+            )
+        port = f":{connection.port}" if connection.port and ":" not in connection.host else ""
+        config["bootstrap.servers"] = f"{connection.host}{port}"
+    if connection.login is not None and "sasl.username" not in config:
+        config["sasl.username"] = connection.login
+        if connection.password is not None:
+            config.setdefault("sasl.password", connection.password)
+    return config
+
+
+def _checked(source: KafkaInput) -> ClientConfig:
+    refused = sorted(set(source.client) - CLIENT_SETTINGS)
+    if refused:
+        where = "the connection" if set(refused) & SECURITY_SETTINGS else "nowhere: headrace decides about it"
+        raise ClientSettingError(
+            f"client of input {source.id!r} sets {', '.join(refused)}, which belongs into {where}.",
+            remedy=f"Allowed are {', '.join(sorted(CLIENT_SETTINGS))}.",
+        )
+    return dict(source.client)

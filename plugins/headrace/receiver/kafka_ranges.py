@@ -1,0 +1,377 @@
+"""Reads exact offset ranges from Kafka again: with ``assign()``, no consumer group, and every record counted.
+
+The end of a range is found by the position, never by its last offset: aborted transactions, compaction and control
+records leave offsets that never come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
+
+from headrace.receiver.kafka_config import ClientConfig, admin_config, consumer_config
+from headrace.receiver.kept_ranges import check_kept, gone, listed
+from headrace.receiver.offset_questions import ANSWER_SECONDS, OffsetQuestions
+from headrace.receiver.offset_ranges import RangeRun, RecordedRange
+from headrace.receiver.record_batches import Converted, Cursor, convert
+from headrace.receiver.replay_errors import RangesUnreadableError, RecordsDifferError
+from headrace.stream.inputs import KafkaInput
+from headrace.stream.limits import Limits
+
+STALL_SECONDS = 60.0
+"""How long Kafka may bring nothing of what is missing."""
+PREFETCH_BYTES = 32 * 1024 * 1024
+
+_BATCH_BYTES = 4 * 1024 * 1024
+_MOST_RECORDS = 20_000
+# Before the size of a message is known: 500 of 1 MB is what a small process still bears.
+_FIRST_RECORDS = 500
+# consume() waits this long for as many as it was asked for, also where the last ones are there.
+_CONSUME_SECONDS = 0.05
+# Before what ended in an error is fetched again.
+_AGAIN_SECONDS = 0.1
+
+_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+_FINAL = frozenset(
+    {
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._FATAL,
+        KafkaError.INVALID_MSG,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class RangeClients:
+    """The settings of the clients that read an input's ranges. They hold its secrets: pickled, but never shown."""
+
+    consumer: ClientConfig = field(repr=False)
+    admin: ClientConfig = field(repr=False)
+
+    @classmethod
+    def of(cls, source: KafkaInput, *, prefetch_bytes: int = PREFETCH_BYTES) -> Self:
+        """Resolve the input's connection in this process's environment.
+
+        Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError.
+        """
+        limits = Limits(prefetch_bytes=prefetch_bytes)
+        # Nothing is ever committed under the group; librdkafka wants to be told one.
+        config = consumer_config(source, group=source.group or "headrace-replay", limits=limits)
+        return cls(config, admin_config(source))
+
+    def for_offsets(self, offsets: int) -> Self:
+        """The same for reading so many offsets: nothing much beyond them is fetched."""
+        most = int(self.consumer["queued.min.messages"])
+        return replace(self, consumer={**self.consumer, "queued.min.messages": max(1, min(most, offsets))})
+
+    def quiet(self) -> Self:
+        """The same without librdkafka's own lines on standard error."""
+        silence = {"log_level": 0}
+        return replace(self, consumer={**self.consumer, **silence}, admin={**self.admin, **silence})
+
+    def questions(self, *, answer_seconds: float = ANSWER_SECONDS) -> OffsetQuestions:
+        """A client to ask by."""
+        return OffsetQuestions(AdminClient(self.admin), answer_seconds=answer_seconds)
+
+
+def check_ranges(clients: RangeClients, runs: Sequence[RangeRun]) -> None:
+    """Make sure that Kafka still has all of ``runs``. Raises RangesGoneError or RangesUnreadableError."""
+    if runs:
+        check_kept(clients.questions(), runs)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far a run was read; ``seen`` counts the records of each of its ranges.
+
+    ``is_anew``: it is fetched again, and nothing has come of that yet, so the client may still tell its old position.
+    """
+
+    run: RangeRun
+    next_offset: int
+    seen: np.ndarray[Any, Any]
+    untils: np.ndarray[Any, Any]
+    end: int | None = None
+    is_anew: bool = False
+
+    @classmethod
+    def of(cls, run: RangeRun) -> Self:
+        untils = np.array(run.untils, dtype=np.int64)
+        return cls(run, run.from_offset, np.zeros(len(untils), dtype=np.int64), untils)
+
+    def count(self, offsets: np.ndarray[Any, Any]) -> None:
+        self.seen += np.bincount(np.searchsorted(self.untils, offsets, side="right"), minlength=len(self.untils))
+
+    @property
+    def is_done(self) -> bool:
+        return self.next_offset >= self.run.until_offset
+
+    def differences(self) -> list[tuple[RecordedRange, int]]:
+        """The ranges that held another number of records, and how many those were."""
+        return [
+            (each, seen)
+            for each, seen in zip(self.run.ranges(), self.seen.tolist(), strict=True)
+            if each.records not in (None, seen)
+        ]
+
+
+class KafkaRangeReader:
+    """One consumer, of one thread. Close it."""
+
+    def __init__(
+        self,
+        clients: RangeClients,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+        consumer_factory: Callable[[ClientConfig], Any] = Consumer,
+        questions: OffsetQuestions | None = None,
+    ) -> None:
+        self._clients = clients
+        self._stall_seconds = stall_seconds
+        self._questions = questions
+        self._records_at_once = _FIRST_RECORDS
+        self._last_error: str | None = None
+        self._consumer = consumer_factory({**clients.consumer, "error_cb": self._on_error})
+
+    def close(self) -> None:
+        """Leave Kafka."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, runs: Sequence[RangeRun]) -> Generator[pa.RecordBatch, None, None]:
+        """The records of ``runs``, as batches of ``headrace.wal.payload.RECORD_SCHEMA`` in order along each run.
+
+        What is wrong is raised after the last record at the latest; the caller must not count on what it was given
+        before that.
+
+        Raises:
+            RecordsDifferError: a counted range holds more or fewer records than its count.
+            RangesGoneError: Kafka no longer has an offset, or the topic was created again meanwhile.
+            RangesUnreadableError: Kafka brought nothing for ``stall_seconds``, or something that cannot be read.
+        """
+        differences: list[tuple[RecordedRange, int]] = []
+        for wave in _waves(runs):
+            readings = [_Reading.of(run) for run in wave]
+            yield from self._read(readings)
+            for reading in readings:
+                differences += reading.differences()
+        if runs:
+            self.check_topics(runs)
+        if differences:
+            raise self._differ(differences)
+
+    def check_topics(self, runs: Sequence[RangeRun]) -> None:
+        """Make sure that what was read is of the topics that were meant: librdkafka reads by name.
+
+        Raises RangesGoneError or RangesUnreadableError.
+        """
+        ids = self._ask().topic_ids({run.partition.topic for run in runs})
+        # Of a topic that is gone by now, what was read is its own.
+        other = [run for run in runs if ids[run.partition.topic] not in (None, run.partition.topic_id)]
+        if other:
+            raise gone([f"{run}: while it was read the topic was deleted and created again" for run in other])
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _read(self, readings: Sequence[_Reading]) -> Iterator[pa.RecordBatch]:
+        open_runs = {reading.run.key: reading for reading in readings}
+        self._last_error = None
+        self._consumer.incremental_assign(
+            [KafkaPartition(*key, reading.next_offset) for key, reading in open_runs.items()]
+        )
+        try:
+            progressed_at = time.monotonic()
+            while open_runs:
+                batch, progressed = self._some(open_runs)
+                if batch is not None:
+                    yield batch
+                if progressed:
+                    progressed_at = time.monotonic()
+                elif time.monotonic() - progressed_at > self._stall_seconds:
+                    raise self._stalled(list(open_runs.values()))
+                done = [key for key, reading in open_runs.items() if reading.is_done]
+                for key in done:
+                    del open_runs[key]
+                if done:
+                    self._consumer.incremental_unassign([KafkaPartition(*key) for key in done])
+        finally:
+            # Also where the caller has enough, or something was raised.
+            if open_runs:
+                self._consumer.incremental_unassign([KafkaPartition(*key) for key in open_runs])
+
+    def _some(self, open_runs: dict[tuple[str, int], _Reading]) -> tuple[pa.RecordBatch | None, bool]:
+        """What one consume() brings, and whether any run got further by it."""
+        try:
+            messages = self._consumer.consume(self._records_at_once, _CONSUME_SECONDS)
+        except KafkaException as error:
+            raise RangesUnreadableError(f"Kafka's client failed: {error}.") from error
+        held: set[tuple[str, int]] = set()
+        if any([message.error() is not None for message in messages]):
+            messages, held = self._sort_out(messages, open_runs)
+        cursors = {key: Cursor(reading.run.partition, reading.next_offset) for key, reading in open_runs.items()}
+        converted = convert(messages, cursors)
+        batch = self._count(converted, open_runs)
+        progressed = False
+        for key, position in self._positions(converted, open_runs, held).items():
+            reading = open_runs[key]
+            progressed = progressed or position > reading.next_offset
+            reading.next_offset = max(position, reading.next_offset)
+        self._fetch_again([open_runs[key] for key in held])
+        return batch, progressed
+
+    def _count(self, converted: Converted, open_runs: dict[tuple[str, int], _Reading]) -> pa.RecordBatch | None:
+        """Count the records, and leave out those beyond their run's end."""
+        batch = converted.batch
+        if batch is None:
+            return None
+        average = max(1, batch.nbytes // batch.num_rows)
+        self._records_at_once = max(1, min(_MOST_RECORDS, _BATCH_BYTES // average))
+        offsets = batch.column("offset").to_numpy()
+        keep = np.ones(batch.num_rows, dtype=bool)
+        for partition, last in converted.positions.items():
+            reading = open_runs[partition.topic, partition.partition]
+            mine = _rows_of(batch, reading.run) if len(converted.positions) > 1 else slice(None)
+            if last > reading.run.until_offset:
+                beyond = offsets >= reading.run.until_offset
+                keep &= ~(beyond & mine) if not isinstance(mine, slice) else ~beyond
+            of_run = offsets[mine]
+            reading.count(of_run[of_run < reading.run.until_offset])
+        if keep.all():
+            return batch
+        kept = batch.filter(pa.array(keep))
+        return kept if kept.num_rows else None
+
+    def _positions(
+        self, converted: Converted, open_runs: dict[tuple[str, int], _Reading], held: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], int]:
+        """Where the client stands: past control records and what compaction removed, but not past an error."""
+        positions = {(each.topic, each.partition): position for each, position in converted.positions.items()}
+        for key in positions:
+            open_runs[key].is_anew = False
+        asked = [key for key, reading in open_runs.items() if key not in held and not reading.is_anew]
+        for told in self._consumer.position([KafkaPartition(*key) for key in asked]) if asked else ():
+            key = (told.topic, told.partition)
+            positions[key] = max(positions.get(key, 0), told.offset, open_runs[key].end or 0)
+        return positions
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def _sort_out(
+        self, messages: Sequence[Any], open_runs: dict[tuple[str, int], _Reading]
+    ) -> tuple[list[Any], set[tuple[str, int]]]:
+        """The records among ``messages``, of each partition up to its first error, and the partitions that have one.
+
+        The end of a partition is no error. What comes behind one may come after something that the client passed over.
+        """
+        good: list[Any] = []
+        held: set[tuple[str, int]] = set()
+        for message in messages:
+            error, key = message.error(), (message.topic(), message.partition())
+            if key in held:
+                continue
+            if error is None:
+                good.append(message)
+                continue
+            reading = open_runs.get(key)
+            if error.code() == KafkaError._PARTITION_EOF:
+                if reading is not None:
+                    reading.end, reading.is_anew = message.offset(), False
+            elif reading is not None and error.code() in _OUT_OF_RANGE:
+                # Retention came in between: it is asked what is left.
+                check_kept(self._ask(), [each.run for each in open_runs.values()])
+                raise gone([f"{reading.run}: Kafka has no offset {reading.next_offset} any more"])
+            elif error.code() in _FINAL:
+                where = f"{message.topic()}-{message.partition()}, offset {message.offset()}"
+                raise RangesUnreadableError(f"Kafka's {where} cannot be read: {error.name()}: {error.str()}.")
+            else:
+                self._on_error(error)
+                if reading is not None:
+                    held.add(key)
+        return good, held
+
+    def _fetch_again(self, readings: Sequence[_Reading]) -> None:
+        """From where each of them stands; what the client holds of it beyond that is dropped."""
+        if not readings:
+            return
+        # An error that stays is told by the stall; until then it is not to keep the broker busy.
+        time.sleep(_AGAIN_SECONDS)
+        self._consumer.incremental_unassign([KafkaPartition(*reading.run.key) for reading in readings])
+        self._consumer.incremental_assign(
+            [KafkaPartition(*reading.run.key, reading.next_offset) for reading in readings]
+        )
+        for reading in readings:
+            reading.is_anew = True
+
+    def _on_error(self, error: Any) -> None:
+        """Most errors pass, since librdkafka connects again by itself; the last is told if this one does not."""
+        self._last_error = f"{error.name()}: {error.str()}"
+
+    def _stalled(self, readings: Sequence[_Reading]) -> RangesUnreadableError:
+        missing = []
+        for reading in readings:
+            end = "" if reading.end is None else f", where Kafka says that it ends at {reading.end}"
+            missing.append(f"{reading.run} from offset {reading.next_offset} on{end}")
+        told = f" The client's last error: {self._last_error}." if self._last_error else ""
+        return RangesUnreadableError(
+            f"Kafka brought nothing for {self._stall_seconds:.0f} s; missing is {listed(missing)}.{told}",
+            remedy="Run it again once Kafka answers.",
+        )
+
+    def _differ(self, differences: Sequence[tuple[RecordedRange, int]]) -> RecordsDifferError:
+        recorded = sum(each.weight for each, _ in differences)
+        found = sum(seen for _, seen in differences)
+        texts = [f"{each}: {each.records:,} recorded, {seen:,} read" for each, seen in differences]
+        if found >= recorded:
+            return RecordsDifferError(
+                f"Kafka has more records in the ranges than were counted: {listed(texts)}.",
+                remedy="Was the input's isolation.level another one when the batch was received?",
+            )
+        compacted = sorted(
+            topic for topic in {each.partition.topic for each, _ in differences} if self._ask().is_compacted(topic)
+        )
+        why = f" Compacted, so that Kafka removes records of their middle: {', '.join(compacted)}." if compacted else ""
+        return RecordsDifferError(
+            f"{recorded - found:,} of {recorded:,} records are gone from Kafka: {listed(texts)}.{why}",
+            remedy="What is gone from the log and from Kafka cannot be had any more.",
+        )
+
+    def _ask(self) -> OffsetQuestions:
+        if self._questions is None:
+            self._questions = self._clients.questions()
+        return self._questions
+
+
+def _rows_of(batch: pa.RecordBatch, run: RangeRun) -> np.ndarray[Any, Any]:
+    topic, partition = run.key
+    mine = pc.and_(pc.equal(batch.column("partition"), partition), pc.equal(batch.column("topic"), topic))
+    return mine.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _waves(runs: Sequence[RangeRun]) -> list[list[RangeRun]]:
+    """The runs in groups in which no partition comes twice: a client stands at one place of each."""
+    waves: list[list[RangeRun]] = []
+    placed: dict[tuple[str, int], int] = {}
+    for run in runs:
+        number = placed.get(run.key, -1) + 1
+        placed[run.key] = number
+        if number == len(waves):
+            waves.append([])
+        waves[number].append(run)
+    return waves

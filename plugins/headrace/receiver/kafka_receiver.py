@@ -1,0 +1,426 @@
+"""Reads the partitions that it is given from Kafka, by position, with ``assign()`` and no consumer group.
+
+It never decides where to begin (the ledger does), never commits before something is stored, and never lets one
+partition's trouble stop another: an offset out of range, a damaged message or a topic that is gone stay that
+partition's state, visible in ``status()``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from headrace.blocks import TopicPartition
+from headrace.clock import Clock, SystemClock
+from headrace.errors import HeadraceError
+from headrace.ledger.rows import EpochEnd
+from headrace.receiver.admin_questions import plain
+from headrace.receiver.commits import OffsetCommits
+from headrace.receiver.errors import KafkaClientError
+from headrace.receiver.jumps import JumpJudge, Offsets, jumps_between
+from headrace.receiver.leader_epochs import LeaderEpochs
+from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
+from headrace.receiver.partition_troubles import Findings, PartitionTroubles, partition_name
+from headrace.receiver.record_batches import Converted, Cursor, RecordChunk, chunks_of, convert
+
+logger = logging.getLogger(__name__)
+
+ConsumerFactory = Callable[[dict[str, Any]], Any]
+
+# As many messages as one consume() may bring: beyond 20,000 nothing is gained, and each brings its Python objects.
+_MOST_RECORDS = 20_000
+# Before the size of a message is known: 500 of 1 MB is what a small process still bears.
+_FIRST_RECORDS = 500
+_MOST_HEARD = 1_000
+_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+# What librdkafka cannot take, or passes over unless it is fetched again: damaged messages, and those that it cannot
+# decompress, for it knows no such codec or has no memory.
+_DAMAGED = frozenset(
+    {
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._NOT_IMPLEMENTED,
+        KafkaError._CRIT_SYS_RESOURCE,
+        KafkaError.INVALID_MSG,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+    }
+)
+
+
+class KafkaReceiver:
+    """One consumer, of one thread.
+
+    ``commits.note``, ``leader_epochs``, ``status`` and the counters alone may be used from another.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        on_lost_offsets: Literal["fail", "reset"] = "fail",
+        jumps: JumpJudge | None = None,
+        max_chunk_bytes: int = 16 * 1024 * 1024,
+        clock: Clock | None = None,
+        consumer_factory: ConsumerFactory = Consumer,
+    ) -> None:
+        """``config`` as of ``kafka_config.consumer_config``. Chunks are of at most about ``max_chunk_bytes``.
+
+        ``jumps`` says which offsets that Kafka passed over are lost; without it none is.
+        """
+        self._jumps = jumps
+        self._max_chunk_bytes = max_chunk_bytes
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._owned: dict[tuple[str, int], OwnedPartition] = {}
+        self._records_at_once = _FIRST_RECORDS
+        self._commits = OffsetCommits()
+        self.leader_epochs = LeaderEpochs()
+        self._fatal: str | None = None
+        self._closed = False
+        self.client_error: str | None = None
+        """The client's last error that concerns no partition, None since it went well again."""
+        self.connected: bool | None = None
+        """Whether any broker is reachable, None while unknown."""
+        self.below_position = 0
+        self.not_owned = 0
+        self.errors = 0
+        self.unreadable_headers = 0
+        self.lost_offsets = 0
+        """In gaps, as far as this receiver has told them."""
+        self._consumer = consumer_factory(
+            {
+                **config,
+                "on_commit": self._commits.on_commit,
+                "error_cb": self._on_error,
+                "stats_cb": self._on_statistics,
+            }
+        )
+        self._troubles = PartitionTroubles(
+            self._consumer,
+            self._owned,
+            self._lock,
+            self.leader_epochs,
+            on_lost_offsets=on_lost_offsets,
+            clock=self._clock,
+        )
+
+    # -- assignment ------------------------------------------------------------------------------------------------
+
+    def assign(self, partition: TopicPartition, next_offset: int, epoch_end: EpochEnd | None = None) -> None:
+        """Begin to read ``partition`` at ``next_offset``; what is assigned already goes on undisturbed.
+
+        With the ``epoch_end`` of what was read of it, Kafka is asked whether its log was cut off since. Of a partition
+        that this receiver reads already it knows by itself.
+        """
+        key = (partition.topic, partition.partition)
+        with self._lock:
+            known = self._owned.get(key)
+            self._owned[key] = OwnedPartition(partition, next_offset)
+        if known is not None:
+            self._troubles.unassign(key)
+        if known is None or known.partition != partition:
+            self.leader_epochs.begin(partition, epoch_end)
+        self._troubles.assign(key, next_offset)
+
+    def unassign(self, partition: TopicPartition) -> None:
+        """Stop reading it; what was handed out stays handed out."""
+        key = (partition.topic, partition.partition)
+        with self._lock:
+            owned = self._owned.get(key)
+            if owned is None or owned.partition != partition:
+                return
+            del self._owned[key]
+        self._troubles.unassign(key)
+        self.leader_epochs.forget(partition)
+
+    def put_back(self, partition: TopicPartition, next_offset: int, error: str, *, seconds: float) -> None:
+        """Read it again from ``next_offset`` on, in so many ``seconds``; what was read of it since was not stored."""
+        key = (partition.topic, partition.partition)
+        with self._lock:
+            owned = self._owned.get(key)
+            if owned is None or owned.partition != partition or owned.state is FetchState.FAILED:
+                return
+            owned.next_offset = next_offset
+        self._troubles.unassign(key)
+        self._troubles.wait_for(owned, error, seconds)
+
+    @property
+    def partitions(self) -> dict[TopicPartition, int]:
+        """The partitions owned now, with their next offsets."""
+        with self._lock:
+            return {owned.partition: owned.next_offset for owned in self._owned.values()}
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def fetch(self, timeout: float, max_records: int | None = None) -> list[RecordChunk | Gap]:
+        """What has arrived, in order: chunks of records and gaps. Waits up to ``timeout`` seconds for something.
+
+        Raises KafkaClientError when the client cannot go on.
+        """
+        if self._troubles.paused:
+            self._troubles.resume()
+        self.serve()
+        most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
+        try:
+            messages = self._consumer.consume(most, timeout)
+        except KafkaException as error:
+            raise KafkaClientError(f"Kafka's client failed: {error}.") from error
+        found = Findings()
+        if self._troubles.searching or any([message.error() is not None for message in messages]):
+            messages = self._sort_out(messages, found)
+        if self._fatal is not None:
+            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
+        if not messages and not found.ends and not found.held and not found.skipped:
+            return []
+        chunks = self._convert(messages, found)
+        gaps = [*self._jump_gaps(found), *self._lost_gaps(found)]
+        self.lost_offsets += sum(each.until_offset - each.from_offset for each in [*found.skipped, *gaps])
+        return [*found.skipped, *chunks, *gaps]
+
+    def listen(self) -> None:
+        """In place of `fetch` while nothing is to be read: commits, errors and statistics are heard all the same.
+
+        They would pile up in the client else. A record that is on its way is fetched again afterwards.
+        Raises KafkaClientError when the client cannot go on.
+        """
+        if not self._troubles.paused:
+            self._troubles.pause()
+        self.serve()
+        try:
+            heard = self._consumer.consume(_MOST_HEARD, 0)
+        except KafkaException as error:
+            raise KafkaClientError(f"Kafka's client failed: {error}.") from error
+        for message in heard:
+            if message.error() is not None and message.topic() is None:
+                self._on_error(message.error())
+        if self._fatal is not None:
+            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
+
+    def _convert(self, messages: Sequence[Any], found: Findings) -> list[RecordChunk]:
+        with self._lock:
+            cursors = {key: Cursor(owned.partition, owned.next_offset) for key, owned in self._owned.items()}
+        converted = convert(messages, cursors)
+        self.below_position += converted.below_position
+        self.not_owned += converted.not_owned
+        self.unreadable_headers += converted.unreadable_headers
+        positions = self._positions(converted.positions, cursors, found)
+        self._find_jumps(converted, positions, cursors, found)
+        if found.jumped:
+            # What came after a jump is fetched again behind it.
+            messages = [each for each in messages if not _is_beyond(each, found.jumped)]
+            converted = convert(messages, cursors)
+            positions.update((cursors[key].partition, begin) for key, (begin, _) in found.jumped.items())
+        if converted.batch is not None:
+            average = max(1, converted.batch.nbytes // converted.batch.num_rows)
+            # A quarter of a chunk at a time, so that one consume() cannot bring much more than a block.
+            self._records_at_once = max(1, min(_MOST_RECORDS, self._max_chunk_bytes // 4 // average))
+        for partition, records in converted.epochs.items():
+            self.leader_epochs.note(partition, records)
+        standing = {cursor.partition: cursor.next_offset for cursor in cursors.values()}
+        chunks = chunks_of(converted, standing, positions, self._max_chunk_bytes)
+        with self._lock:
+            for partition, position in positions.items():
+                owned = self._owned[partition.topic, partition.partition]
+                if (partition.topic, partition.partition) in found.held:
+                    owned.next_offset = position
+                else:
+                    owned.progressed(position)
+            for key, end in found.ends.items():
+                at_end = self._owned.get(key)
+                if at_end is not None and key not in found.held and at_end.next_offset >= end:
+                    at_end.state, at_end.error = FetchState.AT_END, None
+        return chunks
+
+    def _positions(
+        self,
+        last: Mapping[TopicPartition, int],
+        cursors: Mapping[tuple[str, int], Cursor],
+        found: Findings,
+    ) -> dict[TopicPartition, int]:
+        """The position of each partition that something arrived for: past control records and compacted ones."""
+        positions = dict(last)
+        touched = [
+            key
+            for key, cursor in cursors.items()
+            if (cursor.partition in last or key in found.ends) and key not in found.held
+        ]
+        for told in self._consumer.position([KafkaPartition(*key) for key in touched]) if touched else ():
+            key = (told.topic, told.partition)
+            cursor = cursors[key]
+            candidates = (positions.get(cursor.partition, cursor.next_offset), found.ends.get(key, 0), told.offset)
+            positions[cursor.partition] = max(candidates)
+        return {partition: position for partition, position in positions.items() if position >= 0}
+
+    @property
+    def excused_offsets(self) -> int:
+        """Without a record, and taken for control records: nothing shows that each of them is one."""
+        return 0 if self._jumps is None else self._jumps.excused
+
+    # -- jumps -----------------------------------------------------------------------------------------------------
+
+    def _find_jumps(
+        self,
+        converted: Converted,
+        positions: Mapping[TopicPartition, int],
+        cursors: Mapping[tuple[str, int], Cursor],
+        found: Findings,
+    ) -> None:
+        """Note the first loss in each partition that jumped; where Kafka does not answer, the jump as an empty one."""
+        if self._jumps is None:
+            return
+        for partition, position in positions.items():
+            key = (partition.topic, partition.partition)
+            begin = cursors[key].next_offset
+            if position - begin <= converted.counts.get(partition, 0):
+                continue
+            jumps = jumps_between(_offsets_of(converted, partition), begin, position)
+            try:
+                lost = self._jumps.lost(partition, jumps)
+            except HeadraceError as error:
+                logger.warning(
+                    "%s passed over %s, and why is not known yet: %s", partition_name(partition), jumps[:10], error
+                )
+                found.jumped[key] = (jumps[0][0], jumps[0][0])
+                continue
+            if lost:
+                found.jumped[key] = lost[0]
+
+    def _jump_gaps(self, found: Findings) -> list[Gap]:
+        gaps = []
+        for key, (begin, until) in found.jumped.items():
+            owned = self._owned[key]
+            if key in found.held:
+                # It is fetched again from before the jump, for another trouble's sake.
+                continue
+            self._troubles.unassign(key)
+            if begin == until:
+                self._troubles.back_off(owned, f"offset {begin} did not come, and Kafka does not tell why")
+                continue
+            logger.error("%s: Kafka passed over [%d, %d)", partition_name(owned.partition), begin, until)
+            self._troubles.pass_over(owned, until)
+            gaps.append(Gap(owned.partition, begin, until, "jump: Kafka passed over these offsets and cannot say why"))
+        return gaps
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def _sort_out(self, messages: Sequence[Any], found: Findings) -> list[Any]:
+        """The records among ``messages``; the rest goes into ``found``."""
+        good = []
+        for message in messages:
+            key = (message.topic(), message.partition())
+            error = message.error()
+            if error is None:
+                if key not in found.held and self._troubles.is_past_damage(key, found):
+                    good.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                if key in self._owned and key not in found.held and self._troubles.is_past_damage(key, found):
+                    found.ends[key] = message.offset()
+            elif key[0] is None or key not in self._owned:
+                self._on_error(error)
+            else:
+                self._on_partition_error(key, message, found)
+        return good
+
+    def _on_partition_error(self, key: tuple[str, int], message: Any, found: Findings) -> None:
+        error = message.error()
+        self.errors += 1
+        owned = self._owned[key]
+        if error.code() in _OUT_OF_RANGE:
+            if key in found.held:
+                # After damage librdkafka goes on at an offset that is none, where other partitions came with it.
+                return
+            found.held.add(key)
+            found.lost.append((key, error.str()))
+            self._troubles.unassign(key)
+        elif error.code() in _DAMAGED:
+            if key not in found.held:
+                found.held.add(key)
+                self._troubles.on_damage(owned, error, message.offset(), found)
+        else:
+            owned.error = f"{error.name()}: {error.str()}"
+            logger.warning("%s: %s", partition_name(owned.partition), owned.error)
+
+    def _lost_gaps(self, found: Findings) -> list[Gap]:
+        """After the records that came before: what became of partitions whose offset Kafka does not have."""
+        gaps = [self._troubles.on_lost(self._owned[key], error) for key, error in found.lost if key in self._owned]
+        return [gap for gap in gaps if gap is not None]
+
+    def _on_error(self, error: Any) -> None:
+        """The client's own errors; most pass, since librdkafka reconnects by itself."""
+        # That all brokers are down says less than why one of them is.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self.client_error is None:
+            self.client_error = plain(error)
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            self._fatal = plain(error)
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.connected = False
+
+    def _on_statistics(self, text: str) -> None:
+        statistics = json.loads(text)
+        brokers = statistics.get("brokers", {}).values()
+        self.connected = any(broker.get("state") == "UP" for broker in brokers)
+        if self.connected:
+            self.client_error = None
+        topics = statistics.get("topics", {})
+        with self._lock:
+            for (topic, number), owned in self._owned.items():
+                known = topics.get(topic, {}).get("partitions", {}).get(str(number), {})
+                self._troubles.on_leader(owned, known.get("leader"))
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """What is due besides reading: commits, partitions whose backoff is over. ``fetch`` does it too."""
+        self._commits.send(self._consumer, self._clock.monotonic())
+        self._troubles.resume_due()
+
+    @property
+    def commits(self) -> OffsetCommits:
+        return self._commits
+
+    def status(self) -> list[PartitionStatus]:
+        """Each partition's state."""
+        with self._lock:
+            return [
+                PartitionStatus(each.partition, each.next_offset, each.state, each.error)
+                for each in self._owned.values()
+            ]
+
+    def close(self, commit_seconds: float = 2.0) -> None:
+        """Send open commits, wait a little for their acknowledgement, then leave; 0 seconds leave without a word."""
+        if self._closed:
+            return
+        until = self._clock.monotonic() + commit_seconds
+        for partition in self.partitions:
+            self._troubles.unassign((partition.topic, partition.partition))
+        if commit_seconds > 0:
+            self._commits.send(self._consumer, self._clock.monotonic())
+        while self._commits.open and self._clock.monotonic() < until and self.connected is not False:
+            self._consumer.consume(1, 0.05)
+        self._closed = True
+        self._consumer.close()
+
+
+def _offsets_of(converted: Converted, partition: TopicPartition) -> np.ndarray[Any, Any]:
+    """The offsets of its records, in order."""
+    batch = converted.batch
+    if batch is None or partition not in converted.counts:
+        return np.empty(0, dtype=np.int64)
+    offsets: np.ndarray[Any, Any] = batch.column("offset").to_numpy()
+    if len(converted.counts) > 1:
+        mine = batch.column("partition").to_numpy() == partition.partition
+        mine &= np.array([topic == partition.topic for topic in batch.column("topic").to_pylist()])
+        offsets = offsets[mine]
+    return offsets
+
+
+def _is_beyond(message: Any, jumped: Mapping[tuple[str, int], Offsets]) -> bool:
+    jump = jumped.get((message.topic(), message.partition()))
+    return jump is not None and message.offset() >= jump[0]

@@ -1,0 +1,58 @@
+"""Offsets as the versions of keys: where they stop being any, the stream stops (rule 7 of the design).
+
+When a topic gets partitions, or is created again, keys begin again at low offsets, and Elasticsearch would refuse their
+new values as older than those that it has. So nothing more is received until the stream names a better version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from headrace.ledger.rows import TopicRow
+from headrace.receiver.errors import KeyVersionsError
+from headrace.stream import ElasticsearchOutput, KeyIds, Stream
+
+
+def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
+    """Refuse to go on where outputs version keys by offsets and keys of ``topics``, one input's, may have moved.
+
+    ``topics`` are as the ledger has them, so that what one job has found every later one finds too.
+
+    Raises:
+        KeyVersionsError: a topic has grown since it was first seen, or was created again.
+    """
+    outputs = versioned_by_offsets(stream)
+    moved = _moved(topics) if outputs else []
+    if not moved:
+        return
+    raise KeyVersionsError(
+        f"Output {', '.join(outputs)} of stream {stream.name!r} takes a record's offset for the version of its key, "
+        f"and {'; '.join(moved)}: keys begin again at low offsets, and Elasticsearch would refuse their new values as "
+        "older than what it has. Nothing more is received.",
+        remedy="Name a column that grows with every change of a key in version_from, its values above the offsets so "
+        "far, or index the topic anew into another index by a stream of another name.",
+    )
+
+
+def versioned_by_offsets(stream: Stream) -> list[str]:
+    """The ids of the outputs that take a record's offset for the version of its key."""
+    return [
+        output.id
+        for output in stream.outputs
+        if isinstance(output, ElasticsearchOutput)
+        and isinstance(output.document_ids, KeyIds)
+        and output.document_ids.version_from is None
+    ]
+
+
+def _moved(topics: Collection[TopicRow]) -> list[str]:
+    """What happened to the topics, a clause each."""
+    grown = [
+        f"topic {row.topic} has grown from {row.first_partitions} to {row.partitions} partitions"
+        for row in topics
+        if row.partitions > row.first_partitions
+    ]
+    # Not by the incarnation: that counts the topics of one name in other inputs too.
+    seen = Counter(row.topic for row in topics)
+    return grown + [f"topic {topic} was created again" for topic, times in seen.items() if times > 1]

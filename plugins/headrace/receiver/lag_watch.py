@@ -1,0 +1,164 @@
+"""How far each partition of a receiver is behind Kafka, and whether Kafka could be asked about it.
+
+Kafka is asked where the partitions end, all in one request to each broker. Its answer is also the proof that a silent
+partition is an empty one: librdkafka says nothing of a broker that does not answer its fetches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from headrace.blocks import TopicPartition
+from headrace.clock import Clock
+from headrace.receiver.admin_questions import error_text
+from headrace.receiver.drainage import EndOffsets, Ends, Key
+from headrace.receiver.partition_state import FetchState, PartitionStatus
+
+logger = logging.getLogger(__name__)
+
+ASK_SECONDS = 2.0
+_GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of one partition: its ``end`` when it was asked for at ``asked_ms`` of the ledger's clock; ``error``: why there
+    is no newer answer."""
+
+    end: int | None
+    asked_ms: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """``records`` is in offsets between what is stored and Kafka's end. ``drained_ms``: all that Kafka had at that time
+    of the ledger's clock is stored. None where it is not known."""
+
+    records: int | None
+    drained_ms: int | None
+
+
+class LagWatch:
+    """`look` is the consuming thread's, the rest the pushing thread's."""
+
+    def __init__(
+        self,
+        ends: Callable[[], EndOffsets],
+        partitions: Callable[[], Collection[TopicPartition]],
+        now_ms: Callable[[], int],
+        clock: Clock,
+    ) -> None:
+        self._ends = ends
+        self._partitions = partitions
+        self._now_ms = now_ms
+        self._clock = clock
+        self._next_question = 0.0
+        self._question: tuple[int, Collection[TopicPartition], Callable[[], Ends | None]] | None = None
+        # Replaced as a whole, so that both threads may look at it.
+        self._asked: Mapping[TopicPartition, _Asked] = {}
+        self._to_reach: dict[TopicPartition, tuple[int, int]] = {}
+        self._drained: dict[TopicPartition, int] = {}
+        self._unread_since: dict[TopicPartition, int] = {}
+
+    def look(self) -> None:
+        """Ask when it is time, and hear the answer, without waiting."""
+        if self._question is not None:
+            asked_ms, partitions, answer = self._question
+            ends = answer()
+            if ends is not None:
+                self._question = None
+                self._asked = {each: self._heard(each, ends, asked_ms) for each in partitions}
+            return
+        now = self._clock.monotonic()
+        mine = self._partitions()
+        if now < self._next_question or not mine:
+            return
+        self._next_question = now + ASK_SECONDS
+        asked_ms = self._now_ms()
+        try:
+            self._question = (asked_ms, mine, self._ends().ask([(each.topic, each.partition) for each in mine]))
+        except KafkaException as error:
+            logger.warning("Kafka cannot be asked where the partitions end: %s", error)
+            failed = Ends({}, {(each.topic, each.partition): error for each in mine})
+            self._asked = {each: self._heard(each, failed, asked_ms) for each in mine}
+
+    def _heard(self, partition: TopicPartition, ends: Ends, asked_ms: int) -> _Asked:
+        key: Key = (partition.topic, partition.partition)
+        end = ends.offsets.get(key)
+        if end is not None:
+            return _Asked(end, asked_ms)
+        before = self._asked.get(partition)
+        failure = ends.failures.get(key)
+        # Of a topic that is gone the last that was known of it stays true; of another the end moves on unseen.
+        kept = before.end if before is not None and _code(failure) in _GONE else None
+        why = "no answer" if failure is None else error_text(failure)
+        return _Asked(kept, asked_ms if before is None else before.asked_ms, why)
+
+    def lags(self, stored: Mapping[TopicPartition, int]) -> dict[TopicPartition, Lag]:
+        """Of each partition, given its position in the ledger."""
+        asked = self._asked
+        for known in (self._to_reach, self._drained, self._unread_since):
+            for partition in known.keys() - stored.keys():
+                del known[partition]
+        return {
+            partition: self._lag(partition, position, asked.get(partition)) for partition, position in stored.items()
+        }
+
+    def _lag(self, partition: TopicPartition, position: int, asked: _Asked | None) -> Lag:
+        awaited = self._to_reach.get(partition)
+        if awaited is not None and position >= awaited[0]:
+            self._drained[partition] = awaited[1]
+            del self._to_reach[partition]
+        if asked is None or asked.end is None:
+            return Lag(None, self._drained.get(partition))
+        if asked.error is None and partition not in self._to_reach:
+            if position >= asked.end:
+                self._drained[partition] = asked.asked_ms
+            else:
+                # What is read takes a while to be stored: this end stays until it is reached.
+                self._to_reach[partition] = (asked.end, asked.asked_ms)
+        return Lag(max(0, asked.end - position), self._drained.get(partition))
+
+    def unasked(
+        self, lags: Mapping[TopicPartition, Lag], status: Collection[PartitionStatus], client_error: str | None
+    ) -> list[dict[str, Any]]:
+        """The topics of which partitions cannot be asked about, or not be read, for the receiver's stats; ``asked_ms``
+        is the last time at which that was otherwise. ``client_error`` is what the client last said of its brokers.
+
+        Partitions that are stopped by an error are not among them: that is their state in the ledger.
+        """
+        asked = self._asked
+        troubles: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        for each in status:
+            if each.state is FetchState.FAILED:
+                continue
+            number, known, lag = each.partition.partition, asked.get(each.partition), lags.get(each.partition)
+            unread = each.error is not None and (lag is None or lag.records != 0)
+            if not unread:
+                self._unread_since.pop(each.partition, None)
+            if known is not None and known.error is not None:
+                error = f"cannot be asked about ({client_error or known.error})"
+                troubles[each.partition.topic].append((number, known.asked_ms, error))
+            elif unread:
+                since_ms = self._unread_since.setdefault(each.partition, self._now_ms())
+                troubles[each.partition.topic].append((number, since_ms, f"cannot be read ({each.error})"))
+        return [_told(topic, sorted(found)) for topic, found in sorted(troubles.items())]
+
+
+def _told(topic: str, found: list[tuple[int, int, str]]) -> dict[str, Any]:
+    number, _, error = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    asked_ms = min(since_ms for _, since_ms, _ in found)
+    return {"topic": topic, "asked_ms": asked_ms, "error": f"partition {number}{more} {error}"}
+
+
+def _code(error: BaseException | None) -> int | None:
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else None
+    return inner.code() if isinstance(inner, KafkaError) else None

@@ -1,0 +1,77 @@
+"""Keeps the log of a stream within its budget: says when receiving has to pause, and until when.
+
+Cleanup deletes what no batch needs any more, and nothing else (rule 9 of the design). So when batches fall behind, the
+log grows, and at ``Limits.max_log_bytes`` receivers pause: Kafka keeps the rest. What was read by then is stored
+still, so the log may exceed its budget by the receivers' queues.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from headrace.clock import Clock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.receiver.awaited_records import only_receiving_helps
+from headrace.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+# Receiving goes on below this much of the budget, so that it does not pause and go on with every segment.
+RESUME_AT = 0.9
+_LOOK_SECONDS = 1.0
+_MIB = 1024 * 1024
+
+
+class LogBudget:
+    """One receiver's view of the stream's budget; the pushing thread's.
+
+    All receivers read the same sum in the ledger, each about once a second; in between each counts what it stores.
+    """
+
+    def __init__(
+        self, stream: Stream, ledger: Ledger, max_bytes: int, own_bytes: Callable[[], int], clock: Clock
+    ) -> None:
+        """``own_bytes`` tells how many bytes this receiver has stored since it began."""
+        self._stream = stream
+        self._ledger = ledger
+        self._max_bytes = max_bytes
+        self._own_bytes = own_bytes
+        self._clock = clock
+        self._stored = 0
+        self._own_then = 0
+        self._next_look = 0.0
+        self._exceeded = False
+
+    def look(self) -> str | None:
+        """Why receiving has to pause, None while it may go on."""
+        if self._clock.monotonic() >= self._next_look:
+            try:
+                self._ask()
+            except LedgerUnavailableError as error:
+                logger.warning("the log's size is not known, the ledger does not answer: %s", error)
+        elif not self._exceeded and self._now() >= self._max_bytes:
+            # By its own count, which the ledger has to confirm.
+            self._next_look = 0.0
+            return self.look()
+        return self._reason() if self._exceeded else None
+
+    def _ask(self) -> None:
+        own = self._own_bytes()
+        name = self._stream.name
+        self._stored = self._ledger.segments.stored_bytes(name)
+        self._own_then = own
+        self._next_look = self._clock.monotonic() + _LOOK_SECONDS
+        bound = self._max_bytes * RESUME_AT if self._exceeded else self._max_bytes
+        self._exceeded = self._stored >= bound and not only_receiving_helps(self._ledger, name, self._stream.batch_by)
+
+    def _now(self) -> int:
+        return self._stored + self._own_bytes() - self._own_then
+
+    def _reason(self) -> str:
+        return (
+            f"the log holds {self._stored / _MIB:.1f} MiB of the {self._max_bytes / _MIB:.1f} MiB that it may "
+            f"(limits.max_log_bytes); receiving goes on below {self._max_bytes * RESUME_AT / _MIB:.1f} MiB, when "
+            "batches have completed and cleanup has deleted what they needed"
+        )

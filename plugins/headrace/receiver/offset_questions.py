@@ -1,0 +1,159 @@
+"""What Kafka still has of partitions: their first and last offsets, and the first offset at or after a time."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
+
+from headrace.receiver.offset_requests import EARLIEST, LATEST, request_offsets
+from headrace.receiver.replay_errors import RangesUnreadableError
+from headrace.receiver.topic_ids import AdminTopicIds
+from headrace.receiver.topic_watch import SeenTopic, TopicWatch
+from headrace.stream.inputs import KafkaInput
+
+Partition = tuple[str, int]
+"""Topic and partition."""
+
+_NO_SUCH_PARTITION = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_ID,
+    }
+)
+_NOT_ALLOWED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_TRANSACTIONS = "__transaction_state"
+ANSWER_SECONDS = 10.0
+# How long after its time is up an answer may still be on its way through librdkafka.
+_SLACK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Offsets ``[first, end)`` are what Kafka has of a partition. ``first_timestamp_ms`` is its first record's, None
+    where it has no record with one."""
+
+    first: int
+    end: int
+    first_timestamp_ms: int | None
+
+
+class OffsetQuestions:
+    """Asks by an AdminClient. Every answer is waited for a bounded time."""
+
+    def __init__(self, admin: Any, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._admin = admin
+        self._seconds = answer_seconds
+
+    def look(self, source: KafkaInput) -> tuple[list[SeenTopic], list[str]]:
+        """The input's topics, and the named ones that are not there. Raises RangesUnreadableError or
+        TopicsNotFoundError."""
+        try:
+            return TopicWatch(self._admin, source).look()
+        except KafkaException as error:
+            raise unreadable(f"does not tell the topics of input {source.id!r}: {error}") from error
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        """Each topic's id, None for a topic that is not there. Raises RangesUnreadableError."""
+        if not topics:
+            return {}
+        try:
+            answer = AdminTopicIds(self._admin).ask(topics)(self._seconds)
+        except KafkaException as error:
+            raise unreadable(f"does not describe {', '.join(sorted(topics))}: {error}") from error
+        if answer is None:
+            raise unreadable(f"did not describe {', '.join(sorted(topics))} within {self._seconds:.0f} s")
+        return answer
+
+    def kept(self, partitions: Collection[Partition]) -> dict[Partition, Kept | None]:
+        """What Kafka has of each partition, None where there is no such partition. Raises RangesUnreadableError.
+
+        The end is the high watermark: transactions that are open count.
+        """
+        firsts = self._ask(dict.fromkeys(partitions, EARLIEST))
+        ends = self._ask(dict.fromkeys(partitions, LATEST))
+        # Of a question by time the answer has the found record's own: of the first record here.
+        oldest = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)))
+        found: dict[Partition, Kept | None] = {}
+        for each in partitions:
+            first, end, record = firsts[each], ends[each], oldest[each]
+            if first is None or end is None:
+                found[each] = None
+            else:
+                timestamp = record.timestamp if record is not None and record.offset >= 0 else -1
+                found[each] = Kept(int(first.offset), int(end.offset), timestamp if timestamp >= 0 else None)
+        return found
+
+    def first_at(self, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int | None]:
+        """The first offset in each partition that has this timestamp or a later one, None where there is none. Markers
+        of transactions and records of aborted ones count. Raises RangesUnreadableError."""
+        found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
+        return {each: None if told is None or told.offset < 0 else int(told.offset) for each, told in found.items()}
+
+    def has_open_transaction(self, partition: Partition) -> bool:
+        """Whether the partition ends later for who reads uncommitted records. Raises RangesUnreadableError."""
+        committed, end = (
+            self._ask({partition: LATEST}, isolation)[partition]
+            for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        )
+        return committed is not None and end is not None and bool(committed.offset < end.offset)
+
+    def is_compacted(self, topic: str) -> bool | None:
+        """Whether the topic is compacted; None where it cannot be found out, for want of a privilege say."""
+        try:
+            return self.compaction(topic)
+        except RangesUnreadableError:
+            return None
+
+    def compaction(self, topic: str) -> bool | None:
+        """Whether the topic is compacted; None where that may not be known. Raises RangesUnreadableError."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            future = self._admin.describe_configs([resource], request_timeout=self._seconds)[resource]
+            return "compact" in str(future.result(timeout=self._seconds + _SLACK_SECONDS)["cleanup.policy"].value)
+        except concurrent.futures.TimeoutError:
+            raise unreadable(f"did not describe {topic} within {self._seconds:.0f} s") from None
+        except KafkaException as error:
+            if error.args[0].code() in _NOT_ALLOWED:
+                return None
+            raise unreadable(f"does not describe {topic}: {error}") from error
+
+    def has_transactions(self) -> bool:
+        """Whether the cluster keeps transactions, as it does from the first one on. Raises RangesUnreadableError."""
+        try:
+            metadata = self._admin.list_topics(_TRANSACTIONS, timeout=self._seconds)
+        except KafkaException as error:
+            raise unreadable(f"does not tell its topics: {error}") from error
+        told = metadata.topics.get(_TRANSACTIONS)
+        return told is not None and (told.error is None or told.error.code() not in _NO_SUCH_PARTITION)
+
+    def _ask(
+        self, specs: Mapping[Partition, Any], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    ) -> dict[Partition, Any]:
+        try:
+            answers = request_offsets(self._admin, specs, isolation=isolation, seconds=self._seconds)
+        except KafkaException as error:
+            raise unreadable(f"does not tell its offsets: {error}") from error
+        return {each: self._answer(each, future) for each, future in answers.items()}
+
+    def _answer(self, partition: Partition, future: concurrent.futures.Future[Any]) -> Any:
+        name = "{}-{}".format(*partition)
+        try:
+            return future.result(timeout=0)
+        except concurrent.futures.TimeoutError:
+            raise unreadable(f"did not tell the offsets of {name} within {self._seconds:.0f} s") from None
+        except KafkaException as error:
+            if error.args[0].code() in _NO_SUCH_PARTITION:
+                return None
+            raise unreadable(f"does not tell the offsets of {name}: {error}") from error
+
+
+def unreadable(what: str) -> RangesUnreadableError:
+    """The error that Kafka ``what``."""
+    return RangesUnreadableError(f"Kafka {what}.", remedy="Run it again once Kafka answers.")

@@ -1,0 +1,142 @@
+"""Offset ranges to be read again from Kafka: joined where they meet, and dealt to tasks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headrace.blocks import TopicPartition
+from headrace.receiver.replay_errors import OverlappingRangesError
+
+# A task has to make a consumer and find its brokers, about 0.2 s: in that time it reads as many records as these.
+MIN_TASK_RECORDS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRange:
+    """Offsets ``[from_offset, until_offset)`` of which ``records`` hold a record; None where nobody counted them."""
+
+    partition: TopicPartition
+    from_offset: int
+    until_offset: int
+    records: int | None
+
+    @property
+    def weight(self) -> int:
+        """Its records, or how many they are at most."""
+        return self.until_offset - self.from_offset if self.records is None else self.records
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition} [{self.from_offset}, {self.until_offset})"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRun:
+    """Ranges of one partition that meet, so that they are read in one go, and yet are counted one by one.
+
+    The i-th range ends before ``untils[i]``, where the next one begins, and holds ``counts[i]`` records.
+    """
+
+    partition: TopicPartition
+    from_offset: int
+    untils: tuple[int, ...]
+    counts: tuple[int | None, ...]
+
+    @property
+    def until_offset(self) -> int:
+        """The end of the last range."""
+        return self.untils[-1]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Topic and partition, as Kafka's client names them."""
+        return self.partition.topic, self.partition.partition
+
+    def ranges(self) -> list[RecordedRange]:
+        """The ranges it was joined of."""
+        begins = (self.from_offset, *self.untils[:-1])
+        return [
+            RecordedRange(self.partition, begin, until, count)
+            for begin, until, count in zip(begins, self.untils, self.counts, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}-{self.partition.partition} [{self.from_offset}, {self.until_offset})"
+
+
+def in_order(ranges: Iterable[RecordedRange]) -> list[RecordedRange]:
+    """The ranges along each partition, without those of no offsets.
+
+    Raises:
+        OverlappingRangesError: an offset is in two of them, so a record would be read twice.
+    """
+    ordered = sorted(
+        (each for each in ranges if each.from_offset < each.until_offset),
+        key=lambda each: (each.partition, each.from_offset),
+    )
+    for before, after in itertools.pairwise(ordered):
+        if before.partition == after.partition and after.from_offset < before.until_offset:
+            raise OverlappingRangesError(
+                f"{before} and {after} overlap: the records in both would be read twice.",
+                remedy="Give each batch's manifest once.",
+            )
+    return ordered
+
+
+def deal(
+    ranges: Iterable[RecordedRange], tasks: int, *, min_task_records: int = MIN_TASK_RECORDS
+) -> list[tuple[RangeRun, ...]]:
+    """Deal the ranges to at most ``tasks`` tasks of about equal records.
+
+    A counted range is never split (its records could not be compared with the count), an uncounted one is. No task
+    gets much below ``min_task_records`` as long as there are others. Raises OverlappingRangesError.
+    """
+    if tasks < 1:
+        raise ValueError(f"ranges need at least one task, got {tasks}")
+    ordered = in_order(ranges)
+    total = sum(each.weight for each in ordered)
+    wanted = max(1, min(tasks, total // max(1, min_task_records)))
+    pieces = [piece for each in ordered for piece in _split(each, max(1, -(-total // wanted)))]
+    result: list[tuple[RangeRun, ...]] = []
+    current: list[RecordedRange] = []
+    dealt = 0
+    for piece in pieces:
+        current.append(piece)
+        dealt += piece.weight
+        if len(result) + 1 < wanted and dealt * wanted >= total * (len(result) + 1):
+            result.append(joined(current))
+            current = []
+    result.append(joined(current))
+    return [task for task in result if task]
+
+
+def joined(ordered: Sequence[RecordedRange]) -> tuple[RangeRun, ...]:
+    """Ranges in order, as runs of those that meet. A run neither begins nor ends with ranges that hold nothing."""
+    runs: list[list[RecordedRange]] = []
+    for each in ordered:
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.partition == each.partition and last.until_offset == each.from_offset:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return tuple(_run(filled) for run in runs if (filled := _without_empty_ends(run)))
+
+
+def _run(ranges: Sequence[RecordedRange]) -> RangeRun:
+    untils = tuple(each.until_offset for each in ranges)
+    return RangeRun(ranges[0].partition, ranges[0].from_offset, untils, tuple(each.records for each in ranges))
+
+
+def _without_empty_ends(ranges: Sequence[RecordedRange]) -> Sequence[RecordedRange]:
+    filled = [place for place, each in enumerate(ranges) if each.weight]
+    return ranges[filled[0] : filled[-1] + 1] if filled else ()
+
+
+def _split(each: RecordedRange, most: int) -> list[RecordedRange]:
+    if each.records is not None:
+        return [each]
+    return [
+        RecordedRange(each.partition, begin, min(begin + most, each.until_offset), None)
+        for begin in range(each.from_offset, each.until_offset, most)
+    ]

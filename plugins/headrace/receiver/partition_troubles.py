@@ -1,0 +1,310 @@
+"""What becomes of a partition that cannot be read: fetched again later, given up, or passed over as a gap.
+
+Each is one partition's own trouble: none of it stops the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from headrace.blocks import TopicPartition
+from headrace.clock import Clock
+from headrace.receiver.damage_search import DamageSearch
+from headrace.receiver.jumps import Offsets
+from headrace.receiver.leader_epochs import LeaderEpochs
+from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition
+
+logger = logging.getLogger(__name__)
+
+# Kafka's answer to one question, while the other partitions wait.
+_QUERY_SECONDS = 5.0
+_FIRST_BACKOFF_SECONDS = 1.0
+_LONGEST_BACKOFF_SECONDS = 60.0
+# By then it is the longest. Of a thousand the power is too large for a float.
+_MOST_DOUBLINGS = 10
+# 1 + 2 + 4 + ... + 60: about two minutes. What is still unreadable then is lasting damage and not a passing one.
+_DAMAGE_ATTEMPTS = 7
+# While the end of some damage is looked for, so many answers in a row that say nothing are asked for again at once.
+_MOST_DOUBTS = 10
+# librdkafka says by no code of its own that Kafka's log was cut off before the position and has grown again.
+_TRUNCATED = "log truncation detected"
+_TRUNCATED_AT = re.compile(r"broker end offset is (\d+)")
+# What lies between the last record and the position holds no record, and is read again if it is no more than this.
+_MOST_PASSED_AGAIN = 10_000
+_LEADERLESS = "no broker has this partition at the moment (it has no leader)"
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one consume() brought besides records. ``held`` partitions stay at their position for now."""
+
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    held: set[tuple[str, int]] = field(default_factory=set)
+    lost: list[tuple[tuple[str, int], str]] = field(default_factory=list)
+    skipped: list[Gap] = field(default_factory=list)
+    jumped: dict[tuple[str, int], Offsets] = field(default_factory=dict)
+
+
+class PartitionTroubles:
+    """The consuming thread's. ``lock`` guards what others look at in ``owned``."""
+
+    def __init__(
+        self,
+        consumer: Any,
+        owned: Mapping[tuple[str, int], OwnedPartition],
+        lock: threading.Lock,
+        epochs: LeaderEpochs,
+        *,
+        on_lost_offsets: Literal["fail", "reset"],
+        clock: Clock,
+    ) -> None:
+        self._consumer = consumer
+        self._owned = owned
+        self._lock = lock
+        self._epochs = epochs
+        self._on_lost_offsets = on_lost_offsets
+        self._clock = clock
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is read, of any partition."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Read nothing until `resume`. What librdkafka holds of these partitions it gives away, and fetches again."""
+        self._paused = True
+        for key in list(self._owned):
+            self.unassign(key)
+
+    def resume(self) -> None:
+        """Read on, each partition after what was handed out of it."""
+        self._paused = False
+        for key, owned in list(self._owned.items()):
+            if owned.state not in (FetchState.FAILED, FetchState.BACKING_OFF):
+                self.assign(key, owned.next_offset if owned.search is None else owned.search.at)
+
+    @property
+    def searching(self) -> bool:
+        """Whether the end of some damage is looked for, so that what is read may not be taken as it comes."""
+        return any([owned.search is not None for owned in self._owned.values()])
+
+    def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
+        """Kafka does not have the position: find out what it has, then fail or go on at its earliest."""
+        if _TRUNCATED in error_text.lower():
+            end = _TRUNCATED_AT.search(error_text)
+            return self._on_taken_back(owned, error_text, None if end is None else int(end[1]))
+        key = (owned.partition.topic, owned.partition.partition)
+        position = owned.next_offset
+        try:
+            low, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), timeout=_QUERY_SECONDS, cached=False)
+        except KafkaException as error:
+            self.back_off(owned, f"offset {position} is out of range, and Kafka's range is unknown: {error}")
+            return None
+        if low <= position <= high and owned.search is not None:
+            # Says nothing of the offset that is tried: it is there.
+            self._try_again(owned, error_text)
+            return None
+        owned.search = None
+        if low <= position <= high:
+            # After a damaged batch librdkafka 2.16 asks for an offset that is none: about every other fetch ends here.
+            # Or it was read from the last known record on, which is gone with what followed it.
+            self._epochs.begin(owned.partition, None)
+            self.back_off(owned, f"offset {position} was out of range for a moment ({error_text}): [{low}, {high})")
+        elif position > high:
+            text = f"Kafka's log ends at {high}, before the position {position}: truncated, or the topic was re-created"
+            return self._on_taken_back(owned, text, high)
+        elif self._on_lost_offsets == "fail":
+            self._fail(
+                owned,
+                f"offsets [{position}, {low}) are gone from Kafka (retention). "
+                'Set on_lost_offsets="reset" and start the receiver job anew: it goes on at the earliest and records '
+                "the gap.",
+            )
+        else:
+            logger.error("%s: offsets [%d, %d) are gone from Kafka", partition_name(owned.partition), position, low)
+            self.pass_over(owned, low)
+            return Gap(owned.partition, position, low, "retention: Kafka no longer has these offsets")
+        return None
+
+    def _on_taken_back(self, owned: OwnedPartition, error: str, end: int | None) -> Gap | None:
+        """Kafka's log was cut off at ``end``: offsets that were read belong to other records from there on.
+
+        Their ids in an index would be those of the records that were read, so they are told of and not read. Nor is the
+        position that the ledger has ever set back.
+        """
+        position = owned.next_offset
+        # It has been told then, and is not to be found again by every assignment.
+        self._epochs.begin(owned.partition, None)
+        if end is None or end >= position:
+            self._fail(owned, f"{error}. Kafka took back what was read below {position}, from where on is not known")
+            return Gap(owned.partition, position, position, error, taken_back=True)
+        text = f"{error}. Kafka took back offsets [{end}, {position}); what it gives them to is not read"
+        told = position if owned.taken_back is None else owned.taken_back
+        if self._on_lost_offsets == "fail":
+            self._fail(owned, f"{text}. Start the receiver job anew to go on at the position.")
+        else:
+            self.back_off(owned, f"{text}. It goes on at the position once Kafka's log has reached it")
+        if end >= told:
+            return None
+        owned.taken_back = end
+        return Gap(owned.partition, end, told, error, taken_back=True)
+
+    def on_damage(self, owned: OwnedPartition, error: Any, base_offset: int | None, found: Findings) -> None:
+        """Often transient, so fetched again; what stays damaged is passed over only where lost offsets may be.
+
+        ``base_offset``: where the damaged batch begins, as the client tells.
+        """
+        self.unassign((owned.partition.topic, owned.partition.partition))
+        text = f"{error.name()}: {error.str()}"
+        if owned.search is not None:
+            owned.search.was_damaged(base_offset)
+            self._search_on(owned, owned.search, found)
+        elif owned.attempts < _DAMAGE_ATTEMPTS:
+            self.back_off(owned, text)
+        elif self._on_lost_offsets == "fail":
+            remedy = 'Set on_lost_offsets="reset" and start the receiver job anew: it passes over it as a gap.'
+            self._fail(owned, f"{text}. {remedy}")
+        else:
+            self._begin_search(owned, text, found)
+
+    def _begin_search(self, owned: OwnedPartition, error: str, found: Findings) -> None:
+        key = (owned.partition.topic, owned.partition.partition)
+        try:
+            _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), timeout=_QUERY_SECONDS, cached=False)
+        except KafkaException as failure:
+            self.back_off(owned, f"{error}; and where it ends is unknown: {failure}")
+            return
+        owned.error = error
+        logger.error("%s: %s; looking for what can be read after it", partition_name(owned.partition), error)
+        with self._lock:
+            owned.search = DamageSearch(owned.next_offset, high)
+        self._search_on(owned, owned.search, found)
+
+    def is_past_damage(self, key: tuple[str, int], found: Findings) -> bool:
+        """Whether what came is to be taken; what is read while the end of some damage is looked for is not."""
+        owned = self._owned.get(key)
+        if owned is None or owned.search is None:
+            return True
+        at = owned.search.at
+        owned.search.was_readable()
+        if owned.search.found == at:
+            self._end_search(owned, at, found)
+            return True
+        found.held.add(key)
+        self.unassign(key)
+        self._search_on(owned, owned.search, found)
+        return False
+
+    def _search_on(self, owned: OwnedPartition, search: DamageSearch, found: Findings) -> None:
+        owned.doubts = 0
+        if search.found is not None:
+            self._end_search(owned, search.found, found)
+            self.wait_for(owned, owned.error or "", 0.0)
+        elif search.hopeless:
+            owned.search = None
+            self.back_off(owned, f"{owned.error}; nothing after it can be read either")
+        else:
+            self.wait_for(owned, owned.error or "", 0.0)
+
+    def _try_again(self, owned: OwnedPartition, error: str) -> None:
+        """The offset that the search is at."""
+        owned.doubts += 1
+        if owned.doubts > _MOST_DOUBTS:
+            self.back_off(owned, error)
+        else:
+            self.wait_for(owned, owned.error or error, 0.0)
+
+    def _end_search(self, owned: OwnedPartition, until: int, found: Findings) -> None:
+        logger.error("%s: passing over [%d, %d)", partition_name(owned.partition), owned.next_offset, until)
+        found.skipped.append(Gap(owned.partition, owned.next_offset, until, f"damaged: {owned.error}"))
+        self._epochs.begin(owned.partition, None)
+        with self._lock:
+            owned.search = None
+            owned.next_offset, owned.attempts = until, 0
+
+    def pass_over(self, owned: OwnedPartition, until_offset: int) -> None:
+        """Read on behind what is lost."""
+        # Its last record lies before that, where there is no reading on.
+        self._epochs.begin(owned.partition, None)
+        with self._lock:
+            owned.progressed(until_offset)
+        self.assign((owned.partition.topic, owned.partition.partition), until_offset)
+
+    def back_off(self, owned: OwnedPartition, error: str) -> None:
+        seconds = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(owned.attempts, _MOST_DOUBLINGS))
+        logger.warning("%s: %s; fetched again in %.0f s", partition_name(owned.partition), error, seconds)
+        owned.attempts += 1
+        self.wait_for(owned, error, seconds)
+
+    def wait_for(self, owned: OwnedPartition, error: str, seconds: float) -> None:
+        """Fetch it again in so many seconds, for an error that is its own."""
+        with self._lock:
+            owned.state, owned.error = FetchState.BACKING_OFF, error
+            owned.retry_at = self._clock.monotonic() + seconds
+
+    def _fail(self, owned: OwnedPartition, error: str) -> None:
+        logger.error("%s is not read any more: %s", partition_name(owned.partition), error)
+        with self._lock:
+            owned.state, owned.error = FetchState.FAILED, error
+
+    def resume_due(self) -> None:
+        now = self._clock.monotonic()
+        for key, owned in list(self._owned.items()):
+            if owned.state is FetchState.BACKING_OFF and owned.retry_at <= now:
+                with self._lock:
+                    owned.state = FetchState.FETCHING
+                if owned.search is None:
+                    self.assign(key, owned.next_offset)
+                else:
+                    self.assign(key, owned.search.at)
+
+    def on_leader(self, owned: OwnedPartition, leader: int | None) -> None:
+        """librdkafka waits for one without a word."""
+        if leader == -1 and owned.state in (FetchState.FETCHING, FetchState.AT_END):
+            logger.warning("%s: %s", partition_name(owned.partition), _LEADERLESS)
+            owned.state, owned.error = FetchState.LEADERLESS, _LEADERLESS
+        elif leader is not None and leader >= 0 and owned.state is FetchState.LEADERLESS:
+            owned.state, owned.error = FetchState.FETCHING, None
+
+    def assign(self, key: tuple[str, int], offset: int) -> None:
+        """Read on at ``offset``, after a look at whether Kafka's log was cut off below it."""
+        if self._paused:
+            return
+        owned = self._owned[key]
+        read = self._epochs.end_at(owned.partition, offset) if owned.search is None else None
+        if read is not None and offset - read.end_offset > _MOST_PASSED_AGAIN:
+            read = None
+        begin = offset if read is None else read.end_offset
+        # incremental: the other partitions keep what is prefetched for them. There is no subscription and no group
+        # member; this only adds to what assign() would set.
+        self._consumer.incremental_assign([KafkaPartition(*key, begin)])
+        if read is None:
+            return
+        try:
+            # librdkafka 2.16 compares with the log what it seeks. What it is assigned it does only where it has not
+            # heard of the partition's leader before.
+            self._consumer.seek(KafkaPartition(*key, begin, leader_epoch=read.leader_epoch))
+        except KafkaException as error:
+            self.unassign(key)
+            self.back_off(owned, f"it could not be compared with Kafka's log: {error}")
+
+    def unassign(self, key: tuple[str, int]) -> None:
+        try:
+            self._consumer.incremental_unassign([KafkaPartition(*key)])
+        except KafkaException as error:
+            # Not assigned any more: it was backing off or failed.
+            logger.debug("%s/%d was not assigned: %s", *key, error)
+
+
+def partition_name(partition: TopicPartition) -> str:
+    """Topic and number, for a person."""
+    return f"{partition.topic}/{partition.partition}"

@@ -1,0 +1,95 @@
+"""Whether a receiver pauses, why, and that everybody hears of it. It is alive meanwhile: its lease goes on."""
+
+from __future__ import annotations
+
+import logging
+
+from headrace.clock import Clock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.states import EventKind
+from headrace.receiver.awaited_records import only_receiving_helps
+from headrace.receiver.disk_reserve import DiskReserve
+from headrace.receiver.log_budget import LogBudget
+
+logger = logging.getLogger(__name__)
+
+
+class Pausing:
+    """The pushing thread's, but for ``reason``, by which the consuming thread stops fetching."""
+
+    def __init__(
+        self,
+        lease: ReceiverLease,
+        ledger: Ledger,
+        clock: Clock,
+        *,
+        budget: LogBudget | None = None,
+        reserve: DiskReserve | None = None,
+    ) -> None:
+        self._lease = lease
+        self._ledger = ledger
+        self._clock = clock
+        self._budget = budget
+        self._reserve = reserve
+        self._full: str | None = None
+        self._low: str | None = None
+        self._exceeded: str | None = None
+        self._told: str | None = None
+        self._told_at = 0.0
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing is received, None while something is."""
+        return self._full or self._low or self._exceeded
+
+    def look(self) -> bool:
+        """See to the log's disk and budget; whether there is something new to tell by that or else."""
+        if self._reserve is not None:
+            self._low = self._reserve.look(self._only_receiving_helps)
+        if self._budget is not None:
+            self._exceeded = self._budget.look()
+        return self._kind != self._told
+
+    def disk_is_full(self, error: BaseException) -> None:
+        """A write has found no room."""
+        self._full = f"the log's disk is full, and is tried again until there is room: {error}"
+
+    def disk_has_room(self) -> None:
+        """A write went well."""
+        self._full = None
+
+    def tell(self) -> None:
+        """An event when a pause begins, has another cause or is over. Raises LedgerUnavailableError; it is then told
+        the next time.
+        """
+        kind = self._kind
+        if kind == self._told:
+            return
+        receiver = self._lease.receiver_id
+        payload: dict[str, object] = {"receiver": str(receiver), "epoch": self._lease.epoch}
+        if kind is not None:
+            payload |= {"cause": kind, "reason": self.reason}
+            self._ledger.events.append(receiver.stream, EventKind.RECEIVING_PAUSED, payload)
+            logger.warning("receiver %s pauses: %s", receiver, self.reason)
+        else:
+            payload["seconds"] = round(self._clock.monotonic() - self._told_at, 1)
+            self._ledger.events.append(receiver.stream, EventKind.RECEIVING_RESUMED, payload)
+            logger.info("receiver %s goes on after %s s", receiver, payload["seconds"])
+        if self._told is None:
+            self._told_at = self._clock.monotonic()
+        self._told = kind
+
+    def _only_receiving_helps(self) -> bool:
+        stream = self._lease.receiver_id.stream
+        try:
+            return only_receiving_helps(self._ledger, stream, self._ledger.streams.get(stream).batch_by)
+        except LedgerUnavailableError as error:
+            logger.warning("the ledger does not say what batches wait for: %s", error)
+            return False
+
+    @property
+    def _kind(self) -> str | None:
+        causes = (("disk_full", self._full), ("disk_low", self._low), ("log_budget", self._exceeded))
+        return next((cause for cause, reason in causes if reason is not None), None)

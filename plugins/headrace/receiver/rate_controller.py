@@ -1,0 +1,156 @@
+"""Slows receivers down to what batches get through, as Spark's RateController: the tracker's, fed by the ledger.
+
+Each receiver has an estimate of its own, so that one with a busy partition is not held to the share of an idle one. The
+rates are kept in the ledger, where receivers find them with their orders and the next tracker goes on from them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from headrace.blocks import ReceiverId
+from headrace.clock import Clock
+from headrace.ledger import Ledger
+from headrace.ledger.rows import BatchRow, JobLease
+from headrace.ledger.states import BatchState
+from headrace.receiver.pid_rate_estimator import PidRateEstimator
+from headrace.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+# Batches that a look reads, besides those that run at the same time: more than complete within a second.
+_MOST_BATCHES = 20
+
+
+class RateController:
+    """Sets the rates of the stream's receivers; every call may raise LedgerUnavailableError and is then repeated."""
+
+    def __init__(self, stream: Stream, ledger: Ledger, job: JobLease, clock: Clock) -> None:
+        self._stream = stream
+        self._ledger = ledger
+        self._job = job
+        self._clock = clock
+        self._settings = stream.limits.backpressure
+        self._receivers = [
+            ReceiverId(stream.name, source.id, index) for source in stream.inputs for index in range(source.receivers)
+        ]
+        self._estimators: dict[ReceiverId, PidRateEstimator] = {}
+        self._rates: dict[ReceiverId, float] = {}
+        self._unsent: dict[ReceiverId, float | None] = {}
+        self._seen_ms: int | None = None
+        self._next_look = 0.0
+
+    def begin(self) -> None:
+        """Go on from the rates in the ledger, at the newest completed batch; without backpressure lift them."""
+        rates = {row.receiver_id: row.max_rate for row in self._ledger.receivers.list(self._stream.name)}
+        if self._settings is None:
+            self._unsent = {receiver: None for receiver, rate in rates.items() if rate is not None}
+            self._send()
+            return
+        self._estimators = {
+            receiver: PidRateEstimator(self._stream.batch_interval_ms, self._settings, latest_rate=rates.get(receiver))
+            for receiver in self._receivers
+        }
+        self._rates = {receiver: rate for receiver, rate in rates.items() if rate is not None}
+        newest = self._completed(1)
+        self._seen_ms = newest[0].batch_time_ms if newest else 0
+
+    def follow(self) -> None:
+        """Set the rates anew when a batch has completed since the last look. Raises LeaseLostError."""
+        now = self._clock.monotonic()
+        if self._seen_ms is None or now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        slots = 1 if self._stream.is_ordered else self._stream.limits.max_concurrent_batches
+        batches = self._completed(_MOST_BATCHES + slots)
+        running = self._ledger.batches.list(self._stream.name, slots, [BatchState.RUNNING])
+        # Built batches were read from Kafka by batches, not by receivers.
+        fresh = [each for each in batches if each.batch_time_ms > self._seen_ms and not each.built]
+        for batch in sorted(fresh, key=lambda each: (each.completed_at_ms or 0, each.batch_time_ms)):
+            # Those that run at the same time get through as many times the records in that time.
+            at_once = min(slots, ran_at_once(batch, [*batches, *running]))
+            self._learn(batch, waited_ms(batch, batches, slots), at_once)
+        self._seen_ms = max([self._seen_ms, *(each.batch_time_ms for each in batches)])
+        self._send()
+
+    def _completed(self, limit: int) -> list[BatchRow]:
+        return self._ledger.batches.list(self._stream.name, limit, [BatchState.COMPLETED])
+
+    def _learn(self, batch: BatchRow, scheduling_delay_ms: int, at_once: int) -> None:
+        if batch.started_at_ms is None or batch.completed_at_ms is None:
+            return
+        records = self._records(batch.batch_time_ms)
+        for receiver, estimator in self._estimators.items():
+            rate = estimator.compute(
+                batch.completed_at_ms,
+                records[receiver],
+                processing_delay_ms=-(-(batch.completed_at_ms - batch.started_at_ms) // at_once),
+                scheduling_delay_ms=scheduling_delay_ms,
+            )
+            if rate is None:
+                continue
+            before = self._rates.get(receiver)
+            if before is not None and rate < before and not scheduling_delay_ms:
+                # Batches keep up. That few records take as long as many, because a batch costs something by itself,
+                # is no reason to hold receivers to few.
+                estimator.stay_at(before)
+                continue
+            self._rates[receiver] = self._unsent[receiver] = rate
+
+    def _records(self, batch_time_ms: int) -> Counter[ReceiverId]:
+        """What each receiver brought to the batch, as far as its partitions are still its own."""
+        owners = {
+            (row.input_id, row.partition): row.receiver_index
+            for row in self._ledger.positions.list(self._stream.name, live=True)
+        }
+        records: Counter[ReceiverId] = Counter()
+        for each in self._ledger.batches.inputs(self._stream.name, batch_time_ms):
+            owner = owners.get((each.input_id, each.partition))
+            if owner is not None:
+                records[ReceiverId(self._stream.name, each.input_id, owner)] += each.records
+        return records
+
+    def _send(self) -> None:
+        if self._unsent:
+            self._ledger.receivers.set_rate(self._job, self._unsent)
+            logger.info("rates of %s: %s", self._stream.name, {str(each): r for each, r in self._unsent.items()})
+            self._unsent = {}
+
+
+def waited_ms(batch: BatchRow, completed: Sequence[BatchRow], slots: int) -> int:
+    """How long the batch waited for those before it, of which ``slots`` run at the same time.
+
+    Its backlog, that is: not what a run of it costs before Spark begins, which is there without any backlog too.
+    ``completed`` may hold any batches.
+    """
+    ends_ms = sorted(
+        (
+            each.completed_at_ms
+            for each in completed
+            if each.batch_time_ms < batch.batch_time_ms and each.completed_at_ms is not None
+        ),
+        reverse=True,
+    )
+    if len(ends_ms) < slots or batch.started_at_ms is None:
+        return 0
+    return max(0, min(batch.started_at_ms, ends_ms[slots - 1]) - batch.batch_time_ms)
+
+
+def ran_at_once(batch: BatchRow, others: Iterable[BatchRow]) -> int:
+    """The most batches that ran at the same time during this one's run, itself among them; ``others`` may hold any."""
+    begun_ms, end_ms = batch.started_at_ms, batch.completed_at_ms
+    if begun_ms is None or end_ms is None:
+        return 1
+    runs = [
+        (max(begun_ms, each.started_at_ms), end_ms if each.completed_at_ms is None else each.completed_at_ms)
+        for each in others
+        if each.batch_time_ms != batch.batch_time_ms and each.started_at_ms is not None
+    ]
+    # The most run when one of them has just begun.
+    together = (
+        sum(at_ms <= start_ms < until_ms for at_ms, until_ms in runs) for start_ms, _ in runs if start_ms < end_ms
+    )
+    return 1 + max(together, default=0)

@@ -1,0 +1,96 @@
+"""The numbers that a receiver's heartbeat carries; they end up on the page and in the metrics."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from headrace.blocks import TopicPartition
+from headrace.receiver.block_store import BlockStore
+from headrace.receiver.input_health import UNASKED
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.lag_watch import Lag, LagWatch
+from headrace.receiver.partition_state import FetchState
+
+# A rate over this long: steady enough to read, short enough to see a stall.
+_RATE_SECONDS = 10.0
+# Beyond this many partitions only those with something to say are listed one by one.
+_MOST_LISTED = 500
+
+
+class ReceiverStats:
+    """Puts a receiver's numbers together; the pushing thread's."""
+
+    def __init__(
+        self,
+        lag_watch: LagWatch,
+        stored_positions: Callable[[], Mapping[TopicPartition, int]],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """``stored_positions`` are those in the ledger, ``now_ms`` its time."""
+        self._lag_watch = lag_watch
+        self._stored_positions = stored_positions
+        self._now_ms = now_ms
+        self._stored: deque[tuple[float, int]] = deque()
+        self.torn_tail_bytes = 0
+        """Left in the log by the writer before, no part of it."""
+        self.log_damages = 0
+        """Places where the log is damaged that this receiver's writer found."""
+
+    def collect(self, now: float, kafka: KafkaReceiver, store: BlockStore, queued: tuple[int, int]) -> dict[str, Any]:
+        """JSON values. ``rate`` is in records/s over the last seconds, ``lag`` in records per "topic-partition", None
+        where Kafka does not say. ``lag_seconds``: everything that Kafka had so long ago is stored, None where that is
+        not known of a partition; ``lag_unknown`` counts partitions whose lag is not in ``total_lag``."""
+        self._stored.append((now, store.records))
+        while len(self._stored) > 2 and now - self._stored[0][0] > _RATE_SECONDS:
+            self._stored.popleft()
+        seconds = now - self._stored[0][0]
+        status = kafka.status()
+        troubled = {
+            f"{each.partition.topic}-{each.partition.partition}": {"state": each.state.value, "error": each.error}
+            for each in status
+            if each.error is not None
+        }
+        found = self._lag_watch.lags(self._stored_positions())
+        lags = {f"{each.topic}-{each.partition}": lag.records for each, lag in found.items()}
+        return {
+            "records": store.records,
+            "blocks": store.blocks,
+            "bytes": store.payload_bytes,
+            "rate": round((store.records - self._stored[0][1]) / seconds, 1) if seconds > 0 else 0.0,
+            "queued_blocks": queued[0],
+            "queued_bytes": queued[1],
+            "partitions": len(status),
+            "at_end": sum(each.state is FetchState.AT_END for each in status),
+            "failed": sum(each.state is FetchState.FAILED for each in status),
+            "leaderless": sum(each.state is FetchState.LEADERLESS for each in status),
+            "lag": dict(sorted(lags.items(), key=lambda item: -(item[1] or 0))[:_MOST_LISTED]),
+            "total_lag": sum(lag or 0 for lag in lags.values()),
+            "lag_unknown": sum(lag is None for lag in lags.values()),
+            "lag_seconds": self._seconds_behind(list(found.values())),
+            UNASKED: self._lag_watch.unasked(found, status, None if kafka.connected else kafka.client_error),
+            "troubled": troubled,
+            "commit_failures": kafka.commits.failures,
+            "commit_error": kafka.commits.last_error,
+            "store_failures": store.write_failures,
+            "torn_tail_bytes": self.torn_tail_bytes,
+            "log_damages": self.log_damages,
+            "below_position": kafka.below_position,
+            "not_owned": kafka.not_owned,
+            "lost_offsets": kafka.lost_offsets,
+            "excused_offsets": kafka.excused_offsets,
+            "unreadable_headers": kafka.unreadable_headers,
+            "dropped": store.dropped_records,
+            "late_records": store.late_records,
+            "partition_errors": kafka.errors,
+            "connected": kafka.connected,
+            "client_error": kafka.client_error,
+        }
+
+    def _seconds_behind(self, lags: Collection[Lag]) -> float | None:
+        behind = [lag for lag in lags if lag.records != 0]
+        drained = [lag.drained_ms for lag in behind if lag.drained_ms is not None]
+        if len(drained) < len(behind):
+            return None
+        return round(max(0, self._now_ms() - min(drained)) / 1000, 1) if drained else 0.0

@@ -1,0 +1,361 @@
+"""From Kafka's messages to Arrow, a whole ``consume()`` at a time.
+
+Everything here is a list comprehension or a call into Arrow or numpy: at 300,000 records a second each Python
+step per record costs 30 ms of every second. The conversion runs in the thread that consumes: making the lists
+holds the GIL, while the thread that stores compresses, writes and syncs without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.blocks import OffsetRange, TopicPartition
+from headrace.receiver.leader_epochs import EpochRecords
+from headrace.wal.payload import RECORD_SCHEMA
+
+logger = logging.getLogger(__name__)
+
+# Kafka's client counts 0 not available, 1 create time, 2 log append time; Spark's source -1, 0 and 1.
+_TIMESTAMP_TYPE_SHIFT = 1
+_TOPIC_TYPE = RECORD_SCHEMA.field("topic").type
+_HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
+_TIMESTAMP_TYPE = RECORD_SCHEMA.field("timestamp").type
+_Headers = list[tuple[str, bytes | None]] | None
+_HEADERS = operator.methodcaller("headers")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a receiver stands in one partition that it owns."""
+
+    partition: TopicPartition
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChunk:
+    """Records in arrival order with the ranges they cover, one range a partition.
+
+    ``batch`` is None when a position moves on without a record (idle partitions, control records).
+    ``event_time_ms`` is as in `BlockInfo`; chunks of different ones go into different blocks.
+    """
+
+    batch: pa.RecordBatch | None
+    ranges: tuple[OffsetRange, ...]
+    nbytes: int
+    event_time_ms: int | None = None
+
+    @property
+    def records(self) -> int:
+        return 0 if self.batch is None else int(self.batch.num_rows)
+
+
+@dataclass(slots=True)
+class Converted:
+    """What became of a list of messages. ``positions`` is last offset + 1 per partition that had a record."""
+
+    batch: pa.RecordBatch | None
+    counts: dict[TopicPartition, int] = field(default_factory=dict)
+    positions: dict[TopicPartition, int] = field(default_factory=dict)
+    below_position: int = 0
+    not_owned: int = 0
+    epochs: dict[TopicPartition, list[EpochRecords]] = field(default_factory=dict)
+    """Which leader epochs wrote the records, where the brokers tell."""
+    unreadable_headers: int = 0
+    """Records whose headers the client could not read: they have none here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The columns that decide about a record; ``codes`` index the names of the topics."""
+
+    codes: np.ndarray[Any, Any]
+    partitions: np.ndarray[Any, Any]
+    offsets: np.ndarray[Any, Any]
+
+
+def convert(messages: Sequence[Any], cursors: Mapping[tuple[str, int], Cursor]) -> Converted:
+    """Convert messages without errors.
+
+    Records of partitions not in ``cursors``, and records below their partition's position (or repeated), are
+    left out and counted.
+    """
+    if not messages:
+        return Converted(None)
+    topics = [message.topic() for message in messages]
+    partitions = np.array([message.partition() for message in messages], dtype=np.int32)
+    offsets = np.array([message.offset() for message in messages], dtype=np.int64)
+    names = list(dict.fromkeys(topics))
+    codes = np.zeros(len(messages), dtype=np.int32)
+    if len(names) > 1:
+        code_of = {name: code for code, name in enumerate(names)}
+        codes = np.array([code_of[topic] for topic in topics], dtype=np.int32)
+    result = Converted(None)
+    rows = _Rows(codes, partitions, offsets)
+    keep, incarnations = _check(names, rows, cursors, result, messages)
+    if keep is not None:
+        chosen = np.flatnonzero(keep)
+        if not len(chosen):
+            return result
+        messages = [messages[row] for row in chosen.tolist()]
+        rows = _Rows(codes[chosen], partitions[chosen], offsets[chosen])
+        incarnations = incarnations[chosen]
+    headers = _headers_of(messages, result)
+    result.batch = _batch(messages, names, rows, incarnations, headers)
+    return result
+
+
+def _check(
+    names: Sequence[str],
+    rows: _Rows,
+    cursors: Mapping[tuple[str, int], Cursor],
+    result: Converted,
+    messages: Sequence[Any],
+) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
+    """Which rows to keep (None: all), and each row's incarnation; fills the counts of ``result``."""
+    codes, partitions, offsets = rows.codes, rows.partitions, rows.offsets
+    key = (codes.astype(np.int64) << 32) | partitions
+    order = np.argsort(key, kind="stable")
+    sorted_key = key[order]
+    starts = np.flatnonzero(np.concatenate(([True], sorted_key[1:] != sorted_key[:-1])))
+    ends = np.append(starts[1:], len(order))
+    incarnations = np.ones(len(order), dtype=np.int32)
+    keep: np.ndarray[Any, Any] | None = None
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        group = order[start:end]
+        cursor = cursors.get((names[int(codes[group[0]])], int(partitions[group[0]])))
+        mine = offsets[group]
+        if cursor is None:
+            good = np.zeros(len(group), dtype=bool)
+            result.not_owned += len(group)
+        else:
+            # A record counts only above everything before it: repeats and what lies below the position do not.
+            before = np.maximum.accumulate(np.concatenate(([cursor.next_offset - 1], mine[:-1])))
+            good = mine > before
+            taken = int(good.sum())
+            result.below_position += len(group) - taken
+            if taken:
+                result.counts[cursor.partition] = taken
+                result.positions[cursor.partition] = int(mine.max()) + 1
+                result.epochs[cursor.partition] = _epochs_of(messages, group[good])
+            if cursor.partition.incarnation != 1:
+                incarnations[group] = cursor.partition.incarnation
+        if not good.all():
+            keep = np.ones(len(order), dtype=bool) if keep is None else keep
+            keep[group] = good
+    return keep, incarnations
+
+
+def _epochs_of(messages: Sequence[Any], rows: np.ndarray[Any, Any]) -> list[EpochRecords]:
+    """Of one partition's rows, in order. Epochs do not go back, so where the ends have the same all have."""
+    runs = [[messages[rows[0]], messages[rows[-1]]]]
+    if runs[0][0].leader_epoch() != runs[0][1].leader_epoch():
+        all_of_it = [messages[row] for row in rows.tolist()]
+        runs = [list(run) for _, run in itertools.groupby(all_of_it, operator.methodcaller("leader_epoch"))]
+    return [
+        EpochRecords(run[0].offset(), run[-1].offset() + 1, epoch)
+        for run in runs
+        if (epoch := run[0].leader_epoch()) is not None and epoch >= 0
+    ]
+
+
+def _headers_of(messages: Sequence[Any], result: Converted) -> list[_Headers]:
+    """Kafka takes any bytes as a header's name. The client takes UTF-8 alone and fails, with a SystemError for want of
+    its own: one such record must not keep all that come after it from being received. It is not asked twice for them:
+    its second answer is a list with holes in it, which end the process when they are looked at."""
+    headers: list[_Headers] = []
+    rest = iter(messages)
+    while len(headers) < len(messages):
+        try:
+            headers.extend(map(_HEADERS, rest))
+        except (SystemError, UnicodeDecodeError) as error:
+            message = messages[len(headers)]
+            headers.append(None)
+            result.unreadable_headers += 1
+            where = (message.topic(), message.partition(), message.offset())
+            logger.error("%s-%d, offset %d: its headers cannot be read and are left out: %s", *where, error)
+    return headers
+
+
+def _batch(
+    messages: Sequence[Any],
+    names: Sequence[str],
+    rows: _Rows,
+    incarnations: np.ndarray[Any, Any],
+    headers: list[_Headers],
+) -> pa.RecordBatch:
+    types, times = zip(*[message.timestamp() for message in messages], strict=True)
+    columns = {
+        "key": pa.array([message.key() for message in messages], pa.binary()),
+        "value": pa.array([message.value() for message in messages], pa.binary()),
+        "topic": _topic_column(names, rows.codes),
+        "partition": pa.array(rows.partitions),
+        "offset": pa.array(rows.offsets),
+        "timestamp": pa.array(times, pa.int64()).view(_TIMESTAMP_TYPE),
+        "timestampType": pa.array(np.array(types, dtype=np.int8) - np.int8(_TIMESTAMP_TYPE_SHIFT)),
+        "headers": _headers_column(headers),
+        "incarnation": pa.array(incarnations),
+    }
+    arrays = []
+    for wanted in RECORD_SCHEMA:
+        column = columns[wanted.name]
+        arrays.append(column if column.type == wanted.type else column.cast(wanted.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
+
+
+def _topic_column(names: Sequence[str], codes: np.ndarray[Any, Any]) -> pa.Array:
+    coded = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
+    if pa.types.is_dictionary(_TOPIC_TYPE):
+        return coded if coded.type == _TOPIC_TYPE else coded.cast(_TOPIC_TYPE)
+    return coded.dictionary_decode()
+
+
+def _headers_column(headers: list[_Headers]) -> pa.Array:
+    if not any(headers):
+        return pa.nulls(len(headers), _HEADERS_TYPE)
+    lengths = np.cumsum([0] + [len(each) if each else 0 for each in headers], dtype=np.int32)
+    pairs = [pair for each in headers if each for pair in each]
+    entries = pa.StructArray.from_arrays(
+        [
+            pa.array([name for name, _ in pairs], pa.string()),
+            pa.array([_as_bytes(value) for _, value in pairs], pa.binary()),
+        ],
+        fields=list(_HEADERS_TYPE.value_type),
+    )
+    return pa.ListArray.from_arrays(
+        pa.array(lengths, pa.int32()),
+        entries,
+        type=_HEADERS_TYPE,
+        mask=pa.array([not each for each in headers], pa.bool_()),
+    )
+
+
+def _as_bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def chunks_of(
+    converted: Converted, cursors: Mapping[TopicPartition, int], positions: Mapping[TopicPartition, int], limit: int
+) -> list[RecordChunk]:
+    """The converted records as chunks of at most about ``limit`` bytes each (a record larger than that is alone).
+
+    ``cursors`` holds each partition's position before, ``positions`` the one after all of it, which may lie
+    beyond the last record. Together the chunks cover exactly what lies between.
+    """
+    if converted.batch is None:
+        moved = tuple(
+            OffsetRange(partition, cursors[partition], position, 0)
+            for partition, position in sorted(positions.items())
+            if position > cursors[partition]
+        )
+        return [RecordChunk(None, moved, 0)] if moved else []
+    if converted.batch.nbytes <= limit:
+        ranges = tuple(
+            OffsetRange(partition, cursors[partition], position, converted.counts.get(partition, 0))
+            for partition, position in sorted(positions.items())
+            if position > cursors[partition]
+        )
+        return [RecordChunk(converted.batch, ranges, converted.batch.nbytes)]
+    return _split(converted, cursors, positions, limit)
+
+
+def _split(
+    converted: Converted, cursors: Mapping[TopicPartition, int], positions: Mapping[TopicPartition, int], limit: int
+) -> list[RecordChunk]:
+    batch: pa.RecordBatch = converted.batch
+    names = {(partition.topic, partition.partition): partition for partition in positions}
+    standing = {partition: cursors[partition] for partition in positions}
+    slices = [batch.slice(start, length) for start, length in _slices(batch, limit)]
+    chunks = []
+    for number, piece in enumerate(slices):
+        counts: dict[TopicPartition, int] = {}
+        until: dict[TopicPartition, int] = {}
+        topics = piece.column("topic").to_pylist()
+        for topic, partition, offset in zip(
+            topics, piece.column("partition").to_pylist(), piece.column("offset").to_pylist(), strict=True
+        ):
+            owned = names[topic, partition]
+            counts[owned] = counts.get(owned, 0) + 1
+            until[owned] = offset + 1
+        if number == len(slices) - 1:
+            until = {**until, **positions}
+        ranges = []
+        for owned, position in sorted(until.items()):
+            if position > standing[owned]:
+                ranges.append(OffsetRange(owned, standing[owned], position, counts.get(owned, 0)))
+                standing[owned] = position
+        chunks.append(RecordChunk(piece, tuple(ranges), piece.nbytes))
+    return chunks
+
+
+def _slices(batch: pa.RecordBatch, limit: int) -> list[tuple[int, int]]:
+    """(start, length) of consecutive rows of at most ``limit`` bytes of keys and values, at least one row each."""
+    sizes = pc.fill_null(pc.binary_length(batch.column("value")), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    sizes = sizes + pc.fill_null(pc.binary_length(batch.column("key")), 0).to_numpy(zero_copy_only=False)
+    # The fixed-width columns, offsets and validity of a row.
+    sizes = sizes + max(0, (batch.nbytes - int(sizes.sum())) // batch.num_rows)
+    ends = np.cumsum(sizes)
+    slices = []
+    start, done = 0, 0
+    while start < batch.num_rows:
+        end = max(start + 1, int(np.searchsorted(ends, done + limit, side="right")))
+        slices.append((start, end - start))
+        start, done = end, int(ends[end - 1])
+    return slices
+
+
+def combine(chunks: Sequence[RecordChunk]) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
+    """One record batch and one range a partition from consecutive chunks.
+
+    Raises ValueError when two ranges of a partition do not meet: a chunk is missing or was added twice.
+    """
+    joined: dict[TopicPartition, OffsetRange] = {}
+    for chunk in chunks:
+        for each in chunk.ranges:
+            before = joined.get(each.partition)
+            if before is None:
+                joined[each.partition] = each
+            elif before.until_offset != each.from_offset:
+                raise ValueError(
+                    f"{each.partition} goes on at {each.from_offset} after {before.until_offset} within one block"
+                )
+            else:
+                joined[each.partition] = OffsetRange(
+                    each.partition, before.from_offset, each.until_offset, before.records + each.records
+                )
+    batches = [chunk.batch for chunk in chunks if chunk.batch is not None]
+    if not batches:
+        return None, tuple(joined.values())
+    batch = batches[0] if len(batches) == 1 else pa.concat_batches(_unified(batches))
+    return batch, tuple(joined.values())
+
+
+def without(
+    batch: pa.RecordBatch, ranges: Sequence[OffsetRange], dropped: Collection[TopicPartition]
+) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
+    """The block without the records and ranges of ``dropped``."""
+    names = {(partition.topic, partition.partition) for partition in dropped}
+    topics, partitions = batch.column("topic").to_pylist(), batch.column("partition").to_pylist()
+    keep = pa.array([each not in names for each in zip(topics, partitions, strict=True)], pa.bool_())
+    kept = batch.filter(keep)
+    left = tuple(each for each in ranges if each.partition not in dropped)
+    return (kept if kept.num_rows else None), left
+
+
+def _unified(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Batches whose topic column has the same dictionary, which is what concatenation asks for."""
+    if not pa.types.is_dictionary(_TOPIC_TYPE):
+        return batches
+    first = batches[0].column("topic").dictionary
+    if all(batch.column("topic").dictionary.equals(first) for batch in batches[1:]):
+        return batches
+    return pa.Table.from_batches(batches).unify_dictionaries().to_batches()  # type: ignore[no-any-return]

@@ -1,0 +1,345 @@
+"""The receivers' keeper, in the receiver job's driver: starts them, watches them, gives them their partitions.
+
+One loop does everything that counts, the renewal of the job's lease among it, so a tracker that hangs is replaced.
+Only questions to Kafka run beside it, for they may take long. Everything decided is in the ledger: a new tracker goes
+on where the last one was.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from headrace.blocks import ReceiverId
+from headrace.clock import Clock, SystemClock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
+from headrace.ledger.rows import JobLease, JobStatus, ReceiverRow
+from headrace.ledger.states import EventKind
+from headrace.receiver.discovery import Discoverer, Discovery, KafkaDiscoverer
+from headrace.receiver.input_health import INPUTS, InputHealth
+from headrace.receiver.launchers import ReceiverLauncher
+from headrace.receiver.partitioning import Partitioning
+from headrace.receiver.placed_receiver import HANG_SECONDS, RESTART_SECONDS, PlacedReceiver
+from headrace.receiver.rate_controller import RateController
+from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.stop_request import find_stop_request
+from headrace.receiver.supervisor import LEASE_MS
+from headrace.stream import Stream
+from headrace.stream.inputs import KafkaInput
+from headrace.wal.storage import open_storage
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+METADATA_SECONDS = 10.0
+# Receivers hold every task slot at so many looks in a row, one each METADATA_SECONDS: it is no passing moment.
+_CROWDED_LOOKS = 3
+# While Kafka does not answer it is asked more often: its return is not to be waited for.
+_TROUBLED_SECONDS = 2.0
+# Troubles that `InputHealth` keeps.
+_HEALTH = frozenset({"kafka", "missing"})
+# A graceful stop waits so long for receivers to drain; past it they are ended, which is safe and only re-reads.
+STOP_SECONDS = 60.0
+_STOP_LOOK_SECONDS = 5.0
+
+
+class TrackerEnd(StrEnum):
+    """How a tracker ended."""
+
+    STOPPED = "stopped"
+    """Asked to; every receiver has drained and ended."""
+    FORCED = "forced"
+    """Asked to; some receivers did not end in time and were cancelled."""
+    WITHOUT_LEDGER = "without_ledger"
+    """Asked to by a file in the stream's folder while the ledger did not answer; the receivers were cancelled."""
+    LOST = "lost"
+    """Another job has taken the stream over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerReport:
+    """``reason`` says who asked, or what was lost."""
+
+    end: TrackerEnd
+    reason: str | None = None
+
+
+class ReceiverTracker:
+    """Works under a JobLease that its caller acquired, and releases when this has returned."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        ledger: Ledger,
+        launcher: ReceiverLauncher,
+        job_lease: JobLease,
+        *,
+        clock: Clock | None = None,
+        discoverer: Callable[[KafkaInput], Discoverer] | None = None,
+        receiver_lease_ms: int = LEASE_MS,
+        restart_seconds: float = RESTART_SECONDS,
+        hang_seconds: float = HANG_SECONDS,
+        metadata_seconds: float = METADATA_SECONDS,
+        stop_seconds: float = STOP_SECONDS,
+    ) -> None:
+        self._stream = stream
+        self._ledger = ledger
+        self._launcher = launcher
+        self._lease = job_lease
+        self._clock = clock or SystemClock()
+        self._metadata_seconds = metadata_seconds
+        self._stop_seconds = stop_seconds
+        make = discoverer or (lambda source: KafkaDiscoverer(source, stream.group_of(source)))
+        self._discoverers = {source.id: make(source) for source in stream.inputs}
+        self._partitioning = {
+            source.id: Partitioning(stream, source, ledger, job_lease, grace_ms=receiver_lease_ms)
+            for source in stream.inputs
+        }
+        text = stream.model_dump_json()
+        self._receivers = [
+            PlacedReceiver(
+                ReceiverTask(text, ReceiverId(stream.name, source.id, index), job_lease, receiver_lease_ms),
+                launcher,
+                restart_seconds,
+                hang_seconds,
+            )
+            for source in stream.inputs
+            for index in range(source.receivers)
+        ]
+        self._rates = RateController(stream, ledger, job_lease, self._clock)
+        self._health = InputHealth(source.id for source in stream.inputs)
+        self._now_ms = 0
+        self._questions: dict[str, Future[Discovery]] = {}
+        self._next_question: dict[str, float] = {}
+        self._told: dict[str, str] = {}
+        self._next_slot_check = 0.0
+        self._crowded_looks = 0
+        self._slot_seconds = metadata_seconds
+        self._has_begun = False
+        self._next_stop_look = 0.0
+        self._pool = ThreadPoolExecutor(max_workers=len(stream.inputs), thread_name_prefix="headrace-discovery")
+
+    def run(self, stop: threading.Event | None = None) -> TrackerReport:
+        """Keep the receivers going until the job is asked to stop (in the ledger, or by ``stop``) or loses its lease.
+
+        Raises KeyVersionsError and what is not foreseen, after cancelling the receivers; the caller releases the lease
+        as failed.
+        """
+        stop = stop or threading.Event()
+        try:
+            while True:
+                status = self._renew()
+                if stop.is_set() or (status is not None and status.stop_requested):
+                    return self._stop(status)
+                if status is None and (reason := self._stop_request()) is not None:
+                    logger.error("the receiver job of %s ends without its ledger: %s", self._stream.name, reason)
+                    return TrackerReport(TrackerEnd.WITHOUT_LEDGER, reason)
+                if status is not None and not self._has_begun:
+                    self._tolerantly(self._begin)
+                rows = self._rows() if status is not None and self._has_begun else None
+                if status is None or rows is None:
+                    self._excuse()
+                else:
+                    self._keep_going(rows, status.now_ms)
+                    self._hand_out(rows, status.now_ms)
+                    self._keep_slot_for_batches()
+                    self._tolerantly(self._rates.follow)
+                self._clock.wait(stop, TICK_SECONDS)
+        except LeaseLostError as error:
+            logger.error("the receiver job of %s ends: %s", self._stream.name, error)
+            return TrackerReport(TrackerEnd.LOST, str(error))
+        finally:
+            for receiver in self._receivers:
+                receiver.cancel()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- the loop's steps ------------------------------------------------------------------------------------------
+
+    def _renew(self) -> JobStatus | None:
+        """None while the ledger does not answer: the lease stays ours until someone else acquires it."""
+        try:
+            attributes = {
+                "receivers": self._summary(),
+                # What the inputs' health has is not said twice.
+                "troubles": sorted(text for key, text in self._told.items() if key.split("/")[1] not in _HEALTH),
+                # The stream's definition may be changed meanwhile; its receivers go on by this one.
+                "batch_by": self._stream.batch_by,
+                INPUTS: self._health.to_json(),
+            }
+            status = self._ledger.jobs.renew(self._lease, attributes=attributes)
+        except LedgerUnavailableError as error:
+            logger.warning("the job's lease was not renewed, the ledger does not answer: %s", error)
+            return None
+        self._now_ms = status.now_ms
+        return status
+
+    def _summary(self) -> dict[str, dict[str, object]]:
+        return {
+            str(receiver.task.receiver_id): {
+                "running": receiver.running,
+                "starts": receiver.starts,
+                "error": receiver.last_error,
+            }
+            for receiver in self._receivers
+        }
+
+    def _stop_request(self) -> str | None:
+        if self._clock.monotonic() < self._next_stop_look:
+            return None
+        self._next_stop_look = self._clock.monotonic() + _STOP_LOOK_SECONDS
+        acquired_ms = self._lease.lease_until_ms - self._lease.lease_ms
+        return find_stop_request(open_storage(self._stream.folder_url), since_ms=max(self._now_ms, acquired_ms))
+
+    def _begin(self) -> None:
+        for before in self._ledger.jobs.list(self._stream.name, limit=2):
+            if before.epoch != self._lease.epoch:
+                self._health.inherit(before.attributes)
+        for partitioning in self._partitioning.values():
+            partitioning.begin()
+        self._rates.begin()
+        self._has_begun = True
+
+    def _rows(self) -> list[ReceiverRow] | None:
+        """The receivers as the ledger has them; None while it does not answer."""
+        rows: list[list[ReceiverRow]] = []
+        self._tolerantly(lambda: rows.append(self._ledger.receivers.list(self._stream.name)))
+        return rows[0] if rows else None
+
+    def _excuse(self) -> None:
+        for receiver in self._receivers:
+            receiver.excuse(self._clock.monotonic())
+
+    def _keep_going(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
+        live = {row.receiver_id for row in rows if self._is_live(row, now_ms)}
+        for receiver in self._receivers:
+            ended = receiver.keep_going(self._clock.monotonic(), heard=receiver.task.receiver_id in live)
+            if ended is not None:
+                logger.warning("%s", ended)
+                payload = {"receiver": str(receiver.task.receiver_id), "error": ended, "starts": receiver.starts}
+                self._tolerantly(partial(self._event, payload))
+
+    def _keep_slot_for_batches(self) -> None:
+        """End a receiver where all of them hold every task slot; it starts again when there is one more.
+
+        The last one goes on: without receivers nothing comes into the log, and the batches have nothing to do. When
+        an executor is lost, Spark moves its task to another one for a moment, so that one look proves nothing.
+        """
+        now = self._clock.monotonic()
+        if now < self._next_slot_check:
+            return
+        self._next_slot_check = now + self._slot_seconds
+        crowding = self._launcher.crowding()
+        self._crowded_looks = 0 if crowding is None else self._crowded_looks + 1
+        if crowding is not None and self._crowded_looks < _CROWDED_LOOKS:
+            # What was said of it, before a receiver ended for it say, still holds.
+            return
+        self._tolerantly(partial(self._tell, "all", "slots", crowding))
+        running = [receiver for receiver in self._receivers if receiver.running]
+        if crowding is not None and len(running) > 1:
+            running[-1].cancel()
+            self._crowded_looks = 0
+
+    def _hand_out(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
+        """Partitions to live receivers, and news of topics to the ledger."""
+        live = [row.receiver_id for row in rows if self._is_live(row, now_ms)]
+        for source in self._stream.inputs:
+            indexes = {each.index for each in live if each.input_id == source.id}
+            self._tolerantly(partial(self._follow_topics, source))
+            self._tolerantly(partial(self._partitioning[source.id].rebalance, indexes, now_ms))
+
+    def _is_live(self, row: ReceiverRow, now_ms: int) -> bool:
+        return row.job_epoch == self._lease.epoch and row.alive(now_ms)
+
+    def _follow_topics(self, source: KafkaInput) -> None:
+        now = self._clock.monotonic()
+        question = self._questions.get(source.id)
+        if question is None:
+            if now >= self._next_question.get(source.id, 0.0):
+                known = self._partitioning[source.id].known()
+                self._questions[source.id] = self._pool.submit(self._discoverers[source.id].discover, known)
+            return
+        if not question.done():
+            return
+        del self._questions[source.id]
+        failure = question.exception()
+        seconds = self._metadata_seconds if failure is None else min(self._metadata_seconds, _TROUBLED_SECONDS)
+        self._next_question[source.id] = now + seconds
+        if failure is not None:
+            self._health.failed(source.id, str(failure))
+            self._tell(source.id, "kafka", f"Input {source.id}: {failure}")
+            return
+        discovery = question.result()
+        missing = {topic: f"it does not exist at {discovery.servers}" for topic in discovery.missing}
+        self._health.answered(source.id, self._now_ms, {**missing, **discovery.refused})
+        self._tell_findings(source, discovery)
+        self._partitioning[source.id].apply(discovery)
+
+    def _tell_findings(self, source: KafkaInput, discovery: Discovery) -> None:
+        self._tell(source.id, "kafka", None)
+        missing = ", ".join(discovery.missing)
+        self._tell(
+            source.id,
+            "missing",
+            f"Topics of input {source.id} do not exist at {discovery.servers}: {missing}" if missing else None,
+        )
+        self._tell(source.id, "problems", "; ".join(discovery.problems) or None)
+        if discovery.foreign is None:
+            return
+        members = ", ".join(discovery.foreign)
+        group = self._stream.group_of(source)
+        self._tell(
+            source.id,
+            "foreign",
+            f"Consumer group {group} has members that are not headrace's: {members}. They make its commits fail and "
+            "lag tools wrong; give them, or the input, another group. Nothing that headrace stores depends on it."
+            if members
+            else None,
+        )
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, input_id: str, about: str, trouble: str | None) -> None:
+        """An event when a trouble begins or changes, and silence while it lasts."""
+        key = f"{input_id}/{about}"
+        if trouble is None:
+            if self._told.pop(key, None) is not None:
+                logger.info("over: %s", key)
+            return
+        if self._told.get(key) != trouble:
+            self._told[key] = trouble
+            logger.error("%s", trouble)
+            self._event({"input": input_id, "error": trouble})
+
+    def _event(self, payload: Mapping[str, object]) -> None:
+        self._ledger.events.append(self._stream.name, EventKind.RECEIVER_ERROR, payload)
+
+    def _tolerantly(self, step: Callable[[], object]) -> None:
+        """The ledger may be away for a while; the next round does it again."""
+        try:
+            step()
+        except LedgerUnavailableError as error:
+            logger.warning("put off, the ledger does not answer: %s", error)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _stop(self, status: JobStatus | None) -> TrackerReport:
+        """Receivers hear of the stop in their next heartbeat, drain and end."""
+        reason = status.stop_reason if status is not None and status.stop_requested else "the job's process stops"
+        if status is None or not status.stop_requested:
+            self._tolerantly(lambda: self._ledger.jobs.request_stop(self._stream.name, reason or ""))
+        logger.info("the receiver job of %s stops: %s", self._stream.name, reason)
+        until = self._clock.monotonic() + self._stop_seconds
+        while not all([receiver.reap() for receiver in self._receivers]):
+            if self._clock.monotonic() >= until:
+                for receiver in self._receivers:
+                    receiver.cancel()
+                return TrackerReport(TrackerEnd.FORCED, reason)
+            self._renew()
+            self._clock.wait(threading.Event(), TICK_SECONDS)
+        return TrackerReport(TrackerEnd.STOPPED, reason)

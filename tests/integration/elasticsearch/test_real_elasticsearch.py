@@ -1,0 +1,186 @@
+"""What the package takes Elasticsearch to do, done by a real one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.clock import SystemClock
+from headrace.elasticsearch.errors import (
+    ElasticsearchRefusedError,
+    ElasticsearchUnavailableError,
+    UnsuitableTargetError,
+)
+from headrace.elasticsearch.targets import TargetIndex
+
+
+def concrete(real: Any) -> str | None:
+    found = TargetIndex(real.transport, real.options(), clock=SystemClock()).concrete()
+    return None if found is None else found.name
+
+
+def test_running_again_changes_nothing(real: Any, rows: Any) -> None:
+    batch = rows([json.dumps({"n": n}).encode() for n in range(1000)])
+    first = real.index(batch, bulk_actions="100")
+    before = real.versions()
+    second = real.index(batch, bulk_actions="100")
+    assert (first.created, first.requests, second.repeated, second.indexed) == (1000, 10, 1000, 0)
+    assert real.versions() == before
+    assert real.documents()["t+0+7"] == {"n": 7}
+
+
+def test_documents_of_a_changed_transform_replace_when_told_to(real: Any, rows: Any) -> None:
+    real.index(rows([b'{"n": 1}']))
+    assert real.index(rows([b'{"n": 2}'])).foreign == 1, "nothing says that the batch was run before"
+    assert real.index(rows([b'{"n": 2}']), written_before="true").kept == 1
+    assert real.index(rows([b'{"n": 2}']), write_method="index").updated == 1
+    assert real.documents() == {"t+0+0": {"n": 2}}
+
+
+def test_keys_hold_their_latest_value_in_any_order(real: Any, rows: Any) -> None:
+    by_key = {"document_id": "key"}
+    newer = rows([b'{"n": "new"}', None], first=10, keys=[b"a", b"b"])
+    older = rows([b'{"n": "old"}', b'{"n": 1}'], first=5, keys=[b"a", b"b"])
+    assert (counts := real.index(newer, **by_key)).created == 1
+    assert counts.deleted == 1
+    assert real.index(older, **by_key).superseded == 2
+    again = real.index(newer, **by_key)
+    assert (again.repeated, again.deleted, again.indexed) == (2, 0, 0)
+    assert real.documents() == {"a": {"n": "new"}}
+    replaced = real.index(rows([b'{"n": "newer"}'], first=10, keys=[b"a"]), **by_key, write_method="index")
+    assert replaced.updated == 1
+
+
+MALFORMED = [
+    b"",
+    b" ",
+    b"junk",
+    b"[1,2]",
+    b"null",
+    b'"x"',
+    b'{"a":1',
+    b'{"a":1}{"b":2}',
+    b'{"a":1}}',
+    b'{"a":1} junk',
+    b'{"a":1}\n{"b":2}',
+    b'{"a":"x\ny"}',
+    b'{"a":NaN}',
+    b"\xff\xfe",
+    b'{"s":"\xff"}',
+    b'{"s":"\xed\xa0\x80"}',
+    '{"u":1}'.encode("utf-16-le"),
+    b'{"s":"a\tb"}',
+    b'{"a":1,"a":2}',
+    b'{"":1}',
+    b'{"_id":"other"}',
+    b'{"\x00":1}',
+    b'{"n":' * 1200 + b"1" + b"}" * 1200,
+]
+
+
+def test_malformed_values_are_dead_letters_and_their_neighbours_are_indexed(real: Any, rows: Any) -> None:
+    values = [value for bad in MALFORMED for value in (bad, b'{"ok": 1}')]
+    counts = real.index(rows(values))
+    assert (counts.created, counts.dead_lettered) == (len(MALFORMED), len(MALFORMED))
+    letters = real.documents(f"{real.name}-dead-letters")
+    assert set(letters) == {f"{real.name}/t+0+{2 * n}" for n in range(len(MALFORMED))}
+    assert counts.requests == 2
+
+
+def test_values_that_only_look_odd_are_indexed_as_they_are(real: Any, rows: Any) -> None:
+    odd = [
+        b'{"a":1}\n',
+        b'{"b":1.10,\r\n"c":"\xc3\xa9"}',
+        b'\xef\xbb\xbf{"d":1}',
+        b' {"e":1} ',
+        b'{"f":{"create":{}}}',
+        b"{}",
+    ]
+    counts = real.index(rows(odd))
+    assert (counts.created, counts.dead_lettered) == (len(odd), 0)
+    # A byte order mark in a document would make every search answer that has it unreadable.
+    assert real.documents()["t+0+2"] == {"d": 1}
+    assert real.documents()["t+0+1"] == {"b": 1.10, "c": "é"}
+
+
+def test_a_value_against_the_mapping_is_a_dead_letter_once(real: Any, rows: Any) -> None:
+    real.ask("PUT", f"/{real.name}", {"mappings": {"properties": {"n": {"type": "long"}}}})
+    batch = rows([b'{"n": 1}', b'{"n": "many"}'])
+    for _ in range(2):
+        counts = real.index(batch, stream="s", batch_time="1700000000000")
+        assert counts.dead_lettered == 1
+        assert list(counts.dead_letter_reasons) == ["document_parsing_exception"]
+    (letter,) = real.documents(f"{real.name}-dead-letters").values()
+    assert letter["value_text"] == '{"n": "many"}'
+    assert 'For input string: "many"' in letter["reason"]["text"]
+    found = real.ask("GET", f"/{real.name}-dead-letters/_search", {"query": {"range": {"batch_time": {"lte": "now"}}}})
+    assert found["hits"]["total"]["value"] == 1
+
+
+def test_odd_keys_are_ids(real: Any, rows: Any) -> None:
+    keys = ['a"b', "a\\b", "a\nb", "é\u2028", "a/b?c", "_x", "k" * 512, "a\x00b"]
+    counts = real.index(rows([b"{}"] * len(keys), keys=[key.encode() for key in keys]), document_id="key")
+    assert counts.created == len(keys)
+    assert set(real.documents()) == set(keys)
+
+
+def test_the_index_is_looked_at(real: Any) -> None:
+    assert concrete(real) is None
+    real.ask("PUT", f"/{real.name}-1", {"aliases": {real.name: {}}})
+    assert concrete(real) == f"{real.name}-1"
+    real.ask("POST", f"/{real.name}-1/_alias/{real.name}", {"is_write_index": True})
+    with pytest.raises(UnsuitableTargetError, match="rolls over"):
+        concrete(real)
+    real.ask("PUT", f"/{real.name}-2", {"aliases": {real.name: {}}})
+    with pytest.raises(UnsuitableTargetError, match="2 indices"):
+        concrete(real)
+
+
+def test_a_data_stream_that_a_template_made_is_found(real: Any, rows: Any) -> None:
+    template = f"/_index_template/{real.name}"
+    real.ask("PUT", template, {"index_patterns": [real.name], "data_stream": {}, "priority": 900})
+    try:
+        assert concrete(real) is None
+        assert real.index(rows([b'{"@timestamp": 1700000000000}'])).created == 1
+        with pytest.raises(UnsuitableTargetError, match="data stream"):
+            concrete(real)
+    finally:
+        # The data stream's index cannot be deleted without the data stream, and that not on this server.
+        real.transport.request("DELETE", template)
+
+
+def test_a_blocked_index_is_not_waited_for_for_ever(real: Any, rows: Any) -> None:
+    real.ask("PUT", f"/{real.name}", {"settings": {"index.blocks.read_only_allow_delete": True}})
+    with pytest.raises(ElasticsearchUnavailableError, match="flood-stage"):
+        real.index(rows([b"{}"]), max_retry_seconds="0.3")
+    real.ask("PUT", f"/{real.name}/_settings", {"index.blocks.read_only_allow_delete": None})
+
+
+def test_a_closed_index_is_no_reason_for_dead_letters(real: Any, rows: Any) -> None:
+    real.ask("PUT", f"/{real.name}")
+    real.ask("POST", f"/{real.name}/_close")
+    with pytest.raises(ElasticsearchRefusedError, match="Open the index"):
+        real.index(rows([b"{}"]))
+
+
+def test_a_missing_index_that_may_not_be_made_is_an_error(real: Any, rows: Any) -> None:
+    setting = "action.auto_create_index"
+    real.ask("PUT", "/_cluster/settings", {"persistent": {setting: f"-{real.name}*,+*"}})
+    try:
+        with pytest.raises(ElasticsearchRefusedError, match="auto_create_index"):
+            real.index(rows([b"{}"]))
+    finally:
+        real.ask("PUT", "/_cluster/settings", {"persistent": {setting: None}})
+
+
+def test_the_same_version_of_another_record_is_superseded(real: Any, rows: Any) -> None:
+    import pyarrow as pa
+
+    options = {"document_id": "key", "version_from": "v"}
+    first = rows([b'{"n": 1.50}'], keys=[b"a"]).append_column("v", pa.array([7]))
+    other = rows([b'{"n": 2}'], keys=[b"a"]).append_column("v", pa.array([7]))
+    assert real.index(first, **options).created == 1
+    assert real.index(first, **options).repeated == 1
+    assert real.index(other, **options).superseded == 1

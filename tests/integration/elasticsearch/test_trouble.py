@@ -1,0 +1,240 @@
+"""What a real Elasticsearch refuses, for now or for good, and what it does when it is killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
+from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.transport import ElasticsearchTransport
+
+# What the mapping or its settings cannot take: (properties, settings, the document's fields).
+CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "text for a number": ({"f": {"type": "long"}}, {}, {"f": "many"}),
+    "an object for a number": ({"f": {"type": "long"}}, {}, {"f": {"g": 1}}),
+    "a number for an object": ({"f": {"properties": {"g": {"type": "long"}}}}, {}, {"f": 1}),
+    "a number out of range": ({"f": {"type": "integer"}}, {}, {"f": 2**40}),
+    "no date": ({"f": {"type": "date"}}, {}, {"f": "yesterday"}),
+    "no boolean": ({"f": {"type": "boolean"}}, {}, {"f": "maybe"}),
+    "no address": ({"f": {"type": "ip"}}, {}, {"f": "1.2.3"}),
+    "no bytes": ({"f": {"type": "binary"}}, {}, {"f": {"g": 1}}),
+    "a term that is too long": ({"f": {"type": "keyword"}}, {}, {"f": "x" * 33_000}),
+    "a dotted name through a number": ({"f": {"type": "long"}}, {}, {"f.g": 1}),
+    "too many fields": ({"f": {"type": "long"}}, {"index.mapping.total_fields.limit": 3}, dict.fromkeys("ghij", 1)),
+    "too deep": ({"f": {"type": "long"}}, {"index.mapping.depth.limit": 2}, {"g": {"h": {"i": 1}}}),
+    "a name that is too long": ({}, {"index.mapping.field_name_length.limit": 40}, {"f" * 41: 1}),
+}
+
+
+@pytest.mark.parametrize("conflict", CONFLICTS)
+def test_a_document_that_the_mapping_cannot_take_is_a_dead_letter_and_no_other_is(
+    real: Any, rows: Any, conflict: str
+) -> None:
+    properties, settings, document = CONFLICTS[conflict]
+    good = {"ok": {"type": "long"}, **properties}
+    real.ask("PUT", f"/{real.name}", {"mappings": {"properties": good}, "settings": settings})
+    counts = real.index(rows([b'{"ok": 1}', json.dumps(document).encode(), b'{"ok": 2}']))
+    assert (counts.created, counts.dead_lettered, counts.retries) == (2, 1, 0)
+    (letter,) = real.documents(f"{real.name}-dead-letters").values()
+    assert json.loads(letter["value_text"]) == document
+    assert letter["document_id"] == "t+0+1"
+
+
+def test_a_field_that_a_strict_mapping_does_not_know_is_a_dead_letter(real: Any, rows: Any) -> None:
+    mappings = {"dynamic": "strict", "properties": {"ok": {"type": "long"}}}
+    real.ask("PUT", f"/{real.name}", {"mappings": mappings})
+    counts = real.index(rows([b'{"ok": 1}', b'{"new": 1}']))
+    assert counts.dead_letter_reasons == {"strict_dynamic_mapping_exception": 1}
+    assert counts.created == 1
+
+
+def test_the_first_document_makes_the_mapping_and_later_ones_conflict_with_it(real: Any, rows: Any) -> None:
+    counts = real.index(rows([b'{"n": 1}', b'{"n": "x"}', b'{"n": {"m": 1}}', b'{"n": 2}']))
+    assert (counts.created, counts.dead_lettered) == (2, 2)
+    assert real.index(rows([b'{"n": 1}', b'{"n": "x"}', b'{"n": {"m": 1}}', b'{"n": 2}'])).repeated == 2
+
+
+# What makes the index refuse every document, and the remedy that is named: (method, path, body), with I for the index.
+INDEX_FAULTS: dict[str, tuple[list[tuple[str, str, Any]], str]] = {
+    "a routing is required": ([("PUT", "/I", {"mappings": {"_routing": {"required": True}}})], "take _routing out"),
+    "its pipeline is missing": (
+        [("PUT", "/I", {"settings": {"index.default_pipeline": "no-such"}})],
+        "Create the pipe",
+    ),
+    "it is closed": ([("PUT", "/I", None), ("POST", "/I/_close", None)], "Open the index"),
+    "no index of its alias is written to": (
+        [("PUT", "/I-a", {"aliases": {"I": {}}}), ("PUT", "/I-b", {"aliases": {"I": {}}})],
+        "its write index",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", INDEX_FAULTS)
+def test_a_fault_of_the_index_fails_the_batch_and_leaves_no_dead_letter(real: Any, rows: Any, fault: str) -> None:
+    steps, remedy = INDEX_FAULTS[fault]
+    for method, path, body in steps:
+        named = None if body is None else json.loads(json.dumps(body).replace('"I"', f'"{real.name}"'))
+        real.ask(method, path.replace("I", real.name), named)
+    with pytest.raises(ElasticsearchRefusedError, match=remedy):
+        real.index(rows([b'{"n": 1}', b'{"n": 2}']), max_retry_seconds="5")
+    assert not real.ask("GET", f"/{real.name}-dead-letters*/_settings")
+
+
+def lifted(real: Any, method: str, path: str, body: Any, after_seconds: float = 1.0) -> threading.Timer:
+    timer = threading.Timer(after_seconds, lambda: real.ask(method, path, body))
+    timer.start()
+    return timer
+
+
+INDEX_BLOCKS = ["index.blocks.read_only_allow_delete", "index.blocks.write", "index.blocks.read_only"]
+
+
+@pytest.mark.parametrize("block", INDEX_BLOCKS)
+def test_a_read_only_index_is_waited_for_and_nothing_is_lost(real: Any, rows: Any, block: str) -> None:
+    real.ask("PUT", f"/{real.name}", {"settings": {block: True}})
+    path = f"/{real.name}/_settings"
+    timer = lifted(real, "PUT", path, {block: None})
+    counts = real.index(rows([b'{"n": %d}' % n for n in range(100)]), bulk_actions="10", max_retry_seconds="60")
+    timer.join()
+    assert (counts.created, counts.dead_lettered) == (100, 0)
+    assert counts.retries > 0
+
+
+@pytest.mark.parametrize("block", ["cluster.blocks.read_only_allow_delete", "cluster.blocks.read_only"])
+def test_a_read_only_cluster_is_waited_for(real: Any, rows: Any, block: str) -> None:
+    real.ask("PUT", "/_cluster/settings", {"persistent": {block: True}})
+    timer = lifted(real, "PUT", "/_cluster/settings", {"persistent": {block: None}})
+    try:
+        counts = real.index(rows([b'{"n": 1}', b"junk"]), max_retry_seconds="60")
+    finally:
+        timer.join()
+    assert (counts.created, counts.dead_lettered) == (1, 1)
+    assert counts.retries > 0
+
+
+def test_a_circuit_breaker_is_waited_for(real: Any, rows: Any) -> None:
+    """429 for whole requests, as long as they are larger than what is left."""
+    limit = "network.breaker.inflight_requests.limit"
+    real.ask("PUT", "/_cluster/settings", {"persistent": {limit: "1kb"}})
+    timer = lifted(real, "PUT", "/_cluster/settings", {"persistent": {limit: None}})
+    try:
+        counts = real.index(rows([b'{"n": "%s"}' % (b"x" * 500)] * 10), max_retry_seconds="60")
+    finally:
+        timer.join()
+    assert (counts.created, counts.dead_lettered) == (10, 0)
+    assert counts.retries > 0
+
+
+def test_dead_letters_wait_for_their_index_too(real: Any, rows: Any) -> None:
+    letters = f"{real.name}-dead-letters"
+    real.ask("PUT", f"/{letters}", {"settings": {"index.blocks.write": True}})
+    timer = lifted(real, "PUT", f"/{letters}/_settings", {"index.blocks.write": None})
+    counts = real.index(rows([b"junk"]), max_retry_seconds="60")
+    timer.join()
+    assert counts.dead_lettered == 1
+    assert set(real.documents(letters)) == {f"{real.name}/t+0+0"}
+
+
+def test_a_batch_whose_dead_letters_cannot_be_written_fails_and_is_whole_the_next_time(real: Any, rows: Any) -> None:
+    letters = f"{real.name}-dead-letters"
+    real.ask("PUT", f"/{letters}", {"settings": {"index.blocks.write": True}})
+    batch = rows([b'{"n": 1}', b"junk"])
+    with pytest.raises(ElasticsearchUnavailableError, match="Nothing was dropped"):
+        real.index(batch, max_retry_seconds="0.2")
+    real.ask("PUT", f"/{letters}/_settings", {"index.blocks.write": None})
+    counts = real.index(batch)
+    assert (counts.repeated, counts.dead_lettered) == (1, 1)
+
+
+def test_a_shard_that_is_nowhere_is_waited_for(real: Any, rows: Any) -> None:
+    """Requests for it hang until they time out, and what became of them is unknown."""
+    nowhere = {"index.routing.allocation.require._name": "no such node"}
+    real.ask("PUT", f"/{real.name}?wait_for_active_shards=0", {"settings": nowhere})
+    timer = lifted(real, "PUT", f"/{real.name}/_settings", dict.fromkeys(nowhere), after_seconds=2)
+    options = real.options(max_retry_seconds="60")
+    transport = ElasticsearchTransport(Cluster.of(options), connections=2, timeout_seconds=1)
+    try:
+        counts = Indexer(transport, options).index([rows([b'{"n": %d}' % n for n in range(20)])])
+    finally:
+        timer.join()
+        transport.close()
+    assert counts.created + counts.repeated == 20
+    assert counts.retries > 0
+    assert {version for version, _ in real.versions().values()} == {1}
+    assert len(real.documents()) == 20
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ElasticsearchServer]:
+    """A server of this module's own, to kill."""
+    with ElasticsearchServer(tmp_path_factory.mktemp("elasticsearch"), heap="512m") as server:
+        yield server
+
+
+class Interrupted:
+    """A transport that calls ``interrupt`` before its ``at``-th bulk request."""
+
+    def __init__(self, transport: Any, at: int, interrupt: Callable[[], object]) -> None:
+        self._transport = transport
+        self._left = at
+        self._interrupt = interrupt
+        self._lock = threading.Lock()
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> Any:
+        with self._lock:
+            if "_bulk" in path:
+                self._left -= 1
+                if self._left == 0:
+                    self._interrupt()
+        return self._transport.request(method, path, body)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["killed", "hanging"])
+def test_a_server_that_is_gone_for_a_while_delays_and_loses_nothing(
+    own_server: ElasticsearchServer, real_index: Any, rows: Any, fault: str
+) -> None:
+    real = real_index(own_server.url, f"gone-{fault}")
+    batch = rows([b'{"n": %d}' % n if n % 100 else b"junk" for n in range(3000)])
+    back: list[threading.Thread] = []
+
+    def comes_back() -> None:
+        if fault == "killed":
+            own_server.start()
+        else:
+            time.sleep(3)
+            own_server.resume()
+
+    def goes() -> None:
+        if fault == "killed":
+            own_server.kill()
+        else:
+            own_server.suspend()
+        back.append(threading.Thread(target=comes_back))
+        back[0].start()
+
+    options = real.options(bulk_actions="100", max_retry_seconds="240")
+    transport = ElasticsearchTransport(Cluster.of(options), connections=2, timeout_seconds=2)
+    counts = Indexer(Interrupted(transport, 12, goes), options).index([batch])
+    back[0].join()
+    transport.close()
+    assert counts.retries > 0
+    assert (counts.created + counts.repeated, counts.dead_lettered) == (2970, 30)
+    documents = real.documents()
+    assert {document["n"] for document in documents.values()} == {n for n in range(3000) if n % 100}
+    assert len(documents) == 2970
+    assert len(real.documents(f"{real.name}-dead-letters")) == 30
+    again = real.index(batch)
+    assert (again.repeated, again.indexed, again.dead_lettered) == (2970, 0, 30)
+    real.transport.close()

@@ -1,0 +1,320 @@
+"""A stream's life by a seed: what receivers, allocation, runs, checkpoints and cleanup do, in any order."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.batch.allocation import allocate
+from headrace.batch.checkpointing import checkpoint_now
+from headrace.batch.cleanup import clean_up
+from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.clock import ManualClock
+from headrace.ledger import BatchState, Ledger, PartitionState, ReceiverState
+from headrace.ledger.rows import ReceiverLease
+from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
+from headrace.wal.payload import RECORD_SCHEMA
+from headrace.wal.storage import open_storage
+from headrace.wal.writer import WriteAheadLogWriter
+
+START_MS = 1_700_000_000_000
+INTERVAL_MS = 10_000
+LEASE_MS = 3_600_000
+NAME = "shop"
+DEFINITION = '{"outputs": [{"id": "index"}, {"id": "files"}]}'
+REPLAY = '{"outputs": [{"id": "again"}]}'
+
+
+@dataclass
+class Receiver:
+    """A receiver's instance, with its writer."""
+
+    lease: ReceiverLease
+    writer: WriteAheadLogWriter
+    accepted: int | None = None
+    owned: set[TopicPartition] = field(default_factory=set)
+
+
+class Life:
+    """`step` does something; `lose_nothing` writes a checkpoint of everything."""
+
+    def __init__(self, folder: Path, ledger_url: str, seed: int, **options: Any) -> None:
+        self.random = random.Random(seed)
+        self.clock = ManualClock(START_MS)
+        self.stream = Stream(
+            name=NAME,
+            inputs=[
+                KafkaInput(id="clicks", bootstrap_servers="127.0.0.1:1", topics=("clicks", "taps"), receivers=2),
+                KafkaInput(id="orders", bootstrap_servers="127.0.0.1:1", topics="orders"),
+            ],
+            outputs=[ConsoleOutput(id="index"), ConsoleOutput(id="files")],
+            transform="operator:itemgetter",
+            batch_interval="10 s",
+            storage=folder / "storage",
+            ledger="sqlite:////nowhere/ledger.db",
+            **{"limits": Limits(max_concurrent_batches=3), **options},
+        )
+        self.storage = open_storage(self.stream.storage.url)
+        self.ledger = Ledger.open(ledger_url, clock=self.clock)
+        self.register(self.ledger)
+        self.receivers: dict[ReceiverId, Receiver] = {}
+        self.topic_ids = {("clicks", "clicks"): 1, ("clicks", "taps"): 1, ("orders", "orders"): 1}
+        self.sizes = {key: 2 for key in self.topic_ids}
+        self.start_job()
+
+    def register(self, ledger: Ledger) -> None:
+        stream = self.stream
+        ledger.streams.register(
+            NAME,
+            stream.to_json(),
+            batch_interval_ms=stream.batch_interval_ms,
+            block_interval_ms=stream.block_interval_ms,
+            outputs=stream.steps,
+            max_concurrent_batches=stream.limits.max_concurrent_batches,
+            ordered=stream.is_ordered,
+            batch_by=stream.batch_by,
+            allowed_lateness_ms=stream.allowed_lateness_ms,
+        )
+
+    def start_job(self) -> None:
+        """A job with all receivers, after whatever there was."""
+        self.job = self.ledger.jobs.acquire(NAME, holder="test", lease_ms=LEASE_MS)
+        for index in (0, 1):
+            self.start(ReceiverId(NAME, "clicks", index))
+        self.start(ReceiverId(NAME, "orders", 0))
+        for input_id, topic in self.topic_ids:
+            self.see(input_id, topic)
+        self.assign()
+
+    def start(self, receiver_id: ReceiverId) -> None:
+        """The receiver's next instance; what the one before it left stays in the log as it is."""
+        lease = self.ledger.receivers.register(self.job, receiver_id, host="here", lease_ms=LEASE_MS)
+        writer = WriteAheadLogWriter(self.storage, f"{NAME}/log", receiver_id, lease.epoch, clock=self.clock)
+        self.receivers[receiver_id] = Receiver(lease, writer)
+
+    def see(self, input_id: str, topic: str) -> None:
+        number, size = self.topic_ids[input_id, topic], self.sizes[input_id, topic]
+        row = self.ledger.topics.observe(self.job, input_id, topic, f"{topic}-{number}", size)
+        self.ledger.positions.ensure_all(
+            self.job,
+            input_id,
+            {
+                TopicPartition(topic, row.topic_id, index, row.incarnation): self.random.choice((0, 7))
+                for index in range(size)
+            },
+        )
+
+    def assign(self) -> None:
+        """Deal the partitions out; where another owns one, it is given back first."""
+        for row in self.ledger.positions.list(NAME):
+            index = self.random.randrange(2) if row.input_id == "clicks" else 0
+            owner = None if row.receiver_index is None else ReceiverId(NAME, row.input_id, row.receiver_index)
+            if owner is not None and row.receiver_index != index:
+                self.ledger.positions.release(self.receivers[owner].lease, row.partition)
+            self.ledger.positions.assign(self.job, row.input_id, {row.partition: index})
+
+    def step(self) -> None:
+        """Anything that may come next."""
+        kinds = (
+            [self.store] * 12
+            + [self.advance_clock] * 4
+            + [self.run_batch] * 5
+            + [self.leave_undecided, self.restart, self.reassign, self.skip, self.grow, self.recreate]
+            + [self.checkpoint] * 2
+            + [self.clean, self.replay, self.abandon, self.restart_job, self.fail_partition]
+        )
+        self.random.choice(kinds)()
+
+    def store(self, *, add: bool = True) -> None:
+        """A block of some partitions of a receiver, into the log and, unless it dies meanwhile, into the ledger."""
+        receiver_id = self.random.choice(list(self.receivers))
+        receiver = self.receivers[receiver_id]
+        owned = [
+            row
+            for row in self.ledger.positions.list(NAME, receiver_id.input_id)
+            if row.receiver_index == receiver_id.index and row.state is PartitionState.ACTIVE
+        ]
+        if not owned:
+            return
+        taken = sorted(self.random.sample(owned, self.random.randint(1, len(owned))), key=lambda row: row.partition)
+        ranges = []
+        for row in taken:
+            records, holes = self.random.randint(1, 4), self.random.choice((0, 0, 2))
+            until = row.next_offset + records + holes
+            ranges.append(OffsetRange(row.partition, row.next_offset, until, records))
+        now_ms = self.clock.now_ms()
+        event_ms = None
+        if self.stream.batch_by == "timestamp":
+            event_ms = now_ms - self.random.choice((0, 0, 500, 15_000))
+        batch = record_batch(ranges)
+        written = receiver.writer.write(
+            batch, tuple(ranges), cut_time_ms=now_ms, last_accepted_sequence=receiver.accepted, event_time_ms=event_ms
+        )
+        if not add:
+            return
+        self.clock.advance(self.random.choice((0, 0, 0, 1, 3_000)))
+        self.ledger.blocks.add(
+            receiver.lease,
+            BlockInfo(
+                receiver=receiver_id,
+                epoch=receiver.lease.epoch,
+                sequence=written.sequence,
+                cut_time_ms=now_ms,
+                handle=written.handle,
+                ranges=tuple(ranges),
+                records=batch.num_rows,
+                payload_bytes=written.payload_bytes,
+                event_time_ms=event_ms,
+            ),
+        )
+        receiver.accepted = written.sequence
+
+    def leave_undecided(self) -> None:
+        """A receiver dies between log and ledger, or right after the ledger has accepted."""
+        before = dict(self.receivers)
+        self.store(add=self.random.random() < 0.5)
+        for receiver_id in before:
+            if self.random.random() < 0.5:
+                self.start(receiver_id)
+
+    def restart(self) -> None:
+        receiver_id = self.random.choice(list(self.receivers))
+        self.receivers[receiver_id].writer.close()
+        self.ledger.receivers.release(self.receivers[receiver_id].lease, ReceiverState.STOPPED)
+        self.start(receiver_id)
+
+    def restart_job(self) -> None:
+        self.ledger.jobs.release(self.job, "stopped")
+        self.start_job()
+
+    def reassign(self) -> None:
+        self.assign()
+
+    def advance_clock(self) -> None:
+        self.clock.advance(self.random.choice((100, 2_000, 9_000, 10_000, 25_000)))
+
+    def skip(self) -> None:
+        """Control records, or what Kafka has lost."""
+        row = self.random.choice(self.ledger.positions.list(NAME))
+        if row.receiver_index is not None and row.state is PartitionState.ACTIVE:
+            lease = self.receivers[ReceiverId(NAME, row.input_id, row.receiver_index)].lease
+            gap = self.random.choice((None, "retention"))
+            self.ledger.positions.advance(lease, row.partition, row.next_offset, row.next_offset + 3, gap=gap)
+
+    def fail_partition(self) -> None:
+        row = self.random.choice(self.ledger.positions.list(NAME))
+        state = self.random.choice((PartitionState.FAILED, PartitionState.ACTIVE, PartitionState.ACTIVE))
+        self.ledger.positions.set_state(self.job, row.input_id, [row.partition], state, "it says so")
+
+    def grow(self) -> None:
+        key = self.random.choice(list(self.sizes))
+        self.sizes[key] = min(self.sizes[key] + 1, 4)
+        self.see(*key)
+        self.assign()
+
+    def recreate(self) -> None:
+        key = self.random.choice(list(self.topic_ids))
+        self.topic_ids[key] += 1
+        self.sizes[key] = 2
+        self.see(*key)
+        self.assign()
+
+    def times(self) -> list[int]:
+        """The batch times that have come, that nobody has claimed or absorbed, and that were not removed."""
+        now_ms, row = self.clock.now_ms(), self.ledger.streams.get(NAME)
+        ended = range(START_MS + INTERVAL_MS, now_ms + 1, INTERVAL_MS)
+        return [
+            time_ms
+            for time_ms in ended
+            if not row.has_removed(time_ms) and self.ledger.batches.find(NAME, time_ms) is None
+        ]
+
+    def run_batch(self) -> None:
+        """Allocate one of the oldest times, and get somewhere with it."""
+        times = self.times()
+        if not times:
+            return
+        time_ms = self.random.choice(times[:3])
+        batch = allocate(self.stream, self.ledger, self.storage, time_ms).batch
+        if batch.state is BatchState.ALLOCATED:
+            self.run(time_ms, self.random.choice(("no", "yes", "yes", "yes", "half", "fail", "begin")))
+
+    def run(self, time_ms: int, how: str) -> None:
+        batches = self.ledger.batches
+        if how == "no":
+            return
+        try:
+            attempt = batches.begin_attempt(NAME, time_ms, holder="test", way="connect", lease_ms=1)
+        except Exception as error:
+            assert "slot" in type(error).__name__.lower() or "turn" in type(error).__name__.lower(), error
+            return
+        if how == "begin":
+            return
+        for output in attempt.outputs[: 1 if how == "half" else None]:
+            if how != "fail":
+                batches.record_output(attempt, output, {"written": time_ms % 97}, code_version="v1")
+        if how == "yes":
+            batches.complete_attempt(attempt, code_version="v1")
+        else:
+            batches.fail_attempt(attempt, "boom")
+
+    def finish(self) -> None:
+        """Complete what can be, oldest first."""
+        for batch in self.ledger.batches.list(NAME, 1000, oldest_first=True):
+            if batch.state in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
+                self.clock.advance(2)
+                self.run(batch.batch_time_ms, "yes")
+
+    def replay(self) -> None:
+        done = self.ledger.batches.list(NAME, 20, [BatchState.COMPLETED])
+        if not done:
+            return
+        time_ms = self.random.choice(done).batch_time_ms
+        attempt = self.ledger.batches.begin_replay(
+            NAME,
+            time_ms,
+            target=self.random.choice(("march", "april")),
+            definition=self.random.choice((REPLAY, REPLAY + " ")),
+            outputs=["again"],
+            holder="test",
+            way="connect",
+            lease_ms=1,
+        )
+        if self.random.random() < 0.8:
+            self.ledger.batches.record_output(attempt, "again", {"n": 1})
+            self.ledger.batches.complete_attempt(attempt)
+
+    def abandon(self) -> None:
+        for batch in self.ledger.batches.list(NAME, 50, [BatchState.FAILED])[:1]:
+            if batch.steps is None:
+                self.ledger.batches.abandon(NAME, batch.batch_time_ms, "never mind")
+
+    def checkpoint(self) -> None:
+        self.clock.advance(1)
+        checkpoint_now(
+            NAME, self.stream.folder_url, self.ledger, self.storage.below(NAME), self.clock.now_ms() // 10_000 * 10_000
+        )
+
+    def clean(self) -> None:
+        clean_up(self.stream, self.ledger, self.storage)
+
+
+def record_batch(ranges: list[OffsetRange]) -> pa.RecordBatch:
+    """As many records as the ranges have."""
+    offsets = [(r.partition, r.from_offset + step) for r in ranges for step in range(r.records)]
+    columns = {
+        "key": [None] * len(offsets),
+        "value": [b"%d" % offset for _, offset in offsets],
+        "topic": [tp.topic for tp, _ in offsets],
+        "partition": [tp.partition for tp, _ in offsets],
+        "offset": [offset for _, offset in offsets],
+        "timestamp": [START_MS] * len(offsets),
+        "timestampType": [0] * len(offsets),
+        "headers": [None] * len(offsets),
+        "incarnation": [tp.incarnation for tp, _ in offsets],
+    }
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in RECORD_SCHEMA.names}, RECORD_SCHEMA)

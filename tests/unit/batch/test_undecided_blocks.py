@@ -1,0 +1,107 @@
+"""Which of the log's undecided frames count: what went on behind them tells."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from headrace.batch.recovery.accepted_blocks import accepted_blocks
+from headrace.batch.recovery.evidence import Evidence, FoundFrame
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+
+ZERO, ONE = (TopicPartition("taps", "id", number) for number in (0, 1))
+Ranges = dict[TopicPartition, tuple[int, int]]
+
+
+def frame(
+    epoch: int, ranges: Ranges, *, accepted: bool | None = None, cut_ms: int = 1_000, sequence: int = 0, index: int = 0
+) -> FoundFrame:
+    info = BlockInfo(
+        receiver=ReceiverId("shop", "clicks", index),
+        epoch=epoch,
+        sequence=sequence,
+        cut_time_ms=cut_ms,
+        handle=BlockHandle(f"clicks-{index}/{epoch:010d}-000000-1700000000000.wal", sequence * 100, 100),
+        ranges=tuple(OffsetRange(partition, *span, 1) for partition, span in ranges.items()),
+        records=1,
+        payload_bytes=1,
+    )
+    return FoundFrame(info, accepted)
+
+
+def decide(
+    *frames: FoundFrame,
+    checkpoint: dict[TopicPartition, int] | None = None,
+    opened: dict[TopicPartition, int] | None = None,
+) -> tuple[list[int], list[int], int]:
+    """The epochs of the blocks that count, of those that are dropped, and how many were refused."""
+    kept = None
+    if checkpoint is not None:
+        rows = [SimpleNamespace(input_id="clicks", partition=p, next_offset=offset) for p, offset in checkpoint.items()]
+        kept = SimpleNamespace(positions=rows, receivers=(), gaps=())
+    positions = {("clicks", partition): [offset] for partition, offset in (opened or {}).items()}
+    evidence = SimpleNamespace(frames=frames, kept=kept, manifests={}, positions=positions)
+    found = accepted_blocks(cast(Evidence, cast(Any, evidence)))
+    epochs = sorted(info.epoch for info in found.blocks), sorted(info.epoch for info in found.undecided)
+    return *epochs, found.refused
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_each_is_told_by_the_next_one_though_that_is_undecided_too(order: int) -> None:
+    frames = [
+        frame(8, {ZERO: (42, 46)}, accepted=True),
+        frame(9, {ZERO: (46, 51)}),
+        frame(10, {ZERO: (51, 55), ONE: (36, 38)}),
+        frame(11, {ZERO: (55, 61)}),
+    ]
+    assert decide(*frames[::order]) == ([8, 9, 10], [11], 0)
+
+
+def test_nothing_behind_it_means_it_is_read_again() -> None:
+    assert decide(frame(1, {ZERO: (0, 5)}, accepted=True), frame(2, {ZERO: (5, 9)})) == ([1], [2], 0)
+
+
+def test_a_segment_that_was_opened_behind_it_tells() -> None:
+    assert decide(frame(1, {ZERO: (0, 5)}), opened={ZERO: 5}) == ([1], [], 0)
+
+
+def test_of_two_that_hold_the_same_offsets_the_later_one_counts() -> None:
+    frames = [frame(1, {ZERO: (0, 5)}), frame(2, {ZERO: (0, 5)}), frame(3, {ZERO: (5, 6)})]
+    assert decide(*frames) == ([2], [3], 1)
+
+
+def test_of_two_the_one_counts_from_whose_end_it_went_on() -> None:
+    """Also where clocks say otherwise: 2 was dropped, since 3 began within it; 4 then lets 3 count."""
+    frames = [
+        frame(2, {ZERO: (0, 5)}, cut_ms=9_000, index=1),
+        frame(3, {ZERO: (0, 3)}, cut_ms=8_000),
+        frame(4, {ZERO: (3, 6)}, cut_ms=8_500),
+        frame(5, {ZERO: (6, 9)}, cut_ms=8_600),
+    ]
+    assert decide(*frames) == ([3, 4], [5], 1)
+
+
+def test_it_counts_whole_or_not_at_all() -> None:
+    frames = [frame(1, {ZERO: (0, 5), ONE: (0, 5)}), frame(2, {ONE: (0, 4)}, accepted=True, index=1)]
+    assert decide(*frames, frame(3, {ZERO: (5, 8)})) == ([2], [3], 1)
+
+
+def test_the_checkpoint_knows_all_of_it_or_nothing() -> None:
+    both = frame(1, {ZERO: (0, 5), ONE: (0, 5)})
+    assert decide(both, checkpoint={ZERO: 5, ONE: 7}) == ([1], [], 0)
+    assert decide(both, checkpoint={ZERO: 5, ONE: 0}) == ([], [1], 0)
+    assert decide(both, checkpoint={ZERO: 3, ONE: 0}) == ([], [1], 0)
+    assert decide(both, checkpoint={ZERO: 0, ONE: 0}) == ([], [1], 0)
+    assert decide(both, frame(2, {ZERO: (5, 6)}), checkpoint={ZERO: 0, ONE: 0}) == ([1], [2], 0)
+
+
+def test_one_that_nothing_else_replaces_counts_though_a_position_was_within_it() -> None:
+    """A rebuild had set the position back, from 3 to 2: what was written since goes over 3."""
+    frames = [
+        frame(1, {ZERO: (0, 2)}, accepted=True),
+        frame(1_002, {ZERO: (2, 5)}),
+        frame(1_003, {ZERO: (5, 6)}, accepted=True),
+    ]
+    assert decide(*frames, opened={ZERO: 3}) == ([1, 1_002, 1_003], [], 0)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.devstack import jars
+from headrace.devstack.errors import JarsError, UnsupportedPlatformError
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was fetched; the registry has a.jar and b.jar for every bundle."""
+    calls: list[str] = []
+
+    def retrieve(bundle: str, folder: Path, _cache: Path) -> None:
+        calls.append(bundle)
+        (folder / "a.jar").write_bytes(b"a")
+        (folder / "b.jar").write_bytes(b"b")
+
+    monkeypatch.setattr(jars, "_retrieve", retrieve)
+    return calls
+
+
+def test_all_bundles_are_fetched_before_they_are_needed(
+    tmp_path: Path, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {"a.jar": _sha256(b"a"), "b.jar": _sha256(b"b")}
+    bundles = ["kafka", "elasticsearch", jars.postgres_bundle()]
+    monkeypatch.setattr(jars, "read_lock", lambda: dict.fromkeys(bundles, both))
+    told: list[str] = []
+    jars.fetch_all(told.append, cache=tmp_path)
+    assert fetched == bundles
+    assert [bundle in text for bundle, text in zip(bundles, told, strict=True)] == [True, True, True]
+
+    jars.fetch_all(told.append, cache=tmp_path)
+    assert (fetched, len(told)) == (bundles, 3), "nothing to do, nothing to tell"
+
+
+_GOOD = {"kafka": {"a.jar": _sha256(b"a"), "b.jar": _sha256(b"b")}}
+
+
+def test_jars_are_fetched_once(tmp_path: Path, fetched: list[str]) -> None:
+    first = jars.bundle_jars("kafka", cache=tmp_path, lock=_GOOD)
+    second = jars.bundle_jars("kafka", cache=tmp_path, lock=_GOOD)
+    assert first == second
+    assert [jar.name for jar in first] == ["a.jar", "b.jar"]
+    assert fetched == ["kafka"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({"a.jar": _sha256(b"a"), "b.jar": _sha256(b"other")}, r"b\.jar has SHA-256 \w+, the lock file says \w+"),
+        ({"a.jar": _sha256(b"a")}, r"b\.jar is not in the lock file"),
+        ({"a.jar": _sha256(b"a"), "b.jar": _sha256(b"b"), "c.jar": "0"}, r"c\.jar is missing"),
+    ],
+)
+def test_other_jars_than_the_lock_files_are_refused(
+    tmp_path: Path, fetched: list[str], wanted: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(JarsError, match=problem):
+        jars.bundle_jars("kafka", cache=tmp_path, lock={"kafka": wanted})
+    assert not list((tmp_path / "jars").glob("**/*.jar")), "a refused jar stays nowhere"
+
+
+def test_a_jar_changed_after_download_is_refused(tmp_path: Path, fetched: list[str]) -> None:
+    (jar, _) = jars.bundle_jars("kafka", cache=tmp_path, lock=_GOOD)
+    jar.write_bytes(b"evil")
+    with pytest.raises(JarsError, match=r"a\.jar has SHA-256"):
+        jars.bundle_jars("kafka", cache=tmp_path, lock=_GOOD)
+
+
+def test_a_bundle_without_lock_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JarsError, match="no jars for 'kafka'"):
+        jars.bundle_jars("kafka", cache=tmp_path, lock={})
+
+
+def test_an_unreadable_lock_file_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(JarsError, match=r"cannot be read.*headrace\.local\.jars lock"):
+        jars.read_lock(tmp_path / "none.json")
+
+
+def test_the_lock_file_locks_every_bundle() -> None:
+    lock = jars.read_lock()
+    assert set(lock) == set(jars.BUNDLES)
+    for bundle, wanted in lock.items():
+        assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in wanted.values()), bundle
+        for module in jars.BUNDLES[bundle]:
+            assert f"{module.name}-{module.version}.jar" in wanted
+
+
+def test_the_lock_file_names_no_place_on_a_network() -> None:
+    assert "//" not in jars.LOCK_FILE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"HEADRACE_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, Path("/a")),
+        ({"XDG_CACHE_HOME": "/b"}, Path("/b/headrace")),
+        ({}, Path.home() / ".cache" / "headrace"),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(environ: dict[str, str], expected: Path) -> None:
+    assert jars.cache_dir(environ) == expected
+
+
+def test_postgres_is_chosen_by_platform() -> None:
+    assert jars.postgres_bundle("Linux", "x86_64") == "postgres-linux-amd64"
+    assert jars.postgres_bundle("Darwin", "arm64") == "postgres-darwin-arm64v8"
+    with pytest.raises(UnsupportedPlatformError, match="sunos on sparc"):
+        jars.postgres_bundle("SunOS", "sparc")

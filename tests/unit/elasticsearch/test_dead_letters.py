@@ -1,0 +1,108 @@
+"""Ids of dead letters: as many letters are kept as are counted, and running again adds none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.elasticsearch.dead_letters import dead_letter
+from headrace.elasticsearch.indexer import Indexer
+from headrace.elasticsearch.verdicts import Reason
+from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch
+
+SHARED = "letters"
+Letters = Callable[..., list[str]]
+
+
+@pytest.fixture
+def letters(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Letters:
+    """Index rows, which are all rejected, twice; the ids of the letters in the shared index after it."""
+
+    def refuse(action: Action) -> tuple[int, str, str] | None:
+        return None if "reason" in action.document else (400, "document_parsing_exception", "why")
+
+    def write(rows: pa.RecordBatch, **options: str) -> list[str]:
+        elasticsearch.item_fault = refuse
+        chosen = make_options(dead_letter_index=SHARED, **options)
+        for _ in range(2):
+            counts = Indexer(elasticsearch, chosen, clock=clock).index([rows])
+            assert counts.dead_lettered == rows.num_rows
+        return sorted(elasticsearch.documents(SHARED))
+
+    return write
+
+
+@pytest.mark.parametrize("differs", ["stream", "output", "index"])
+def test_two_that_share_a_dead_letter_index_keep_their_own_letters_of_one_record(
+    letters: Letters, make_rows: Any, differs: str
+) -> None:
+    named = {"stream": "s", "output": "o", "index": "i"}
+    letters(make_rows([{"n": 1}, {"n": 2}]), **named)
+    found = letters(make_rows([{"n": 1}, {"n": 2}]), **{**named, differs: "x"})
+    other = "/".join({**named, differs: "x"}.values())
+    assert found == sorted(["s/o/i/t+0+0", "s/o/i/t+0+1", f"{other}/t+0+0", f"{other}/t+0+1"])
+
+
+def test_two_rows_of_one_record_have_letters_that_name_them(letters: Letters, make_rows: Any) -> None:
+    rows = make_rows([{"n": 1}, {"n": 2}, {"n": 3}], offsets=[7, 7, 8], line=["a/2", "b", "a/2"])
+    found = letters(rows.rename_columns({"value": "document"}), id_columns="line")
+    assert found == ["clicks/t+0+7~a%2F2", "clicks/t+0+7~b", "clicks/t+0+8~a%2F2"]
+
+
+def test_rows_of_one_record_with_keys_of_their_own_have_letters_that_name_them(
+    letters: Letters, make_rows: Any
+) -> None:
+    rows = make_rows([{"n": 1}, {"n": 2}], offsets=[7, 7], keys=[b"a", b"b"]).rename_columns({"value": "document"})
+    first, second = letters(rows, document_id="key")
+    assert first.startswith("clicks/t+0+7+key+")
+    assert second.startswith("clicks/t+0+7+key+")
+    changed = make_rows([{"n": 9}], offsets=[7], keys=[b"a"]).rename_columns({"value": "document"})
+    assert letters(changed, document_id="key") == [first, second], "a changed document is still that row's"
+
+
+def test_equal_rows_of_one_record_are_numbered(letters: Letters, make_rows: Any) -> None:
+    rows = make_rows([{"n": 1}] * 3, offsets=[7, 7, 7], keys=[b"k"] * 3, rejected_because=["odd"] * 3)
+    assert letters(rows, document_id="key") == ["clicks/t+0+7", "clicks/t+0+7/2", "clicks/t+0+7/3"]
+
+
+@pytest.mark.parametrize("document_id", ["key", "columns"])
+def test_equal_rows_of_two_tasks_that_were_rejected_before_they_had_an_id_have_a_letter_each(
+    letters: Letters, make_rows: Any, document_id: str
+) -> None:
+    rows = make_rows([{"n": 1}] * 2, offsets=[7, 7], keys=[b"k"] * 2, rejected_because=["odd"] * 2)
+    options = {"document_id": document_id} | ({"id_columns": "key"} if document_id == "columns" else {})
+    first = letters(rows, **options)
+    both = letters(rows, task="3", **options)
+    assert (len(first), len(both)) == (2, 4)
+    assert {id_.rpartition("/")[2] for id_ in set(both) - set(first)} == {"1+3", "2+3"}
+
+
+def test_rows_of_one_key_with_versions_of_their_own_have_a_letter_each(letters: Letters, make_rows: Any) -> None:
+    """They differ by their versions alone, and two tasks may have them."""
+    options = {"document_id": "key", "version_from": "v"}
+    older = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], v=pa.array([1]))
+    newer = make_rows([{"n": 1}], offsets=[7], keys=[b"k"], v=pa.array([2]))
+    letters(older, **options)
+    assert len(letters(newer, task="3", **options)) == 2
+
+
+def test_the_letter_of_a_row_with_an_id_of_its_own_does_not_depend_on_the_task(
+    letters: Letters, make_rows: Any
+) -> None:
+    """Of the next attempt other tasks may have it."""
+    rows = make_rows([{"n": 1}, {"n": 2}], keys=[b"a", b"b"])
+    for document_id in ("record", "key"):
+        assert letters(rows, document_id=document_id) == letters(rows, task="3", document_id=document_id)
+    rejected = make_rows([{"n": 1}], offsets=[7], rejected_because=["odd"])
+    assert letters(rejected) == letters(rejected, task="3")
+
+
+def test_an_id_that_would_be_too_long_for_elasticsearch_is_a_digest_of_it(make_options: Any, make_rows: Any) -> None:
+    options = make_options(stream="s" * 63, output="o" * 63, index="i" * 241)
+    rows = make_rows([{"n": 1}, {"n": 2}]).set_column(0, "topic", pa.array(["t" * 249] * 2))
+    ids = [dead_letter(rows, row, Reason("r", ""), options).id for row in (0, 1)]
+    assert len(set(ids)) == 2
+    assert all(len(id_.encode()) <= 512 and id_.startswith(f"{'s' * 63}/{'o' * 63}/") for id_ in ids)

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.errors import (
+    DeadLettersRefusedError,
+    ElasticsearchRefusedError,
+    ElasticsearchUnavailableError,
+    UnsuitableRowsError,
+)
+from headrace.elasticsearch.indexer import Indexer, regroup
+from headrace.elasticsearch.originals import OriginalRecord
+from headrace.elasticsearch.transport import NoAnswerError, Response
+from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch, error_response
+
+Index = Callable[..., IndexingCounts]
+LETTERS = "clicks-dead-letters"
+
+
+class Originals:
+    """Every record's original value tells its offset."""
+
+    def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
+        return OriginalRecord(b"key", f"raw {topic} {partition} {offset} {incarnation}".encode(), (("h", b"v"),))
+
+
+@pytest.fixture
+def index(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Index:
+    def index_rows(*batches: Any, originals: Any = None, **options: str) -> IndexingCounts:
+        return Indexer(elasticsearch, make_options(**options), originals=originals, clock=clock).index(batches)
+
+    return index_rows
+
+
+def test_every_row_has_its_outcome(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+    rows = make_rows([{"n": 1}, b"junk", None, {"n": 2}, b"", b"[1]"])
+    counts = index(rows, tombstones="ignore")
+    assert (counts.rows, counts.created, counts.dead_lettered, counts.ignored_tombstones) == (6, 2, 3, 1)
+    assert counts.dead_letter_reasons == {"malformed_document": 3}
+    assert set(elasticsearch.documents(LETTERS)) == {"clicks/t+0+1", "clicks/t+0+4", "clicks/t+0+5"}
+
+
+def test_running_again_changes_nothing(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+    rows = make_rows([{"n": 1}, b"junk", None, {"n": 2}])
+    index(rows)
+    before = dict(elasticsearch.documents("clicks")), dict(elasticsearch.versions("clicks"))
+    letters = dict(elasticsearch.documents(LETTERS))
+    counts = index(rows)
+    assert (counts.repeated, counts.created, counts.dead_lettered) == (2, 0, 2)
+    assert (elasticsearch.documents("clicks"), elasticsearch.versions("clicks")) == before
+    assert elasticsearch.documents(LETTERS) == letters
+
+
+def test_a_dead_letter_has_everything_to_repeat_the_record(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    headers = pa.array(
+        [[{"key": "h", "value": b"\xff"}]], pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
+    )
+    more = {"headers": headers, "timestamp": pa.array([1_650_123], pa.timestamp("us", tz="UTC"))}
+    rows = make_rows([b"\xe9junk"], offsets=[7], keys=[b"k"], incarnations=[2], **more)
+    index(rows, stream="s", output="o", batch_time="1700")
+    assert elasticsearch.documents(LETTERS) == {
+        "s/o/clicks/t+0+7+2": {
+            "stream": "s",
+            "output": "o",
+            "batch_time": 1700,
+            "index": "clicks",
+            "topic": "t",
+            "partition": 0,
+            "offset": 7,
+            "incarnation": 2,
+            "reason": {
+                "type": "malformed_document",
+                "text": "the document is not UTF-8: invalid continuation byte at byte 0",
+            },
+            "key": base64.b64encode(b"k").decode(),
+            "value": base64.b64encode(b"\xe9junk").decode(),
+            "value_bytes": 5,
+            "value_is_document": True,
+            "document_id": "t+0+7+2",
+            "timestamp": 1650,
+            "headers": [{"key": "h", "value": base64.b64encode(b"\xff").decode()}],
+        }
+    }
+
+
+def test_a_readable_value_is_there_to_be_read(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+    index(make_rows([b"junk"]))
+    assert elasticsearch.documents(LETTERS)["clicks/t+0+0"]["value_text"] == "junk"
+
+
+def rejecting(action: Action) -> tuple[int, str, str] | None:
+    bad = isinstance(action.document, dict) and action.document.get("n") == "bad"
+    return (400, "document_parsing_exception", "no long") if bad else None
+
+
+def test_a_transformed_rows_record_is_looked_up(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+    elasticsearch.item_fault = rejecting
+    rows = make_rows([{"n": 1}, {"n": "bad"}]).rename_columns({"value": "document"})
+    counts = index(rows, originals=Originals())
+    assert (counts.created, counts.dead_lettered) == (1, 1)
+    letter = elasticsearch.documents(LETTERS)["clicks/t+0+1"]
+    assert letter["value_text"] == "raw t 0 1 1"
+    assert letter["document_text"] == '{"n": "bad"}'
+    assert letter["headers"] == [{"key": "h", "value": base64.b64encode(b"v").decode()}]
+
+
+def test_or_taken_from_the_row(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+    elasticsearch.item_fault = rejecting
+    rows = make_rows([{"n": "bad"}], original_value=pa.array([b"raw"])).rename_columns({"value": "document"})
+    index(rows)
+    assert elasticsearch.documents(LETTERS)["clicks/t+0+0"]["value_text"] == "raw"
+
+
+def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasticsearch) -> None:
+    elasticsearch.item_fault = rejecting
+    rows = pa.record_batch({"g": ["x"], "document": ['{"n": "bad"}']})
+    options = {"document_id": "columns", "id_columns": "g"}
+    index(rows, originals=Originals(), **options)
+    index(rows, originals=Originals(), **options)
+    ((id_, letter),) = elasticsearch.documents(LETTERS).items()
+    assert id_.startswith("clicks/row+")
+    assert letter["document_text"] == '{"n": "bad"}'
+    assert "topic" not in letter
+    assert (letter["document_id"], letter["value_is_document"]) == ("x", False)
+
+
+def test_a_dead_letter_tells_the_id_and_version_that_its_document_was_to_have(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    rejected = pa.array([None, None, "odd"])
+    rows = make_rows([b"junk", b"junk", b"{}"], keys=[b"k", b"", b"r"], rejected_because=rejected, offsets=[4, 5, 6])
+    index(rows, document_id="key")
+    letters = elasticsearch.documents(LETTERS)
+    assert (letters["clicks/t+0+4"]["document_id"], letters["clicks/t+0+4"]["version"]) == ("k", 4)
+    assert not {"document_id", "version"} & (letters["clicks/t+0+5"].keys() | letters["clicks/t+0+6"].keys())
+
+
+def test_rows_without_a_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:
+    rows = pa.record_batch({"key": [b"a", b"b", b"b"], "v": [1, 1, 2], "value": [b"junk"] * 3})
+    options = {"document_id": "key", "version_from": "v"}
+    index(rows, **options, batch_time="1")
+    index(rows, **options, batch_time="1")
+    assert len(elasticsearch.documents(LETTERS)) == 3
+    index(rows, **options, batch_time="2")
+    assert len(elasticsearch.documents(LETTERS)) == 6
+
+
+def test_rows_of_one_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:
+    elasticsearch.item_fault = rejecting
+    coordinates = {"topic": ["t", "t"], "partition": pa.array([0, 0], pa.int32()), "offset": [7, 7]}
+    rows = pa.record_batch({**coordinates, "word": ["a", "b"], "document": ['{"n": "bad"}'] * 2})
+    for _ in range(2):
+        counts = index(
+            rows, originals=Originals(), document_id="columns", id_columns="word", id_batch_time="true", batch_time="1"
+        )
+        assert counts.dead_lettered == 2
+    letters = elasticsearch.documents(LETTERS)
+    assert len(letters) == 2
+    assert {(letter["topic"], letter["offset"]) for letter in letters.values()} == {("t", 7)}
+
+
+def test_a_row_rejected_before_is_a_dead_letter_at_once(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    because = pa.array([None, "the value is no JSON", "no user", None])
+    rows = make_rows([{"n": 1}, b"junk", None, None], rejected_because=because)
+    counts = index(rows, tombstones="ignore")
+    assert (counts.created, counts.dead_lettered, counts.ignored_tombstones) == (1, 2, 1)
+    letters = elasticsearch.documents(LETTERS)
+    assert letters["clicks/t+0+1"]["reason"] == {"type": "rejected", "text": "the value is no JSON"}
+    assert letters["clicks/t+0+2"]["reason"] == {"type": "rejected", "text": "no user"}
+
+
+def test_what_succeeds_on_a_retry_has_no_dead_letter(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    first = iter([True])
+
+    def fault(action: Action) -> tuple[int, str, str] | None:
+        return (503, "unavailable_shards_exception", "") if action.id == "t+0+0" and next(first, False) else None
+
+    elasticsearch.item_fault = fault
+    counts = index(make_rows([{"n": 1}, {"n": 2}]))
+    assert (counts.created, counts.dead_lettered) == (2, 0)
+    assert LETTERS not in elasticsearch.indices
+
+
+def test_a_batch_whose_dead_letters_are_refused_fails(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    elasticsearch.item_fault = lambda a: (
+        (400, "strict_dynamic_mapping_exception", "no") if "reason" in a.document else None
+    )
+    with pytest.raises(DeadLettersRefusedError, match="strict_dynamic_mapping_exception"):
+        index(make_rows([b"junk"]))
+
+
+def test_a_batch_whose_dead_letters_find_no_elasticsearch_fails(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    def down(actions: Sequence[Action]) -> NoAnswerError | None:
+        return NoAnswerError("gone") if "reason" in actions[0].document else None
+
+    elasticsearch.standing_fault = down
+    with pytest.raises(ElasticsearchUnavailableError, match=LETTERS):
+        index(make_rows([b"junk", {"n": 1}]))
+
+
+def test_a_dead_letter_too_large_is_told_without_its_value(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    def small_only(actions: Sequence[Action]) -> Response | None:
+        return Response(413, b"") if any(len(action.raw) > 1000 for action in actions) else None
+
+    elasticsearch.standing_fault = small_only
+    counts = index(make_rows([{"n": "x" * 2000}, {"n": 1}, b"junk"]))
+    assert counts.dead_letter_reasons == {"document_too_large": 1, "malformed_document": 1}
+    letters = elasticsearch.documents(LETTERS)
+    assert "value" not in letters["clicks/t+0+0"]
+    assert letters["clicks/t+0+0"]["value_bytes"] > 2000
+    assert letters["clicks/t+0+2"]["value_text"] == "junk"
+
+
+def test_many_dead_letters_are_written_in_turns(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+    counts = index(make_rows([b"junk"] * 2500), bulk_actions="500")
+    assert counts.dead_lettered == 2500
+    assert len(elasticsearch.documents(LETTERS)) == 2500
+
+
+def test_the_dead_letter_index_is_made_with_its_mapping(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    index(make_rows([b"junk"]))
+    index(make_rows([b"junk"]))
+    assert elasticsearch.requests.count(("PUT", f"/{LETTERS}")) == 1
+
+
+def test_requests_wait_for_answers_beside_each_other(
+    index: Index, elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any
+) -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    class Slow:
+        def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+            together.wait()
+            return elasticsearch.request(method, path, body)
+
+        def close(self) -> None: ...
+
+    options = make_options(bulk_actions="10", requests_in_flight="3")
+    counts = Indexer(Slow(), options).index([make_rows([{"n": n} for n in range(60)])])
+    assert (counts.created, counts.requests) == (60, 6)
+
+
+def test_one_failure_ends_the_task_and_is_the_error_told(
+    index: Index, elasticsearch: FakeElasticsearch, make_rows: Any
+) -> None:
+    elasticsearch.faults.append(lambda _: error_response(401, "security_exception", "who are you"))
+    with pytest.raises(ElasticsearchRefusedError, match="who are you"):
+        index(make_rows([{"n": n} for n in range(100)]), bulk_actions="10", requests_in_flight="4")
+
+
+def test_columns_that_are_missing_are_named(index: Index, make_rows: Any) -> None:
+    with pytest.raises(UnsuitableRowsError, match="'offset'"):
+        index(pa.record_batch({"topic": ["t"], "partition": [0], "value": ["{}"]}))
+    with pytest.raises(UnsuitableRowsError, match="'key'"):
+        index(make_rows([b"{}"]), document_id="key")
+    with pytest.raises(UnsuitableRowsError, match="neither 'value' nor 'document'"):
+        index(make_rows([b"{}"]).drop_columns(["value"]))
+
+
+def test_no_rows_are_no_requests(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
+    assert index().rows == 0
+    assert index(make_rows([])).rows == 0
+    assert elasticsearch.requests == []
+
+
+def test_small_batches_are_put_together_and_large_ones_cut(make_options: Any, make_rows: Any) -> None:
+    options = make_options(bulk_actions="10")
+    small = [make_rows([{"n": n}]) for n in range(25)]
+    assert [batch.num_rows for batch in regroup(small, options)] == [10, 10, 5]
+    large = make_rows([{"n": "x" * 1000}] * 100)
+    tight = make_options(bulk_bytes="2000")
+    assert max(batch.num_rows for batch in regroup([large], tight)) <= 9
+    assert sum(batch.num_rows for batch in regroup([large], tight)) == 100

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import logging
+import random
+import threading
+
+import pytest
+
+from headrace.clock import SystemClock
+from headrace.elasticsearch.errors import ElasticsearchUnavailableError
+from headrace.elasticsearch.retrying import Patience
+
+
+class JumpingClock(SystemClock):
+    """Time passes only while someone waits, and then at once."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.at += seconds
+        return event.is_set()
+
+
+def test_a_wait_that_takes_longer_is_told_of_now_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    clock = JumpingClock()
+    patience = Patience(
+        "index 'orders'", max_seconds=300, clock=clock, cancelled=threading.Event(), jitter=random.Random(1)
+    )
+    with caplog.at_level(logging.WARNING), pytest.raises(ElasticsearchUnavailableError):
+        while True:
+            patience.wait("connection refused")
+    told = [record.getMessage() for record in caplog.records]
+    assert 5 <= len(told) <= 11
+    assert all("index 'orders' makes no progress" in line and "connection refused" in line for line in told)
+
+
+def test_a_short_hiccup_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    patience = Patience("index 'orders'", max_seconds=300, clock=JumpingClock(), cancelled=threading.Event())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(10):
+            patience.wait("429")
+            patience.progressed()
+    assert not caplog.records

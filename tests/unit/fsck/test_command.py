@@ -1,0 +1,86 @@
+"""`headrace fsck`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.blocks import TopicPartition
+from headrace.cli.main import app
+from headrace.clock import time_text
+from headrace.fsck import kafka_side
+from headrace.receiver.offset_questions import Kept
+from headrace.receiver.replay_errors import RangesUnreadableError
+from headrace.stream import KafkaInput
+
+from .conftest import STREAM, TIMES, Shop
+
+
+def fsck(shop: Shop, *options: str) -> Result:
+    return CliRunner().invoke(app, ["fsck", STREAM, "--ledger", shop.stream.ledger, *options])
+
+
+def test_a_clean_stream_is_0(shop: Shop) -> None:
+    result = fsck(shop, "--no-kafka")
+    assert result.exit_code == 0, result.output
+    assert "nothing wrong, in 5 blocks, 3 batches" in result.stdout
+
+
+def test_a_finding_is_1_and_says_what_it_means_and_what_to_do(shop: Shop) -> None:
+    shop.folder.delete(f"manifests/{TIMES[2]}.json")
+    result = fsck(shop, "--no-kafka")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("manifest_missing: The batch cannot be run again")
+    assert lines[1].startswith(f"  {time_text(TIMES[2])}: ")
+    assert lines[2].startswith("  What to do: Run the batch's allocate_blocks")
+    assert lines[-1].startswith(f"Stream {STREAM}: 1 findings")
+    told = json.loads(fsck(shop, "--no-kafka", "--json").stdout)
+    assert told["clean"] is False
+    (finding,) = told["findings"]
+    assert (finding["problem"], finding["subject"]) == ("manifest_missing", time_text(TIMES[2]))
+    assert finding["meaning"] and finding["remedy"] and finding["detail"]
+
+
+def test_many_findings_of_a_kind_are_cut_for_people_and_not_for_scripts(shop: Shop) -> None:
+    shop.sql("INSERT INTO unclaimed_times WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 30) "
+             f"SELECT '{STREAM}', i * 10000, 1, 1, 1 FROM n")  # fmt: skip
+    assert "and 10 more" in fsck(shop, "--no-kafka").stdout
+    assert len(json.loads(fsck(shop, "--no-kafka", "--json").stdout)["findings"]) == 30
+
+
+def test_what_cannot_be_checked_is_2(shop: Shop) -> None:
+    assert CliRunner().invoke(app, ["fsck", "nosuch", "--ledger", shop.stream.ledger]).exit_code == 2
+    missing = CliRunner().invoke(app, ["fsck", STREAM, "--ledger", "sqlite:////nosuch/ledger.db"])
+    assert missing.exit_code == 2
+
+
+class Silent:
+    """A Kafka that does not answer."""
+
+    def __init__(self, source: KafkaInput) -> None:
+        self.source = source
+
+    def close(self) -> None: ...
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        raise RangesUnreadableError("Kafka did not describe clicks within 10 s.")
+
+    def kept(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Kept | None]:
+        raise AssertionError
+
+    def timestamp_of_first(self, partition: TopicPartition, begin: int, until: int) -> int | None:
+        raise AssertionError
+
+
+def test_a_kafka_that_is_silent_is_2_but_what_was_found_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(kafka_side.observe_kafka.__kwdefaults__, "offsets_of", Silent)
+    result = fsck(shop)
+    assert result.exit_code == 2
+    assert "Not checked: Kafka, for input 'clicks'" in result.stdout
+    assert json.loads(fsck(shop, "--json").stdout)["clean"] is False
+    shop.sql("DELETE FROM unclaimed_times")
+    assert fsck(shop).exit_code == 1

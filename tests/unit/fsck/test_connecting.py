@@ -1,0 +1,166 @@
+"""Each thing that a stream needs and does not get is named, with its address and what to do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.fsck.connecting import Checked, check_input, check_ledger, check_output, check_storage
+from headrace.receiver import admin_questions
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, ParquetOutput, Stream
+
+CLOSED = "127.0.0.1:1"
+
+
+def make(tmp_path: Path, **fields: Any) -> Stream:
+    return Stream(
+        **{
+            "name": "shop",
+            "inputs": KafkaInput(bootstrap_servers=CLOSED, topics="clicks"),
+            "outputs": ElasticsearchOutput(hosts=f"http://{CLOSED}", index="shop"),
+            "batch_interval": "10 s",
+            "storage": str(tmp_path / "storage"),
+            "ledger": f"sqlite:///{tmp_path}/ledger.db",
+            **fields,
+        }
+    )
+
+
+class Elasticsearch:
+    """Answers by path: (status, body)."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {}
+        answers = self.answers
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                status, body = answers.get(self.path.partition("?")[0], (404, {"error": {"type": "none"}}))
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("x-elastic-product", "Elasticsearch")
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_POST = do_GET  # noqa: N815 - the handler's name
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def check(self) -> Checked:
+        (checked,) = check_output(ElasticsearchOutput(hosts=f"http://{self.address}", index="shop"))
+        assert self.address in checked.where
+        return checked
+
+
+@pytest.fixture
+def elasticsearch() -> Iterator[Elasticsearch]:
+    made = Elasticsearch()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_an_index_that_may_be_made_or_is_there_is_well(elasticsearch: Elasticsearch) -> None:
+    assert elasticsearch.check().error is None
+    elasticsearch.answers["/shop"] = (200, {"shop": {"settings": {"index": {"uuid": "u"}}}})
+    assert elasticsearch.check().error is None
+
+
+def test_an_index_that_is_read_only_is_named(elasticsearch: Elasticsearch) -> None:
+    blocks = {"read_only_allow_delete": "true", "write": "false"}
+    elasticsearch.answers["/shop/_settings"] = (200, {"shop": {"settings": {"index": {"blocks": blocks}}}})
+    assert elasticsearch.check().error == "Index shop has the block read_only_allow_delete."
+
+
+@pytest.mark.parametrize(("status", "remedy"), [(401, "login, API key or token"), (403, "Grant the connection's user")])
+def test_a_user_who_is_not_let_in_is_told_by_elasticsearchs_words(
+    elasticsearch: Elasticsearch, status: int, remedy: str
+) -> None:
+    elasticsearch.answers["/shop"] = (status, {"error": {"type": "security_exception", "reason": "no"}})
+    checked = elasticsearch.check()
+    assert f"with {status}, security_exception: no" in (checked.error or "")
+    assert remedy in (checked.remedy or "")
+
+
+def test_missing_privileges_are_listed(elasticsearch: Elasticsearch) -> None:
+    told = {"username": "joe", "has_all_requested": False, "index": {"shop": {"index": False, "create_doc": True}}}
+    elasticsearch.answers["/_security/user/_has_privileges"] = (200, told)
+    assert elasticsearch.check().error == "The user joe lacks index on shop."
+
+
+def test_an_elasticsearch_that_is_away(tmp_path: Path) -> None:
+    (checked,) = check_output(make(tmp_path).outputs[0])
+    assert checked.where == f"http://{CLOSED}, index shop"
+    assert "no answer from" in (checked.error or "")
+
+
+def test_a_kafka_that_is_away_is_named_with_the_clients_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_questions, "_HOPE_SECONDS", 0.2)
+    (checked,) = check_input(make(tmp_path).inputs[0])
+    assert checked.where == CLOSED
+    assert f"Kafka at {CLOSED} cannot be asked" in (checked.error or "")
+    assert "Connection refused" in (checked.error or "")
+    assert "after" not in (checked.error or ""), "the same error has the same text"
+
+
+def test_a_connection_that_nobody_defined(tmp_path: Path) -> None:
+    (checked,) = check_input(KafkaInput(connection="kafka_nowhere", topics="clicks"))
+    assert checked.where == "connection kafka_nowhere"
+    assert "AIRFLOW_CONN_KAFKA_NOWHERE" in (checked.remedy or "")
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    assert check_storage(make(tmp_path)).error is None
+    assert not (tmp_path / "storage").exists(), "whoever makes it is to own it"
+    (tmp_path / "file").write_text("")
+    stream = make(tmp_path, storage=f"{tmp_path}/file/storage", outputs=ParquetOutput(path=f"{tmp_path}/file"))
+    assert f"{tmp_path}/file is a file" in (check_storage(stream).error or "")
+    (checked,) = check_output(stream.outputs[0])
+    assert checked.error is not None
+    (tmp_path / "storage").mkdir()
+    assert check_storage(make(tmp_path)).error is None
+    assert list((tmp_path / "storage").iterdir()) == []
+
+
+def test_a_ledger_that_cannot_be_made_or_opened(tmp_path: Path) -> None:
+    assert check_ledger(make(tmp_path)).error is None
+    assert not (tmp_path / "ledger.db").exists()
+    (tmp_path / "file").write_text("")
+    assert check_ledger(make(tmp_path, ledger=f"sqlite:///{tmp_path}/file/ledger.db")).error is not None
+    (tmp_path / "broken.db").write_text("no database, and long enough to be taken for one" * 30)
+    assert check_ledger(make(tmp_path, ledger=f"sqlite:///{tmp_path}/broken.db")).error is not None
+
+
+def test_the_command_lists_every_check_and_fails_where_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_questions, "_HOPE_SECONDS", 0.2)
+    definition = tmp_path / "shop.json"
+    definition.write_text(make(tmp_path, outputs=ConsoleOutput()).to_json())
+    told = CliRunner().invoke(app, ["check", str(definition), "--connect"])
+    assert told.exit_code == 1
+    assert f"FAILED input records: {CLOSED}: Kafka at {CLOSED} cannot be asked" in told.stdout
+    assert "ok     storage" in told.stdout
+    answer = CliRunner().invoke(app, ["check", str(definition), "--connect", "--json"])
+    assert answer.exit_code == 1
+    checks = {each["name"]: each["error"] for each in json.loads(answer.stdout)["checks"]}
+    assert [name for name, error in checks.items() if error] == ["input records"]
+    assert CliRunner().invoke(app, ["check", str(definition)]).exit_code == 0

@@ -1,0 +1,393 @@
+"""Each rule is broken, in the ledger or on the disk, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.batch import history
+from headrace.batch.sealed_document import seal, unseal
+from headrace.clock import time_text
+from headrace.fsck.findings import MEANINGS, Problem
+
+from .conftest import INTERVAL_MS, STREAM, TIMES, Shop
+
+CLICKS_0, CLICKS_1 = "clicks/clicks-0", "clicks/clicks-1"
+T1, T2, T3, T4 = (time_text(time) for time in TIMES[:4])
+
+
+def test_a_stream_in_all_states_has_no_findings(shop: Shop) -> None:
+    report = shop.check()
+    assert (report.findings, report.notes, report.unchecked) == ([], [], [])
+    assert report.checked == {
+        "blocks": 5, "batches": 3, "partitions": 2, "segments": 2, "frames": 5, "manifests": 3,
+    }  # fmt: skip
+
+
+def test_every_problem_says_what_it_means_and_what_to_do() -> None:
+    assert set(MEANINGS) == set(Problem)
+    assert all(meaning and remedy for meaning, remedy in MEANINGS.values())
+
+
+BY_SQL: dict[str, tuple[str, list[tuple[str, str]]]] = {
+    "position back": (
+        "UPDATE positions SET next_offset = next_offset - 1 WHERE partition = 0",
+        [("position_wrong", CLICKS_0)],
+    ),
+    "starting offset beyond": (
+        "UPDATE positions SET starting_offset = 1 WHERE partition = 1",
+        [("offsets_twice", f"{CLICKS_1} at 0")],
+    ),
+    "position lost": ("DELETE FROM positions WHERE partition = 1", [("position_wrong", CLICKS_1)]),
+    "latest batch time lost": (
+        "UPDATE positions SET last_batch_time_ms = 0 WHERE partition = 0",
+        [("position_wrong", CLICKS_0)],
+    ),
+    "block lost of a batch": ("DELETE FROM blocks WHERE block_id = 2", [("cleaned_too_early", T2)]),
+    "block lost of no batch": ("DELETE FROM blocks WHERE block_id = 5", [("unclaimed_wrong", T4)]),
+    "block of another batch": (
+        f"UPDATE blocks SET batch_time_ms = {TIMES[2]} WHERE block_id = 2",
+        [("batch_blocks_wrong", T3), ("cleaned_too_early", T2)],
+    ),
+    "block before its time": (
+        f"UPDATE blocks SET batch_time_ms = {TIMES[1]} WHERE block_id = 5",
+        [("batch_time_wrong", "block 5"), ("batch_time_wrong", "block 5"), ("unclaimed_wrong", T4)],
+    ),
+    "no batch time": (
+        "UPDATE blocks SET batch_time_ms = batch_time_ms + 1 WHERE block_id = 5",
+        [("batch_time_wrong", "block 5"), ("unclaimed_wrong", T4)],
+    ),
+    "block of no receiver": ("UPDATE receivers SET epoch = 1", [("block_wrong", "block 3"), ("segment_wrong", "")]),
+    "block after the last": (
+        "UPDATE receivers SET last_accepted_sequence = 1",
+        [("block_wrong", "block 5")],
+    ),
+    "records of a block": ("UPDATE blocks SET records = 7 WHERE block_id = 5", [("block_wrong", "block 5")]),
+    "unclaimed forgotten": ("DELETE FROM unclaimed_times", [("unclaimed_wrong", T4)]),
+    "unclaimed invented": (
+        f"INSERT INTO unclaimed_times VALUES ('{STREAM}', {TIMES[5]}, 1, 1, 1)",
+        [("unclaimed_wrong", time_text(TIMES[5]))],
+    ),
+    "segment of another epoch": (
+        "UPDATE segments SET epoch = 9 WHERE segment_id = 2",
+        [("segment_wrong", "")],
+    ),
+    "segment removed with blocks": (
+        "UPDATE segments SET removed_at_ms = 1 WHERE segment_id = 1",
+        [("segment_wrong", "")],
+    ),
+    "segment let go early": (
+        "UPDATE segments SET removing_at_ms = 1 WHERE segment_id = 1",
+        [("cleaned_too_early", T2)],
+    ),
+    "segment too short": ("UPDATE segments SET bytes = 10 WHERE segment_id = 1", [("segment_wrong", "")]),
+    "segment closed too early": (
+        "UPDATE segments SET last_batch_time_ms = 0 WHERE segment_id = 1",
+        [("segment_wrong", "")],
+    ),
+    "batch records": (
+        f"UPDATE batches SET records = records + 1 WHERE batch_time_ms = {TIMES[1]}",
+        [("batch_blocks_wrong", T2), ("manifest_differs", T2)],
+    ),
+    "batch blocks": (
+        f"UPDATE batches SET blocks = 0 WHERE batch_time_ms = {TIMES[1]}",
+        [("batch_blocks_wrong", T2), ("manifest_differs", T2)],
+    ),
+    "batch inputs": (
+        f"UPDATE batch_inputs SET until_offset = until_offset + 1 WHERE batch_time_ms = {TIMES[1]} AND partition = 0",
+        [("batch_inputs_wrong", T2), ("manifest_differs", T2)],
+    ),
+    "batch interval": (
+        f"UPDATE batches SET interval_ms = 7000 WHERE batch_time_ms = {TIMES[1]}",
+        [("batch_time_wrong", T2), ("manifest_differs", T2)],
+    ),
+    "not sealed": ("UPDATE streams SET sealed_until_ms = 0", [("batch_time_wrong", T1), ("ledger_set_back", STREAM)]),
+    "completed without a record": (
+        f"DELETE FROM batch_outputs WHERE batch_time_ms = {TIMES[0]}",
+        [("batch_state_wrong", T1)],
+    ),
+    "running without an attempt": (
+        f"UPDATE batches SET state = 'running' WHERE batch_time_ms = {TIMES[2]}",
+        [("batch_state_wrong", T3)],
+    ),
+    "failed and recorded": (
+        f"UPDATE batch_outputs SET state = 'completed' WHERE batch_time_ms = {TIMES[1]}",
+        [("batch_state_wrong", T2)],
+    ),
+    "never completed and checkpointed": (
+        f"UPDATE batches SET checkpointed_at_ms = 1 WHERE batch_time_ms = {TIMES[1]}",
+        [("batch_state_wrong", T2)],
+    ),
+    "attempt lost": (
+        f"UPDATE batches SET attempt = 0 WHERE batch_time_ms = {TIMES[1]}",
+        [("batch_state_wrong", T2)],
+    ),
+    "cleaned and not done": (
+        f"UPDATE batches SET cleaned_at_ms = 1 WHERE batch_time_ms = {TIMES[1]}",
+        [("cleaned_too_early", T2), ("batch_state_wrong", T2)],
+    ),
+    "abandoned without a gap": (
+        f"UPDATE batches SET state = 'abandoned' WHERE batch_time_ms = {TIMES[1]}",
+        [("gap_missing", f"{CLICKS_0} at 3"), ("gap_missing", f"{CLICKS_1} at 2")],
+    ),
+    "absorbed by nobody": (
+        f"UPDATE batches SET absorbed_by_ms = {TIMES[2]} WHERE batch_time_ms = {TIMES[1]}",
+        [("absorbed_wrong", T2), ("batch_blocks_wrong", T3), ("cleaned_too_early", T2)],
+    ),
+    "absorbs what is not absorbed": (
+        f"UPDATE batches SET absorbed = '[{TIMES[1]}]' WHERE batch_time_ms = {TIMES[2]}",
+        [("absorbed_wrong", T3)],
+    ),
+    "job of the future": (
+        "UPDATE streams SET job_epoch = 0",
+        [("lease_wrong", "receiver job 1"), ("ledger_set_back", STREAM)],
+    ),
+    "job ended": ("UPDATE receiver_jobs SET state = 'failed'", [("lease_wrong", f"receiver {STREAM}/clicks/0")]),
+    "partition that the topic has not": ("UPDATE topics SET partitions = 1", [("topic_wrong", CLICKS_1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", BY_SQL)
+def test_a_ledger_that_was_changed_is_noticed(shop: Shop, harm: str) -> None:
+    statement, expected = BY_SQL[harm]
+    shop.sql(statement)
+    found = shop.found()
+    for problem, subject in expected:
+        assert any(told == problem and subject in of for told, of in found), found
+
+
+def test_a_block_that_is_there_twice_is_noticed(shop: Shop) -> None:
+    shop.copy_row("blocks", "block_id = 5", block_id=99, sequence=90, frame_offset=100_000)
+    found = shop.found()
+    assert ("offsets_twice", f"{CLICKS_0} at 13") in found
+    assert ("offsets_twice", f"{CLICKS_1} at 6") in found
+    assert ("block_wrong", "block 99") in found
+    assert ("unclaimed_wrong", T4) in found
+
+
+def test_two_current_topics_of_a_name_are_noticed(shop: Shop) -> None:
+    shop.copy_row("topics", "topic_id = 'id-1'", topic_id="id-9", incarnation=9)
+    assert shop.found() == [("topic_wrong", "clicks/clicks")]
+
+
+def test_two_attempts_at_an_output_are_noticed(shop: Shop) -> None:
+    shop.begin(TIMES[2])
+    shop.copy_row("batch_attempts", f"batch_time_ms = {TIMES[2]}", number=7)
+    assert ("lease_wrong", f"batch {T3}") in shop.found()
+
+
+def test_more_batches_than_slots_are_noticed(shop: Shop) -> None:
+    shop.begin(TIMES[2])
+    assert shop.found() == []
+    shop.sql(f"UPDATE batch_attempts SET state = 'running', lease_until_ms = {TIMES[50]}")
+    assert ("slots_exceeded", STREAM) in shop.found()
+
+
+def test_an_attempt_at_a_batch_that_is_over_is_noticed(shop: Shop) -> None:
+    shop.sql(f"UPDATE batch_attempts SET state = 'running' WHERE batch_time_ms = {TIMES[0]}")
+    assert ("batch_state_wrong", T1) in shop.found()
+
+
+def test_a_batch_out_of_turn_is_noticed(make_shop: Callable[..., Shop]) -> None:
+    shop = make_shop(ordered=True)
+    for _ in range(3):
+        shop.store()
+        shop.clock.advance(INTERVAL_MS)
+    shop.run(TIMES[0])
+    shop.allocate(TIMES[1])
+    shop.clock.advance(1)
+    shop.allocate(TIMES[2])
+    shop.sql("UPDATE streams SET ordered = 0")
+    shop.complete(TIMES[2])
+    shop.sql("UPDATE streams SET ordered = 1")
+    assert shop.found() == [("out_of_turn", T2)]
+
+
+def test_an_earlier_time_without_a_batch_is_out_of_turn_too(make_shop: Callable[..., Shop]) -> None:
+    shop = make_shop(ordered=True)
+    for _ in range(2):
+        shop.store()
+        shop.clock.advance(INTERVAL_MS)
+    shop.sql("UPDATE streams SET ordered = 0")
+    shop.run(TIMES[1])
+    shop.sql("UPDATE streams SET ordered = 1")
+    assert shop.found() == [("out_of_turn", T1)]
+
+
+def test_a_batch_built_over_what_was_received_is_noticed(shop: Shop) -> None:
+    shop.clock.advance(INTERVAL_MS)
+    shop.allocate(TIMES[3])
+    shop.sql(f"UPDATE batches SET built = 1, blocks = 0 WHERE batch_time_ms = {TIMES[3]}")
+    assert ("offsets_twice", f"{CLICKS_0} at 13") in shop.found()
+
+
+def test_a_replay_that_has_not_written_is_noticed(shop: Shop) -> None:
+    shop.replay(TIMES[0])
+    assert shop.found() == []
+    shop.sql("DELETE FROM batch_outputs WHERE target = 'copy'")
+    assert shop.found() == [("replay_state_wrong", f"copy {T1}")]
+
+
+def test_offsets_that_nothing_accounts_for_are_told_but_only_kafka_knows(shop: Shop) -> None:
+    shop.sql("UPDATE positions SET next_offset = next_offset + 5 WHERE partition = 0")
+    report = shop.check()
+    assert report.findings == []
+    assert "1 ranges of 5 offsets" in report.notes[0]
+    assert f"{CLICKS_0} [16, 21)" in report.notes[0]
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_that_is_gone_is_noticed(shop: Shop) -> None:
+    gone = shop.segments()[0]
+    shop.log_path(gone.removeprefix("log/")).unlink()
+    report = shop.check()
+    assert [(f.problem, f.subject) for f in report.findings] == [(Problem.SEGMENT_MISSING, gone.removeprefix("log/"))]
+    assert "clicks-0[0, 3)" in report.findings[0].detail
+
+
+def test_a_block_that_cannot_be_read_is_noticed(shop: Shop) -> None:
+    path = shop.segments()[1].removeprefix("log/")
+    block = shop.ledger.blocks.of_batch(STREAM, TIMES[2])[0]
+    file = shop.log_path(path)
+    data = bytearray(file.read_bytes())
+    data[block.info.handle.offset + block.info.handle.length - 3] ^= 1
+    file.write_bytes(data)
+    (finding,) = shop.check().findings
+    assert finding.problem is Problem.BLOCK_UNREADABLE
+    assert f"block {block.block_id} at {path}:{block.info.handle.offset}" == finding.subject
+    assert "checksum" in finding.detail
+    assert T3 in finding.detail
+
+
+def test_damage_where_no_block_stands_is_noticed(shop: Shop) -> None:
+    path = shop.segments()[1].removeprefix("log/")
+    file = shop.log_path(path)
+    data = bytearray(file.read_bytes())
+    data[50] ^= 1
+    file.write_bytes(data)
+    assert ("log_damaged", f"{path}:0") in shop.found()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("records", "records - 1"),
+        ("cut_time_ms", "cut_time_ms - 1"),
+        ("sequence", "sequence + 5"),
+        ("frame_length", "frame_length - 1"),
+        ("ranges", "replace(ranges, ',13,16,', ',13,17,')"),
+    ],
+)
+def test_a_block_that_is_another_than_the_ledger_says_is_noticed(shop: Shop, column: str, value: str) -> None:
+    shop.sql(f"UPDATE blocks SET {column} = {value} WHERE block_id = 5")
+    (finding,) = [f for f in shop.check().findings if f.problem is Problem.BLOCK_DIFFERS]
+    assert finding.subject.startswith("block 5 at ")
+
+
+def test_a_ledger_that_was_set_back_is_noticed(shop: Shop) -> None:
+    shop.ledger.close()
+    file = shop.ledger_file
+    old = file.read_bytes()
+    ledger = shop.ledger
+    shop.clock.advance(INTERVAL_MS)
+    shop.store()
+    shop.store()
+    shop.run(TIMES[3])
+    ledger.close()
+    file.write_bytes(old)
+    found = shop.found()
+    assert ("ledger_set_back", CLICKS_0) in found
+    assert ("ledger_set_back", T4) in found
+    assert any(problem == "block_unknown" for problem, _ in found)
+
+
+def test_a_frame_that_was_never_accepted_is_no_finding(shop: Shop) -> None:
+    shop.write({0: 3})
+    assert shop.found() == []
+    shop.new_epoch()
+    shop.store()
+    assert shop.found() == []
+
+
+def test_a_file_that_came_back_is_noticed(shop: Shop) -> None:
+    shop.complete(TIMES[1])
+    shop.checkpoint(TIMES[1])
+    path = shop.segments()[0].removeprefix("log/")
+    data = shop.log_path(path).read_bytes()
+    shop.clock.advance(10 * INTERVAL_MS)
+    assert shop.clean().segments == 1
+    assert shop.found() == []
+    shop.log_path(path).write_bytes(data)
+    assert shop.found() == [("segment_returned", path)]
+
+
+def test_a_manifest_that_is_gone_or_damaged_is_noticed(shop: Shop) -> None:
+    path = f"manifests/{TIMES[2]}.json"
+    data = shop.folder.read(path)
+    shop.folder.write_atomically(path, data.replace(b'"version"', b'"Version"'))
+    assert shop.found() == [("manifest_damaged", T3)]
+    # Whole, and not the one that the ledger names.
+    shop.folder.write_atomically(path, seal(unseal(data) | {"more": 1}))
+    assert shop.found() == [("manifest_damaged", T3)]
+    shop.folder.delete(path)
+    assert shop.found() == [("manifest_missing", T3)]
+    shop.allocate(TIMES[2])
+    assert shop.found() == []
+
+
+def test_a_checkpoint_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
+    shop.complete(TIMES[1])
+    shop.clock.advance(1)
+    shop.checkpoint(TIMES[1])
+    old, new = shop.folder.list("checkpoints")
+    data = shop.folder.read(new)
+    shop.folder.write_atomically(new, data[:-20])
+    assert shop.found() == [("checkpoint_unreadable", new), ("checkpoint_behind", T2)][: len(shop.found())]
+    assert shop.found()[0] == ("checkpoint_unreadable", new)
+    shop.folder.delete(new)
+    shop.folder.delete(old)
+    assert shop.found() == [("checkpoint_unreadable", "checkpoints")]
+
+
+def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "FILED", 1)
+    shop.checkpoint(TIMES[1])
+    (path,) = shop.folder.list("history")
+    assert shop.found() == []
+    data = shop.folder.read(path)
+    for harmed in (data[:-5], seal(unseal(data) | {"batches": []})):
+        shop.folder.write_atomically(path, harmed)
+        assert shop.found() == [("checkpoint_unreadable", path)]
+    shop.folder.delete(path)
+    assert shop.found() == [("checkpoint_unreadable", path)]
+
+
+def test_a_batch_that_the_checkpoint_does_not_hold_is_noticed(shop: Shop) -> None:
+    shop.complete(TIMES[1])
+    shop.sql(f"UPDATE batches SET checkpointed_at_ms = 1, checkpoint_uri = 'x' WHERE batch_time_ms = {TIMES[1]}")
+    # The checkpoint holds it as it was then: failed.
+    assert shop.found() == [("checkpoint_behind", T2)]
+
+
+def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "FILED", 1)
+    shop.checkpoint(TIMES[1])
+    (path,) = shop.folder.list("history")
+    shop.replay(TIMES[0])
+    assert shop.found() == []
+    shop.folder.delete(path)
+    assert shop.found() == [("checkpoint_behind", time_text(TIMES[0]))]
+
+
+def test_storage_that_cannot_be_read_is_not_a_clean_bill(shop: Shop) -> None:
+    shop.sql("""UPDATE streams SET definition = replace(definition, '"url":"', '"url":"nosuch:/')""")
+    report = shop.check()
+    assert report.findings == []
+    assert "nosuch" in report.unchecked[0]

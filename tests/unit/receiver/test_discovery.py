@@ -1,0 +1,70 @@
+"""What Kafka tells of some of an input's topics and partitions, and not of others."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from headrace.receiver.discovery import KafkaDiscoverer, Known
+from headrace.stream import KafkaInput
+
+
+def answered(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(value, int):
+        future.set_exception(KafkaException(KafkaError(value, "told by the fake")))
+    else:
+        future.set_result(value)
+    return future
+
+
+class Admin:
+    """Describes topics and tells offsets, or fails with an error's code where one is given instead."""
+
+    def __init__(self, topics: dict[str, Any], offsets: dict[tuple[str, int], Any]) -> None:
+        self._topics, self._offsets = topics, offsets
+
+    def describe_topics(self, topics: Any, **_: object) -> dict[str, Future[Any]]:
+        return {topic: answered(self._topics[topic]) for topic in topics.topic_names}
+
+    def list_offsets(self, wanted: dict[Any, Any], **_: object) -> dict[Any, Future[Any]]:
+        return {each: answered(self._offsets[each.topic, each.partition]) for each in wanted}
+
+    def list_groups(self, group: str, **_: object) -> list[SimpleNamespace]:
+        member = SimpleNamespace(client_id="rogue", client_host="/10.0.0.1")
+        return [SimpleNamespace(id=group, error=None, members=[member])]
+
+
+def topic(name: str, partitions: int) -> SimpleNamespace:
+    return SimpleNamespace(topic_id=f"id-{name}", partitions=range(partitions), is_internal=False)
+
+
+def at(offset: int) -> SimpleNamespace:
+    return SimpleNamespace(offset=offset)
+
+
+@pytest.mark.parametrize(
+    ("wish", "offset"), [("earliest", 5), ({"timestamp_ms": 7}, 5), ({"offsets": {"a": {0: 3, 1: 3}}}, 3)]
+)
+def test_a_partition_without_a_leader_keeps_no_other_from_beginning(wish: Any, offset: int) -> None:
+    source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a",), starting_offsets=wish)
+    admin = Admin({"a": topic("a", 2)}, {("a", 0): at(5), ("a", 1): KafkaError.LEADER_NOT_AVAILABLE})
+    found = KafkaDiscoverer(source, "group", admin).discover(Known())
+    assert found.starting == {("a", "id-a", 0): offset}
+    assert found.foreign == ("rogue at /10.0.0.1",)
+    (problem,) = found.problems
+    assert problem.startswith("where to begin in a-1 is not known yet")
+
+
+def test_a_topic_that_may_not_be_described_keeps_no_other_from_beginning() -> None:
+    source = KafkaInput(bootstrap_servers="nowhere:9092", topics=("a", "b", "c"))
+    topics = {"a": topic("a", 1), "b": KafkaError.TOPIC_AUTHORIZATION_FAILED, "c": KafkaError.UNKNOWN_TOPIC_OR_PART}
+    found = KafkaDiscoverer(source, "group", Admin(topics, {("a", 0): at(5)})).discover(Known())
+    assert found.starting == {("a", "id-a", 0): 5}
+    assert (set(found.refused), found.missing) == ({"b"}, ("c",))
+    (problem,) = found.problems
+    assert "b may not be described" in problem

@@ -1,0 +1,120 @@
+"""What the ledger's rows say of inputs that are not received."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.blocks import ReceiverId
+from headrace.clock import ManualClock
+from headrace.ledger import Ledger
+from headrace.receiver.input_health import INPUTS, UNASKED, InputHealth, InputTrouble, input_troubles
+
+T = 1_700_000_000_000
+
+
+def told(health: InputHealth) -> dict:
+    return health.to_json()["records"]
+
+
+def test_an_input_of_which_nothing_was_heard_was_never_asked() -> None:
+    assert told(InputHealth(["records"])) == {"asked_ms": 0, "error": "Kafka has not answered yet", "topics": {}}
+
+
+def test_an_answer_ends_the_trouble_and_dates_the_next_one() -> None:
+    health = InputHealth(["records"])
+    health.answered("records", T, {})
+    health.failed("records", "refused")
+    health.failed("records", "refused")
+    assert told(health) == {"asked_ms": T, "error": "refused", "topics": {}}
+    health.answered("records", T + 9, {})
+    assert told(health) == {"asked_ms": T + 9, "error": None, "topics": {}}
+
+
+def test_a_topic_is_missed_since_the_last_look_that_had_it() -> None:
+    health = InputHealth(["records"])
+    health.answered("records", T, {"never": "it does not exist"})
+    health.answered("records", T + 1, {"never": "it does not exist"})
+    health.answered("records", T + 2, {"never": "it does not exist", "gone": "it does not exist"})
+    topics = told(health)["topics"]
+    assert {topic: entry["asked_ms"] for topic, entry in topics.items()} == {"never": 0, "gone": T + 1}
+    health.answered("records", T + 3, {})
+    assert told(health)["topics"] == {}
+
+
+def test_the_next_job_knows_since_when() -> None:
+    """A job that is replaced in an outage does not begin the count anew."""
+    before = InputHealth(["records"])
+    before.answered("records", T, {"a": "it does not exist"})
+    after = InputHealth(["records", "more"])
+    after.inherit({INPUTS: before.to_json() | {"gone": {"asked_ms": T}}})
+    assert told(after)["asked_ms"] == T
+    after.inherit({})
+    assert after.to_json()["more"]["asked_ms"] == 0
+
+
+class Rows:
+    """A ledger with a stream, as the troubles are read from it."""
+
+    def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
+        self.ledger, self.clock = ledger, clock
+
+    def troubles(self) -> list[InputTrouble]:
+        job = self.ledger.jobs.current("air")
+        return input_troubles(job, self.ledger.receivers.list("air"), self.ledger.now_ms())
+
+
+@pytest.fixture
+def rows(tmp_path) -> Rows:  # type: ignore[no-untyped-def]
+    clock = ManualClock(T)
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock)
+    ledger.streams.register("air", "{}", batch_interval_ms=1_000, block_interval_ms=100)
+    return Rows(ledger, clock)
+
+
+def test_without_a_job_nothing_is_received(rows: Rows) -> None:
+    assert rows.troubles() == [InputTrouble(None, None, "the stream has no receiver job yet", 0)]
+    job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=5_000)
+    assert rows.troubles() == [InputTrouble(None, None, "no receiver has started yet", 0, starting=True)]
+    lease = rows.ledger.receivers.register(job, ReceiverId("air", "records", 0), host="h", lease_ms=5_000)
+    starting = InputTrouble("records", None, "no receiver reads it (they are starting)", 0, starting=True)
+    assert rows.troubles() == [starting]
+    rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T)
+    assert rows.troubles() == []
+    rows.clock.advance(6_000)
+    (trouble,) = rows.troubles()
+    expected = "no receiver is alive: the lease of the receiver job (epoch 1) has run out"
+    assert (trouble.asked_ms, trouble.error) == (T, expected)
+
+
+def test_a_receiver_that_ends_again_and_again_reads_nothing(rows: Rows) -> None:
+    """Its storage cannot be written to, say. That it is being set up again says nothing."""
+    job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=60_000)
+    receiver = ReceiverId("air", "records", 0)
+    for _ in range(2):
+        lease = rows.ledger.receivers.register(job, receiver, host="h", lease_ms=5_000)
+        if rows.ledger.receivers.list("air")[0].epoch == 1:
+            rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T)
+        rows.ledger.receivers.release(lease, "failed", "/data/air is read-only")
+    rows.ledger.receivers.register(job, receiver, host="h", lease_ms=5_000)
+    expected = "no receiver reads it (air/records/0: /data/air is read-only)"
+    assert rows.troubles() == [InputTrouble("records", None, expected, T)]
+
+
+def test_what_tracker_and_receivers_note_is_put_together(rows: Rows) -> None:
+    job = rows.ledger.jobs.acquire("air", holder="test", lease_ms=60_000)
+    health = InputHealth(["records", "other"])
+    health.answered("records", T, {"absent": "it does not exist at kafka:9092"})
+    health.answered("other", T, {})
+    for input_id, unasked in (("records", [{"topic": "a", "asked_ms": 5, "error": "silent"}]), ("other", [])):
+        lease = rows.ledger.receivers.register(job, ReceiverId("air", input_id, 0), host="h", lease_ms=60_000)
+        rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T, stats={UNASKED: unasked})
+    rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
+    assert rows.troubles() == [
+        InputTrouble("records", "absent", "it does not exist at kafka:9092", 0),
+        InputTrouble("records", "a", "silent", 5),
+    ]
+    health.failed("records", "Kafka at kafka:9092 cannot be asked")
+    rows.ledger.jobs.renew(job, attributes={INPUTS: health.to_json()})
+    assert rows.troubles() == [InputTrouble("records", None, "Kafka at kafka:9092 cannot be asked", T)], (
+        "it explains the others"
+    )

@@ -1,0 +1,109 @@
+"""What librdkafka is told, by whom."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from confluent_kafka import IsolationLevel
+
+from headrace.receiver.errors import ClientSettingError
+from headrace.receiver.kafka_config import admin_config, consumer_config, isolation_level
+from headrace.stream import KafkaInput, Limits
+
+
+def config(
+    monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], client: dict[str, Any] | None = None, **connection: Any
+):
+    monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": extra, **connection}))
+    source = KafkaInput(connection="brokers", topics=("a",), client=client or {})
+    return consumer_config(source, group="g", limits=Limits(prefetch_bytes=64 << 20))
+
+
+def test_delivery_is_headraces_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    extra = {
+        "bootstrap.servers": "b:1",
+        "enable.auto.commit": True,
+        "group.id": "theirs",
+        "auto.offset.reset": "latest",
+    }
+    with caplog.at_level(logging.WARNING):
+        made = config(monkeypatch, extra)
+    assert made["enable.auto.commit"] is False
+    assert made["auto.offset.reset"] == "error"
+    assert made["enable.partition.eof"] is True
+    assert made["isolation.level"] == "read_committed"
+    assert made["group.id"] == "g"
+    assert made["queued.max.messages.kbytes"] == 64 * 1024
+    assert made["queued.min.messages"] == (64 << 20) // 512
+    assert "enable.auto.commit=false in the 'brokers' connection; got True" in caplog.text
+
+
+def test_secrets_come_from_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config(monkeypatch, {"security.protocol": "SASL_SSL"}, host="b", port=9, login="me", password="hush")
+    assert made["bootstrap.servers"] == "b:9"
+    assert (made["sasl.username"], made["sasl.password"]) == ("me", "hush")
+
+
+def test_the_clients_own_settings_win_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config(monkeypatch, {"bootstrap.servers": "b:1"}, {"fetch.wait.max.ms": 7})["fetch.wait.max.ms"] == 7
+
+
+def test_longest_waits_below_headraces_first_one_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from confluent_kafka import Consumer
+
+    made = config(monkeypatch, {"bootstrap.servers": "localhost:1", "reconnect.backoff.max.ms": 500})
+    Consumer({**made, "log_level": 0}).close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "client", "level"),
+    [
+        (None, None, IsolationLevel.READ_COMMITTED),
+        (None, "read_uncommitted", IsolationLevel.READ_UNCOMMITTED),
+        ("READ_UNCOMMITTED", None, IsolationLevel.READ_UNCOMMITTED),
+        ("read_uncommitted", "read_committed", IsolationLevel.READ_COMMITTED),
+    ],
+)
+def test_kafka_is_asked_for_what_the_inputs_consumer_sees(
+    monkeypatch: pytest.MonkeyPatch, extra: str | None, client: str | None, level: IsolationLevel
+) -> None:
+    setting = {"bootstrap.servers": "b:1", "isolation.level": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_BROKERS", json.dumps({"conn_type": "kafka", "extra": setting}))
+    own = {} if client is None else {"isolation.level": client}
+    assert isolation_level(KafkaInput(connection="brokers", topics=("a",), client=own)) is level
+
+
+@pytest.mark.parametrize("name", ["plugin.library.paths", "transactional.id", "debug"])
+def test_a_connection_brings_nothing_else(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(ClientSettingError, match=name) as raised:
+        config(monkeypatch, {"bootstrap.servers": "b:1", name: "secret-value"})
+    assert "secret-value" not in str(raised.value)
+
+
+def test_a_connection_without_servers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClientSettingError, match=r"bootstrap\.servers"):
+        config(monkeypatch, {})
+
+
+def test_the_admin_client_gets_only_the_connection() -> None:
+    assert set(admin_config(KafkaInput(bootstrap_servers="b:1", topics=("a",)))) == {
+        "bootstrap.servers",
+        "client.id",
+        "allow.auto.create.topics",
+        # Without brokers it would try 18 times a second.
+        "reconnect.backoff.ms",
+        # Which broker to ask goes out of date.
+        "topic.metadata.refresh.interval.ms",
+    }
+
+
+def test_librdkafka_knows_every_setting() -> None:
+    from confluent_kafka import Consumer
+    from confluent_kafka.admin import AdminClient
+
+    source = KafkaInput(bootstrap_servers="localhost:1", topics=("a",))
+    Consumer({**consumer_config(source, group="g", limits=Limits()), "log_level": 0}).close()
+    AdminClient({**admin_config(source), "log_level": 0})

@@ -1,0 +1,205 @@
+"""The reader of ranges over a Kafka in memory: where a range ends, what is counted, and what it does not wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message
+
+from headrace.blocks import TopicPartition
+from headrace.receiver import kafka_ranges
+from headrace.receiver.kafka_ranges import KafkaRangeReader, RangeClients
+from headrace.receiver.offset_questions import Kept, OffsetQuestions
+from headrace.receiver.offset_ranges import RangeRun
+from headrace.receiver.replay_errors import RangesGoneError, RangesUnreadableError, RecordsDifferError
+from headrace.stream import KafkaInput
+from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
+
+CONTROL = FakeEntry(None, kind="control")
+
+
+class Questions(OffsetQuestions):
+    """Answers for a `FakeKafka`."""
+
+    def __init__(self, kafka: FakeKafka, *, compacted: bool = False) -> None:
+        self.kafka = kafka
+        self.compacted = compacted
+
+    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
+        return {topic: self.kafka.topic_ids.get(topic) for topic in topics}
+
+    def kept(self, partitions: Collection[tuple[str, int]]) -> dict[tuple[str, int], Kept | None]:
+        logs = self.kafka.logs
+        return {key: Kept(logs[key].low, logs[key].high, 1_700_000_000_000) for key in partitions}
+
+    def is_compacted(self, topic: str) -> bool | None:
+        return self.compacted
+
+
+class Clicks:
+    """The topic "clicks" of two partitions, and a reader of it."""
+
+    def __init__(self) -> None:
+        self.kafka = FakeKafka()
+        self.topic_id = self.kafka.create("clicks", 2)
+        self.consumers: list[FakeConsumer] = []
+
+    def run(self, partition: int, begin: int, *ends: tuple[int, int | None]) -> RangeRun:
+        where = TopicPartition("clicks", self.topic_id, partition)
+        return RangeRun(where, begin, tuple(end for end, _ in ends), tuple(count for _, count in ends))
+
+    def reader(self, *, stall_seconds: float = 5.0, compacted: bool = False) -> KafkaRangeReader:
+        def make(config: Mapping[str, Any]) -> FakeConsumer:
+            self.consumers.append(self.kafka.consumer(config))
+            return self.consumers[-1]
+
+        return KafkaRangeReader(
+            RangeClients.of(KafkaInput(bootstrap_servers="nowhere:1", topics="clicks")),
+            stall_seconds=stall_seconds,
+            consumer_factory=make,
+            questions=Questions(self.kafka, compacted=compacted),
+        )
+
+    def read(self, *runs: RangeRun, **options: Any) -> list[tuple[int, int, bytes]]:
+        with self.reader(**options) as reader:
+            rows = [row for batch in reader.read(runs) for row in batch.to_pylist()]
+        assert self.consumers[-1].closed
+        return [(row["partition"], row["offset"], row["value"]) for row in rows]
+
+
+@pytest.fixture
+def clicks() -> Clicks:
+    return Clicks()
+
+
+def test_exactly_the_ranges_are_read_of_each_partition(clicks: Clicks) -> None:
+    for partition in (0, 1):
+        clicks.kafka.produce("clicks", partition, *[b"%d" % number for number in range(100)])
+    found = clicks.read(clicks.run(0, 10, (15, 5), (20, 5)), clicks.run(1, 0, (3, None)), clicks.run(0, 90, (92, 2)))
+    assert sorted(found) == sorted(
+        [(0, at, b"%d" % at) for at in (*range(10, 20), 90, 91)] + [(1, at, b"%d" % at) for at in range(3)]
+    )
+
+
+def test_a_range_ends_by_the_position_where_its_last_offsets_hold_nothing(clicks: Clicks) -> None:
+    clicks.kafka.produce("clicks", 0, b"a", CONTROL, CONTROL, CONTROL)
+    assert clicks.read(clicks.run(0, 0, (4, 1))) == [(0, 0, b"a")]
+    clicks.kafka.produce("clicks", 0, CONTROL, b"later")
+    assert clicks.read(clicks.run(0, 0, (3, 1))) == [(0, 0, b"a")]
+    assert clicks.read(clicks.run(0, 1, (3, 0))) == []
+
+
+def test_what_stands_after_a_damaged_record_is_not_taken_for_all(clicks: Clicks) -> None:
+    clicks.kafka.produce("clicks", 0, b"a", FakeEntry(b"b", kind="damaged"), b"c")
+    with pytest.raises(RangesUnreadableError, match="clicks-0, offset 1 cannot be read"):
+        clicks.read(clicks.run(0, 0, (3, 3)))
+
+
+def test_what_comes_behind_a_passing_error_is_fetched_again_from_there(clicks: Clicks) -> None:
+    """Not taken as if nothing lay between: of a range without a count nobody would miss it."""
+    clicks.kafka.produce("clicks", 0, b"a", b"b", b"c", b"d")
+    clicks.kafka.produce("clicks", 1, b"e")
+    with clicks.reader() as reader:
+        error = KafkaError(KafkaError.KAFKA_STORAGE_ERROR, "a disk")
+        end = KafkaError(KafkaError._PARTITION_EOF, "the end")
+        clicks.consumers[-1].events = [
+            Message(topic="clicks", partition=0, offset=0, value=b"a", timestamp=(1, 1)),
+            Message(topic="clicks", partition=0, offset=1, error=error),
+            Message(topic="clicks", partition=0, offset=3, value=b"d", timestamp=(1, 1)),
+            Message(topic="clicks", partition=0, offset=4, error=end),
+        ]
+        batches = reader.read([clicks.run(0, 0, (4, None)), clicks.run(1, 0, (1, None))])
+        found = sorted(row["value"] for batch in batches for row in batch.to_pylist())
+    assert found == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_an_error_that_stays_is_told_and_nothing_behind_it_is_taken(
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_ranges, "_FINAL", frozenset())
+    clicks.kafka.produce("clicks", 0, b"a", FakeEntry(b"b", kind="damaged"), b"c")
+    with pytest.raises(RangesUnreadableError, match=r"clicks-0 \[0, 3\) from offset 1 on.*last error: _BAD_MSG"):
+        clicks.read(clicks.run(0, 0, (3, None)), stall_seconds=0.2)
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_fewer_records_than_recorded_are_an_error_of_all_ranges(clicks: Clicks, compacted: bool) -> None:
+    clicks.kafka.produce("clicks", 0, b"a", CONTROL, b"c", b"d")
+    clicks.kafka.produce("clicks", 1, CONTROL, b"b")
+    runs = clicks.run(0, 0, (2, 2), (4, 2)), clicks.run(1, 0, (2, 2))
+    with pytest.raises(RecordsDifferError) as told:
+        clicks.read(*runs, compacted=compacted)
+    text = str(told.value)
+    assert "2 of 4 records are gone from Kafka" in text
+    assert "clicks-0 [0, 2): 2 recorded, 1 read; clicks-1 [0, 2): 2 recorded, 1 read" in text
+    assert ("Compacted" in text) == compacted
+
+
+def test_more_records_than_recorded_are_an_error(clicks: Clicks) -> None:
+    clicks.kafka.produce("clicks", 0, b"a", b"b")
+    with pytest.raises(RecordsDifferError, match=r"1 recorded, 2 read.*isolation.level"):
+        clicks.read(clicks.run(0, 0, (2, 1)))
+
+
+def test_a_log_that_ends_early_is_not_waited_for_forever(clicks: Clicks) -> None:
+    clicks.kafka.produce("clicks", 0, b"a")
+    message = r"missing is clicks-0 \[0, 3\) from offset 1 on, where Kafka says that it ends at 1"
+    with pytest.raises(RangesUnreadableError, match=message):
+        clicks.read(clicks.run(0, 0, (3, 3)), stall_seconds=0.05)
+
+
+def test_the_time_that_the_caller_takes_is_no_stall(clicks: Clicks) -> None:
+    import time
+
+    clicks.kafka.produce("clicks", 0, *[b"%d" % number for number in range(2_000)])
+    with clicks.reader(stall_seconds=0.05) as reader:
+        rows = 0
+        for batch in reader.read([clicks.run(0, 0, (2_000, 2_000))]):
+            rows += batch.num_rows
+            if rows < 1_000:
+                time.sleep(0.1)
+    assert rows == 2_000
+
+
+def test_offsets_that_went_meanwhile_are_told(clicks: Clicks) -> None:
+    clicks.kafka.produce("clicks", 0, b"a", b"b", b"c")
+    clicks.kafka.expire("clicks", 0, 2)
+    with pytest.raises(RangesGoneError, match=r"clicks-0 \[0, 2\).*Kafka keeps offsets from 2 on"):
+        clicks.read(clicks.run(0, 0, (3, 3)))
+
+
+def test_a_topic_of_the_same_name_is_not_taken_for_it(clicks: Clicks) -> None:
+    run = clicks.run(0, 0, (1, 1))
+    clicks.kafka.create("clicks", 2)
+    clicks.kafka.produce("clicks", 0, b"another")
+    with pytest.raises(RangesGoneError, match="while it was read"):
+        clicks.read(run)
+
+
+def test_the_clients_last_error_is_told_with_a_stall(clicks: Clicks) -> None:
+    with clicks.reader(stall_seconds=0.05) as reader:
+        clicks.consumers[-1].events = [Message(error=KafkaError(KafkaError._ALL_BROKERS_DOWN, "all down"))]
+        with pytest.raises(RangesUnreadableError, match="all down"):
+            list(reader.read([clicks.run(0, 0, (1, 1))]))
+
+
+def test_a_reading_that_is_given_up_leaves_the_reader_usable(clicks: Clicks) -> None:
+    clicks.kafka.produce("clicks", 0, *[b"%d" % number for number in range(2_000)])
+    with clicks.reader() as reader:
+        begun = reader.read([clicks.run(0, 0, (2_000, 2_000))])
+        assert next(begun).num_rows < 2_000
+        begun.close()
+        assert sum(batch.num_rows for batch in reader.read([clicks.run(0, 0, (2_000, 2_000))])) == 2_000
+
+
+def test_secrets_are_not_shown() -> None:
+    clients = RangeClients(consumer={"sasl.password": "hush"}, admin={"sasl.password": "hush"})
+    assert "hush" not in repr(clients)
+
+
+def test_nothing_much_beyond_the_ranges_is_fetched() -> None:
+    clients = RangeClients.of(KafkaInput(bootstrap_servers="nowhere:1", topics="clicks"))
+    assert clients.for_offsets(10).consumer["queued.min.messages"] == 10
+    assert clients.for_offsets(10**12).consumer == clients.consumer

@@ -1,0 +1,581 @@
+"""One consumer over a Kafka in memory: positions, and every trouble a partition can have."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from headrace.blocks import OffsetRange, TopicPartition
+from headrace.clock import ManualClock
+from headrace.ledger.rows import EpochEnd
+from headrace.receiver import partition_troubles
+from headrace.receiver.errors import KafkaClientError
+from headrace.receiver.jumps import Jumps
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.partition_state import FetchState, Gap
+from headrace.receiver.record_batches import RecordChunk
+from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeEvidence, FakeKafka
+
+CONTROL = FakeEntry(None, kind="control")
+DAMAGED = FakeEntry(None, kind="damaged")
+GONE = FakeEntry(None, kind="gone")
+
+
+class Setting:
+    def __init__(self, policy: Any = "fail") -> None:
+        self.kafka = FakeKafka()
+        self.clock = ManualClock(0)
+        topic_id = self.kafka.create("a", 2)
+        self.p0, self.p1 = TopicPartition("a", topic_id, 0), TopicPartition("a", topic_id, 1)
+        self.consumers: list[FakeConsumer] = []
+        self.evidence = FakeEvidence(self.kafka)
+        self.receiver = KafkaReceiver(
+            {},
+            on_lost_offsets=policy,
+            jumps=Jumps(lambda: self.evidence),
+            clock=self.clock,
+            consumer_factory=self._consumer,
+        )
+
+    def _consumer(self, config: dict[str, Any]) -> FakeConsumer:
+        self.config = config
+        self.consumers.append(FakeConsumer(self.kafka, config))
+        return self.consumers[-1]
+
+    def fetch(self) -> list[RecordChunk | Gap]:
+        found: list[RecordChunk | Gap] = []
+        for _ in range(5):
+            found += self.receiver.fetch(0)
+        return found
+
+    def ranges(self) -> list[OffsetRange]:
+        return [each for event in self.fetch() if isinstance(event, RecordChunk) for each in event.ranges]
+
+    def state(self, partition: TopicPartition) -> FetchState:
+        return next(each.state for each in self.receiver.status() if each.partition == partition)
+
+
+def test_reads_from_the_position_to_the_end() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"%d" % n for n in range(10)])
+    setting.receiver.assign(setting.p0, 4)
+    assert setting.ranges() == [OffsetRange(setting.p0, 4, 10, 6)]
+    assert setting.state(setting.p0) is FetchState.AT_END
+
+
+def test_the_position_passes_control_records() -> None:
+    setting = Setting()
+    setting.evidence.transactions = True
+    setting.kafka.produce("a", 0, b"1", CONTROL, b"2", CONTROL, CONTROL)
+    setting.receiver.assign(setting.p0, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 5, 2)]
+    setting.kafka.produce("a", 0, CONTROL)
+    assert setting.ranges() == [OffsetRange(setting.p0, 5, 6, 0)]
+    assert setting.receiver.excused_offsets == 4
+
+
+def test_lost_offsets_fail_their_partition_and_no_other() -> None:
+    setting = Setting()
+    for partition in (0, 1):
+        setting.kafka.produce("a", partition, *[b"x"] * 10)
+    setting.kafka.expire("a", 0, 6)
+    setting.receiver.assign(setting.p0, 2)
+    setting.receiver.assign(setting.p1, 0)
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 10, 10)]
+    (status,) = [each for each in setting.receiver.status() if each.state is FetchState.FAILED]
+    assert status.partition == setting.p0
+    assert "[2, 6) are gone" in (status.error or "")
+
+
+def test_lost_offsets_are_a_gap_under_reset() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"x"] * 10)
+    setting.kafka.expire("a", 0, 6)
+    setting.receiver.assign(setting.p0, 2)
+    gap, chunk = setting.fetch()
+    assert isinstance(gap, Gap)
+    assert (gap.from_offset, gap.until_offset) == (2, 6)
+    assert isinstance(chunk, RecordChunk)
+    assert chunk.ranges == (OffsetRange(setting.p0, 6, 10, 4),)
+
+
+def test_a_log_that_ends_before_the_position_fails_and_says_what_was_taken_back() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x"] * 3)
+    setting.receiver.assign(setting.p0, 7)
+    (gap,) = setting.fetch()
+    assert isinstance(gap, Gap)
+    assert (gap.from_offset, gap.until_offset, gap.taken_back) == (3, 7, True)
+    assert setting.receiver.lost_offsets == 4
+    assert setting.state(setting.p0) is FetchState.FAILED
+    assert "[3, 7)" in (setting.receiver.status()[0].error or "")
+
+
+def test_a_log_that_ends_before_the_position_is_read_on_once_it_has_reached_it_under_reset() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"x"] * 5)
+    setting.receiver.assign(setting.p0, 7)
+    events = setting.fetch()
+    setting.clock.advance(1_000)
+    events += setting.fetch()
+    # Told once, and what is taken back besides by itself.
+    assert told(events) == [("gap", 5, 7)]
+    del setting.kafka.logs["a", 0].entries[2:]
+    setting.clock.advance(60_000)
+    assert told(setting.fetch()) == [("gap", 2, 5)]
+    assert setting.state(setting.p0) is FetchState.BACKING_OFF
+    assert setting.receiver.lost_offsets == 5
+    setting.kafka.produce("a", 0, *[b"y"] * 9)
+    setting.clock.advance(60_000)
+    assert told(setting.fetch()) == [("records", 7, 11)]
+
+
+def test_damage_is_fetched_again_with_backoff_while_others_go_on() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, b"0", b"1", DAMAGED, b"3")
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 2, 2)]
+    assert setting.state(setting.p0) is FetchState.BACKING_OFF
+    setting.kafka.produce("a", 1, b"0")
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 1, 1)]
+    setting.kafka.logs["a", 0].entries[2] = FakeEntry(b"2")
+    assert setting.ranges() == []
+    setting.clock.advance(1_000)
+    assert setting.ranges() == [OffsetRange(setting.p0, 2, 4, 2)]
+
+
+def test_what_fails_for_a_day_is_fetched_again_each_minute() -> None:
+    """A day has over a thousand tries: a power of two of as many is no float."""
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, DAMAGED)
+    setting.receiver.assign(setting.p0, 0)
+    for _ in range(1_200):
+        setting.receiver.fetch(0)
+        setting.clock.advance(60_000)
+    setting.kafka.logs["a", 0].entries[0] = FakeEntry(b"0")
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 1, 1)]
+
+
+def test_lasting_damage_fails_the_partition() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, b"0", DAMAGED, b"2")
+    setting.receiver.assign(setting.p0, 0)
+    for _ in range(10):
+        setting.fetch()
+        setting.clock.advance(60_000)
+    assert setting.state(setting.p0) is FetchState.FAILED
+
+
+@pytest.mark.parametrize("rest", [[b"2", b"3"], []])
+def test_lasting_damage_is_a_gap_under_reset_once_there_is_a_record_after_it(rest: list[bytes]) -> None:
+    """The end of the log is told by a broker that can read nothing of it, too."""
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, b"0", DAMAGED, *rest)
+    setting.receiver.assign(setting.p0, 0)
+    events: list[RecordChunk | Gap] = []
+    for _ in range(12):
+        events += setting.fetch()
+        setting.clock.advance(60_000)
+    if not rest:
+        assert setting.state(setting.p0) is FetchState.BACKING_OFF
+        assert "nothing after it can be read" in (setting.receiver.status()[0].error or "")
+        rest = [b"2"]
+        setting.kafka.produce("a", 0, *rest)
+    for _ in range(3):
+        events += setting.fetch()
+        setting.clock.advance(60_000)
+    gaps = [event for event in events if isinstance(event, Gap)]
+    assert [(gap.from_offset, gap.until_offset) for gap in gaps] == [(1, 2)]
+    assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 1 + len(rest)
+    assert setting.receiver.partitions == {setting.p0: 2 + len(rest)}
+    position = 0
+    for event in events:
+        for each in [event] if isinstance(event, Gap) else event.ranges:
+            assert each.from_offset == position
+            position = each.until_offset
+
+
+def test_unassigned_partitions_are_not_read_and_the_others_go_on() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    setting.receiver.unassign(setting.p0)
+    for partition in (0, 1):
+        setting.kafka.produce("a", partition, b"x")
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 1, 1)]
+
+
+def test_a_failed_commit_is_counted_and_repeated() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.kafka.fail_commits = KafkaError(KafkaError.UNKNOWN_MEMBER_ID, "another member")
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.fetch()
+    assert setting.receiver.commits.failures == 1
+    assert "another member" in (setting.receiver.commits.last_error or "")
+    setting.kafka.fail_commits = None
+    setting.receiver.commits.note([OffsetRange(setting.p1, 0, 3, 3)])
+    setting.fetch()
+    assert setting.kafka.committed == {("a", 0): 5, ("a", 1): 3}
+    assert setting.receiver.commits.open == 0
+
+
+def test_nothing_is_committed_past_the_lease() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.commits.allow_until(setting.clock.monotonic() + 10)
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.clock.advance(11_000)
+    setting.fetch()
+    assert setting.kafka.committed == {}
+
+
+def test_what_is_stored_is_committed_within_the_lease() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.commits.allow_until(setting.clock.monotonic() + 10)
+    setting.receiver.commits.note([OffsetRange(setting.p0, 0, 5, 5)])
+    setting.clock.advance(9_000)
+    setting.fetch()
+    assert setting.kafka.committed == {("a", 0): 5}
+
+
+def test_a_fatal_error_of_the_client_ends_it() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.consumers[0].events = [Message(error=KafkaError(KafkaError._FATAL, "fenced", True))]
+    with pytest.raises(KafkaClientError, match="fenced"):
+        setting.receiver.fetch(0)
+
+
+def test_an_error_of_a_topic_is_its_partitions_until_it_goes_on() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.fetch()
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "not yours")
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=-1001, error=error)]
+    setting.receiver.fetch(0)
+    assert "not yours" in (setting.receiver.status()[0].error or "")
+    setting.kafka.produce("a", 0, b"x")
+    setting.fetch()
+    assert setting.receiver.status()[0].error is None
+
+
+def test_large_records_are_fetched_a_few_at_a_time() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x" * 1_000_000] * 40)
+    setting.receiver.assign(setting.p0, 0)
+    chunks = [event for event in setting.fetch() if isinstance(event, RecordChunk)]
+    assert sum(chunk.records for chunk in chunks) == 40
+    assert max(chunk.nbytes for chunk in chunks) <= 16 * 1024 * 1024
+
+
+def told(events: list[RecordChunk | Gap]) -> list[tuple[str, int, int]]:
+    return [
+        ("gap" if isinstance(event, Gap) else "records", each.from_offset, each.until_offset)
+        for event in events
+        for each in ([event] if isinstance(event, Gap) else event.ranges)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+@pytest.mark.parametrize("rest", [[b"3", b"4"], []])
+def test_a_jump_without_a_reason_is_a_gap_in_its_place(policy: str, rest: list[bytes]) -> None:
+    setting = Setting(policy)
+    setting.kafka.produce("a", 0, b"0", GONE, GONE, *rest)
+    setting.kafka.produce("a", 1, b"0", b"1")
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    events = setting.fetch()
+    of_p0 = [("records", 0, 1), ("gap", 1, 3), *([("records", 3, 5)] if rest else [])]
+    assert sorted(told(events)) == sorted([*of_p0, ("records", 0, 2)])
+    assert setting.receiver.partitions == {setting.p0: 3 + len(rest), setting.p1: 2}
+    assert setting.receiver.lost_offsets == 2
+    assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 3 + len(rest)
+    assert setting.state(setting.p0) is FetchState.AT_END
+
+
+def test_each_jump_is_a_gap_of_its_own() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, GONE, b"1", GONE, GONE, b"4", GONE)
+    setting.receiver.assign(setting.p0, 0)
+    expected = [("gap", 0, 1), ("records", 1, 2), ("gap", 2, 4), ("records", 4, 5), ("gap", 5, 6)]
+    assert told(setting.fetch()) == expected
+
+
+def test_while_kafka_does_not_say_why_it_jumped_the_partition_waits_and_no_other() -> None:
+    setting = Setting()
+    setting.evidence.silent = True
+    setting.kafka.produce("a", 0, b"0", GONE, b"2")
+    setting.kafka.produce("a", 1, b"0")
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    assert sorted(told(setting.fetch())) == [("records", 0, 1), ("records", 0, 1)]
+    assert setting.state(setting.p0) is FetchState.BACKING_OFF
+    setting.kafka.produce("a", 1, b"1")
+    assert told(setting.fetch()) == [("records", 1, 2)]
+    setting.evidence.silent = False
+    setting.clock.advance(1_000)
+    assert told(setting.fetch()) == [("gap", 1, 2), ("records", 2, 3)]
+
+
+@pytest.mark.parametrize("at_once", [2, 1_000])
+def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap(at_once: int) -> None:
+    setting = Setting("reset")
+    batch = FakeEntry(None, kind="damaged", base_offset=3)
+    setting.kafka.produce("a", 0, *[b"0"] * 3, *[batch] * 300, *[b"1"] * 5)
+    setting.receiver.assign(setting.p0, 0)
+    events: list[RecordChunk | Gap] = []
+    for _ in range(60):
+        events += setting.receiver.fetch(0, at_once)
+        setting.clock.advance(60_000)
+    ranges = told(events)
+    assert ("gap", 3, 303) in ranges
+    assert [until for _, _, until in ranges[:-1]] == [begin for _, begin, _ in ranges[1:]]
+    assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 8
+    assert setting.receiver.partitions == {setting.p0: 308}
+    assert setting.receiver.lost_offsets == 300
+
+
+@pytest.mark.parametrize("bases", [True, False])
+def test_records_between_damaged_batches_are_read_and_each_batch_is_a_gap(bases: bool) -> None:
+    setting = Setting("reset")
+    first = FakeEntry(None, kind="damaged", base_offset=0 if bases else None)
+    second = FakeEntry(None, kind="damaged", base_offset=15 if bases else None)
+    setting.kafka.produce("a", 0, *[first] * 10, *[b"1"] * 5, *[second] * 25, *[b"2"] * 10)
+    setting.receiver.assign(setting.p0, 0)
+    events: list[RecordChunk | Gap] = []
+    for _ in range(300):
+        events += setting.receiver.fetch(0)
+        setting.clock.advance(60_000)
+    assert told(events) == [("gap", 0, 10), ("records", 10, 15), ("gap", 15, 40), ("records", 40, 50)]
+    assert setting.receiver.lost_offsets == 35
+
+
+def test_an_offset_out_of_range_says_nothing_of_what_may_be_damaged() -> None:
+    """While the end of damage is looked for, too: the offset that is tried may be a good one."""
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[FakeEntry(None, kind="damaged", base_offset=0)] * 4, *[b"1"] * 8)
+    setting.receiver.assign(setting.p0, 0)
+    events: list[RecordChunk | Gap] = []
+    for number in range(120):
+        if number % 2 and setting.receiver.status()[0].state is FetchState.BACKING_OFF:
+            error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "requested offset not available")
+            setting.consumers[0].events = [Message(topic="a", partition=0, offset=4, error=error)]
+        events += setting.receiver.fetch(0)
+        setting.clock.advance(60_000)
+    assert told(events) == [("gap", 0, 4), ("records", 4, 12)]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_offset_out_of_range_beside_damage_is_the_clients_confusion(order: tuple[int, int]) -> None:
+    """librdkafka goes on at an offset that is none after a damaged batch, if other partitions came with it."""
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"x"] * 10)
+    setting.receiver.assign(setting.p0, 4)
+    errors = [
+        KafkaError(KafkaError._BAD_MSG, "failed CRC32C check"),
+        KafkaError(KafkaError._AUTO_OFFSET_RESET, "requested offset not available"),
+    ]
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=4, error=errors[each]) for each in order]
+    setting.receiver.fetch(0)
+    assert setting.state(setting.p0) is FetchState.BACKING_OFF
+    setting.clock.advance(1_000)
+    assert setting.ranges() == [OffsetRange(setting.p0, 4, 10, 6)]
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_a_truncated_log_is_told_of_although_the_offset_is_there_again(policy: str) -> None:
+    setting = Setting(policy)
+    setting.kafka.produce("a", 0, *[b"new"] * 10)
+    setting.receiver.assign(setting.p0, 6)
+    text = "Partition log truncation detected at offset 6: broker end offset is 4 (offset leader epoch 2)"
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET, text)
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=6, error=error)]
+    assert told(setting.receiver.fetch(0)) == [("gap", 4, 6)]
+    assert "[4, 6)" in (setting.receiver.status()[0].error or "")
+    setting.clock.advance(1_000)
+    assert told(setting.fetch()) == ([] if policy == "fail" else [("records", 6, 10)])
+    assert setting.state(setting.p0) is (FetchState.FAILED if policy == "fail" else FetchState.AT_END)
+
+
+def test_a_truncated_log_fails_its_partition_where_it_is_not_known_what_was_cut_off() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"new"] * 10)
+    setting.receiver.assign(setting.p0, 6)
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "Partition log truncation detected at offset 6")
+    setting.consumers[0].events = [Message(topic="a", partition=0, offset=6, error=error)]
+    assert told(setting.fetch()) == [("gap", 6, 6)], "to be told of, with no offsets to name"
+    assert setting.state(setting.p0) is FetchState.FAILED
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_a_log_that_was_cut_off_and_grew_again_while_nobody_read_is_told_of(policy: str) -> None:
+    setting = Setting(policy)
+    setting.kafka.produce("a", 0, *[b"old"] * 6)
+    setting.kafka.elect("a", 0, high=4)
+    setting.kafka.produce("a", 0, *[b"new"] * 6)
+    setting.receiver.assign(setting.p0, 6, EpochEnd(0, 6))
+    assert told(setting.fetch()) == [("gap", 4, 6)]
+    setting.clock.advance(1_000)
+    assert told(setting.fetch()) == ([] if policy == "fail" else [("records", 6, 10)])
+    # Told once: who sets it going again goes on at the position.
+    setting.receiver.assign(setting.p0, setting.receiver.partitions[setting.p0], EpochEnd(0, 6))
+    assert told(setting.fetch()) == ([("records", 6, 10)] if policy == "fail" else [])
+    assert setting.state(setting.p0) is FetchState.AT_END
+
+
+def test_elections_that_took_nothing_back_are_no_trouble() -> None:
+    setting = Setting()
+    for _ in range(3):
+        setting.kafka.produce("a", 0, b"1", b"2", CONTROL)
+        setting.kafka.elect("a", 0)
+    setting.evidence.transactions = True
+    # The last record is of the last but one epoch, and control records follow it, of that and of the next one.
+    setting.kafka.produce("a", 0, CONTROL)
+    setting.receiver.assign(setting.p0, 10, EpochEnd(2, 8))
+    assert setting.ranges() == []
+    assert setting.state(setting.p0) is FetchState.AT_END
+    setting.kafka.produce("a", 0, b"3")
+    assert setting.ranges() == [OffsetRange(setting.p0, 10, 11, 1)]
+    assert setting.receiver.below_position == 0
+    ends = setting.receiver.leader_epochs
+    assert [ends.end_at(setting.p0, each) for each in (8, 10, 11)] == [EpochEnd(2, 8), EpochEnd(2, 8), EpochEnd(3, 11)]
+    setting.kafka.elect("a", 0)
+    setting.receiver.listen()
+    assert setting.fetch() == []
+    assert setting.state(setting.p0) is FetchState.AT_END
+
+
+def test_a_log_that_is_cut_off_while_receiving_pauses_is_told_of() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"old"] * 6)
+    setting.receiver.assign(setting.p0, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 6, 6)]
+    setting.receiver.listen()
+    setting.kafka.elect("a", 0, high=3)
+    setting.kafka.produce("a", 0, *[b"new"] * 6)
+    assert told(setting.fetch()) == [("gap", 3, 6)]
+
+
+@pytest.mark.parametrize("end", [EpochEnd(0, 2), EpochEnd(0, 3), EpochEnd(0, 12)])
+def test_what_an_epoch_is_known_by_may_be_gone_or_lie_beyond(end: EpochEnd) -> None:
+    """What lay between it and the position had no record, and retention took it; or positions were set back."""
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"1"] * 3, CONTROL, CONTROL, *[b"2"] * 5)
+    setting.kafka.expire("a", 0, 4)
+    setting.receiver.assign(setting.p0, 5, end)
+    setting.fetch()
+    setting.clock.advance(1_000)
+    setting.fetch()
+    assert setting.receiver.partitions == {setting.p0: 10}
+    assert setting.state(setting.p0) is FetchState.AT_END
+    assert setting.receiver.lost_offsets == 0
+
+
+def test_what_lies_far_behind_the_position_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_troubles, "_MOST_PASSED_AGAIN", 2)
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"1"] * 8)
+    setting.receiver.assign(setting.p0, 6, EpochEnd(0, 3))
+    assert setting.ranges() == [OffsetRange(setting.p0, 6, 8, 2)]
+    assert setting.receiver.below_position == 0
+
+
+def test_behind_a_gap_nothing_is_compared_with_what_was_before_it() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, *[b"1"] * 8)
+    setting.kafka.expire("a", 0, 6)
+    setting.receiver.assign(setting.p0, 3, EpochEnd(0, 3))
+    assert told(setting.fetch()) == [("gap", 3, 6), ("records", 6, 8)]
+
+
+def test_a_client_that_cannot_compare_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"1"] * 8)
+
+    def seek(self: FakeConsumer, partition: Any) -> None:
+        raise KafkaException(KafkaError(KafkaError._STATE, "not now"))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(FakeConsumer, "seek", seek)
+        setting.receiver.assign(setting.p0, 6, EpochEnd(0, 6))
+    assert setting.fetch() == []
+    assert "not now" in (setting.receiver.status()[0].error or "")
+    setting.clock.advance(1_000)
+    assert setting.ranges() == [OffsetRange(setting.p0, 6, 8, 2)]
+
+
+def test_a_partition_without_a_leader_says_so_until_it_has_one() -> None:
+    setting = Setting()
+    setting.receiver.assign(setting.p0, 0)
+    setting.receiver.assign(setting.p1, 0)
+    setting.fetch()
+
+    def leaders(*leaders: int) -> None:
+        known = {str(number): {"leader": leader} for number, leader in enumerate(leaders)}
+        setting.config["stats_cb"](json.dumps({"brokers": {}, "topics": {"a": {"partitions": known}}}))
+
+    leaders(-1, 1)
+    assert (setting.state(setting.p0), setting.state(setting.p1)) == (FetchState.LEADERLESS, FetchState.AT_END)
+    assert "no leader" in (setting.receiver.status()[0].error or "")
+    leaders(1, 1)
+    assert setting.state(setting.p0) is FetchState.FETCHING
+    assert setting.receiver.status()[0].error is None
+
+
+def test_listening_takes_no_record_and_reading_goes_on_after_it_where_it_was() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x"] * 4)
+    setting.receiver.assign(setting.p0, 0)
+    assert setting.ranges() == [OffsetRange(setting.p0, 0, 4, 4)]
+    setting.receiver.listen()
+    setting.kafka.produce("a", 0, *[b"x"] * 3)
+    setting.kafka.produce("a", 1, *[b"x"] * 2)
+    setting.receiver.assign(setting.p1, 1)
+    for _ in range(3):
+        setting.receiver.listen()
+    assert setting.receiver.partitions == {setting.p0: 4, setting.p1: 1}
+    assert set(setting.ranges()) == {OffsetRange(setting.p0, 4, 7, 3), OffsetRange(setting.p1, 1, 2, 1)}
+
+
+def test_a_partition_that_failed_stays_so_through_a_pause_and_one_that_backs_off_is_read_again() -> None:
+    setting = Setting()
+    setting.kafka.produce("a", 0, *[b"x"] * 10)
+    setting.kafka.expire("a", 0, 6)
+    setting.kafka.produce("a", 1, DAMAGED, b"x")
+    setting.receiver.assign(setting.p0, 2)
+    setting.receiver.assign(setting.p1, 0)
+    setting.fetch()
+    assert setting.state(setting.p1) is FetchState.BACKING_OFF
+    setting.kafka.logs["a", 1].entries[0] = FakeEntry(b"mended")
+    setting.receiver.listen()
+    setting.clock.advance(60_000)
+    setting.receiver.listen()
+    assert setting.ranges() == [OffsetRange(setting.p1, 0, 2, 2)]
+    assert setting.state(setting.p0) is FetchState.FAILED
+
+
+def test_the_client_is_heard_while_nothing_is_read() -> None:
+    """Its statistics would pile up in it, over a gigabyte a day with a hundred partitions."""
+    receiver = KafkaReceiver(
+        {
+            "bootstrap.servers": "127.0.0.1:1",
+            "group.id": "g",
+            "statistics.interval.ms": 10,
+            "log_level": 0,
+            "enable.auto.commit": False,
+        }
+    )
+    receiver.assign(TopicPartition("t", "id", 0), 0)
+    until = time.monotonic() + 30
+    while receiver.connected is None or receiver.client_error is None:
+        receiver.listen()
+        time.sleep(0.01)
+        assert time.monotonic() < until
+    receiver.close(0)

@@ -1,0 +1,408 @@
+"""A receiver that has no room: on its disk, or in its stream's budget. It lives, says so, and goes on by itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.batch.allocation import allocate
+from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.cleanup import clean_up
+from headrace.clock import ManualClock
+from headrace.ledger import EventKind, ReceiverState
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.rows import ReceiverRow
+from headrace.receiver import block_store, supervisor
+from headrace.receiver.block_store import STORE_TRIES
+from headrace.receiver.disk_reserve import DiskReserve, space_of
+from headrace.receiver.disk_room import room_for
+from headrace.receiver.log_budget import LogBudget
+from headrace.stream import Limits, Stream
+from headrace.stream.limits import MIB
+from headrace.testing.faulty_storage import FaultyStorage, WriteFault
+from headrace.wal.storage import open_storage
+
+MakeStream = Callable[..., Stream]
+Setting = Any
+"""The conftest's."""
+MakeSetting = Callable[[Stream], Setting]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_store, "_FIRST_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(block_store, "_LONGEST_LOOK_SECONDS", 0.2)
+
+
+@pytest.fixture
+def setting(make_stream: MakeStream, make_setting: MakeSetting) -> Setting:
+    made = make_setting(make_stream())
+    made.topic(1)
+    made.assign(0)
+    return made
+
+
+def receiver(setting: Setting) -> ReceiverRow:
+    (row,) = setting.ledger.receivers.list("air")
+    assert isinstance(row, ReceiverRow)
+    return row
+
+
+def paused_for(setting: Setting) -> str:
+    rows = setting.ledger.receivers.list("air")
+    return (rows[0].paused_reason or "") if rows else ""
+
+
+class Disk(FaultyStorage):
+    """Takes 100 bytes of each write while it is full. (The faulty storage sees to it that no poisoned file is written
+    to again.)"""
+
+    def __init__(self, storage: Any) -> None:
+        super().__init__(storage, _Faults())
+
+    @property
+    def full(self) -> bool:
+        return self.write_faults.full  # type: ignore[attr-defined,no-any-return]
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        self.write_faults.full = full  # type: ignore[attr-defined]
+
+    @property
+    def refused(self) -> int:
+        return self.write_faults.refused  # type: ignore[attr-defined,no-any-return]
+
+
+class _Faults(deque[WriteFault | None]):
+    full = True
+    refused = 0
+
+    def __bool__(self) -> bool:
+        return self.full
+
+    def popleft(self) -> WriteFault:
+        self.refused += 1
+        return WriteFault(100, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_pauses_the_receiver_and_it_goes_on_when_there_is_room(setting: Setting) -> None:
+    setting.kafka.produce("flights", 0, *[b"%d" % n for n in range(10)])
+    disk = Disk(setting.storage)
+    with setting.running(storage=disk) as running:
+        eventually(lambda: "disk is full" in paused_for(setting))
+        assert "No space left on device" in paused_for(setting)
+        # Longer than it would have tried for, and every heartbeat keeps the lease.
+        eventually(lambda: disk.refused > STORE_TRIES)
+        first = receiver(setting)
+        eventually(lambda: receiver(setting).lease_until_ms > first.lease_until_ms + 1_000)
+        assert receiver(setting).state is ReceiverState.RUNNING
+        assert receiver(setting).alive(setting.ledger.now_ms())
+        (told,) = setting.events(EventKind.RECEIVING_PAUSED)
+        assert (told["receiver"], told["cause"]) == ("air/records/0", "disk_full")
+        assert (setting.positions(), setting.kafka.committed) == ([0], {})
+        disk.full = False
+        eventually(lambda: setting.positions() == [10])
+        eventually(lambda: receiver(setting).paused_reason is None)
+        assert running.report is None, "it is the same receiver"
+        eventually(lambda: len(setting.events(EventKind.RECEIVING_RESUMED)) == 1)
+        setting.kafka.produce("flights", 0, b"more")
+        eventually(lambda: setting.positions() == [11])
+    assert len(setting.events(EventKind.RECEIVING_PAUSED)) == 1
+    assert receiver(setting).epoch == 1
+    assert [offset for _, offset, _ in setting.stored()] == list(range(11))
+
+
+def test_what_was_stored_before_the_disk_was_full_is_there_and_not_twice(setting: Setting) -> None:
+    disk = Disk(setting.storage)
+    disk.full = False
+    with setting.running(storage=disk):
+        for _ in range(3):
+            stored = setting.positions()[0]
+            setting.kafka.produce("flights", 0, b"a", b"b")
+            eventually(lambda stored=stored: setting.positions() == [stored + 2])  # type: ignore[misc]
+            disk.full = True
+            setting.kafka.produce("flights", 0, b"c")
+            eventually(lambda: "disk is full" in paused_for(setting))
+            disk.full = False
+            eventually(lambda stored=stored: setting.positions() == [stored + 3])  # type: ignore[misc]
+            eventually(lambda: not paused_for(setting))
+    assert [offset for _, offset, _ in setting.stored()] == list(range(9))
+
+
+def test_the_lag_grows_before_ones_eyes_while_nothing_is_fetched(setting: Setting) -> None:
+    disk = Disk(setting.storage)
+    setting.kafka.produce("flights", 0, b"first")
+    with setting.running(storage=disk):
+        eventually(lambda: "disk is full" in paused_for(setting))
+        setting.kafka.produce("flights", 0, *[b"x"] * 40)
+        eventually(lambda: receiver(setting).stats.get("total_lag", 0) >= 40)
+        disk.full = False
+        eventually(lambda: setting.positions() == [41])
+        eventually(lambda: receiver(setting).stats.get("total_lag") == 0)
+
+
+def test_no_write_is_tried_before_there_is_room(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    room = SimpleNamespace(there=False)
+
+    def room_for(url: str, nbytes: int) -> bool:
+        asked.append((url, nbytes))
+        return bool(room.there)
+
+    monkeypatch.setattr(supervisor, "room_for", room_for)
+    disk = Disk(setting.storage)
+    setting.kafka.produce("flights", 0, b"a")
+    with setting.running(storage=disk):
+        eventually(lambda: len(asked) >= 3)
+        assert disk.refused == 1
+        assert "disk is full" in paused_for(setting)
+        disk.full, room.there = False, True
+        eventually(lambda: setting.positions() == [1])
+    assert {url for url, _ in asked} == {setting.storage.url}
+    assert min(nbytes for _, nbytes in asked) >= 1 << 20, "more than what waits, or it would be full again at once"
+
+
+def test_a_stop_does_not_wait_for_a_full_disk(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_DRAIN_PATIENCE_SECONDS", 0.5)
+    setting.kafka.produce("flights", 0, b"a")
+    running = setting.start(storage=Disk(setting.storage))
+    eventually(lambda: "disk is full" in paused_for(setting))
+    setting.ledger.jobs.request_stop("air", "a person")
+    report = running.join()
+    assert report.state is ReceiverState.FAILED
+    assert "could not be stored in time" in (report.error or "")
+    assert receiver(setting).paused_reason is None
+    assert (setting.positions(), setting.stored()) == ([0], [])
+
+
+def test_a_receiver_that_is_replaced_while_its_disk_is_full_stores_nothing_more(setting: Setting) -> None:
+    setting.kafka.produce("flights", 0, b"a")
+    disk = Disk(setting.storage)
+    zombie = setting.start(storage=disk)
+    eventually(lambda: "disk is full" in paused_for(setting))
+    with setting.running():
+        eventually(lambda: setting.positions() == [1])
+        disk.full = False
+        assert zombie.join().state is ReceiverState.LOST
+    assert setting.stored() == [(0, 0, b"a")]
+
+
+def test_some_of_a_disk_is_left_to_others() -> None:
+    """Of a small disk a part, of a large one a fixed size; and it takes some more to go on than to pause."""
+    clock = ManualClock(1_000)
+    for total, reserve in ((1_000 * MIB, 50), (1_000_000 * MIB, 256)):
+        space = SimpleNamespace(free=0)
+        found = DiskReserve(lambda space=space, total=total: (space.free, total), clock)  # type: ignore[misc]
+        for free, pauses in ((reserve + 1, False), (reserve - 1, True), (1.4 * reserve, True), (1.6 * reserve, False)):
+            space.free = int(free * MIB)
+            clock.advance(1_000)
+            reason = found.look()
+            assert (reason is not None) is pauses, (total, free)
+            assert reason is None or f"{reserve:.1f} MiB are left" in reason
+
+
+def test_an_object_store_has_no_reserve_and_a_folder_that_is_not_there_yet_has_its_parents(tmp_path: Path) -> None:
+    assert space_of("s3://bucket/air") is None
+    assert DiskReserve(lambda: None, ManualClock(1_000)).look() is None
+    space = space_of((tmp_path / "not" / "yet").as_uri())
+    assert space is not None
+    assert 0 < space[0] < space[1]
+    assert room_for((tmp_path / "not" / "yet").as_uri(), 1_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+RECORDS = 3_000
+BUDGET = 150_000
+
+
+def backlogged(make_stream: MakeStream, make_setting: MakeSetting) -> Setting:
+    """A stream whose log is at its budget after less than half of what Kafka has."""
+    # What is queued is small beside the budget, so that it may be exceeded by little on however slow a machine.
+    limits = Limits(
+        max_log_bytes=BUDGET,
+        segment_bytes=20_000,
+        segment_interval="1 s",
+        max_rate=1_500,
+        max_queued_blocks=2,
+        max_block_bytes=16_384,
+    )
+    setting = make_setting(make_stream(limits=limits))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[os.urandom(150) for _ in range(RECORDS)])
+    return setting
+
+
+class BatchRuns:
+    """The stream's batch DAG, in the hands of a test."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.storage = open_storage(setting.stream.storage.url)
+
+    def run(self) -> bool:
+        """Run the oldest batch that waits, and clean up; whether there was one."""
+        ledger, stream = self.setting.ledger, self.setting.stream
+        time_ms = ledger.batches.next_unclaimed("air")
+        if time_ms is not None and time_ms <= ledger.now_ms():
+            allocate(stream, ledger, self.storage, time_ms)
+            attempt = ledger.batches.begin_attempt("air", time_ms, holder="test", way="connect", lease_ms=60_000)
+            for output in attempt.outputs:
+                ledger.batches.record_output(attempt, output, {})
+            ledger.batches.complete_attempt(attempt)
+            write_checkpoint(stream, ledger, self.storage, time_ms)
+        clean_up(stream, ledger, self.storage)
+        return time_ms is not None
+
+
+def test_a_backlog_pauses_receiving_at_the_budget_and_nothing_needed_is_deleted(
+    make_stream: MakeStream, make_setting: MakeSetting
+) -> None:
+    setting = backlogged(make_stream, make_setting)
+    runs = BatchRuns(setting)
+    with setting.running() as running:
+        eventually(lambda: "max_log_bytes" in paused_for(setting))
+        assert 0 < setting.positions()[0] < RECORDS
+        eventually(lambda: receiver(setting).stats.get("queued_blocks") == 0)
+        held = setting.stored()
+        # Batches far behind: cleanup runs, and finds nothing that it may delete.
+        beat = receiver(setting).heartbeat_ms
+        eventually(lambda: receiver(setting).heartbeat_ms > beat + 1_500)
+        clean_up(setting.stream, setting.ledger, runs.storage)
+        assert setting.stored() == held
+        assert [offset for _, offset, _ in held] == list(range(setting.positions()[0]))
+        stored = setting.ledger.segments.stored_bytes("air")
+        # By what was queued already at the most.
+        assert BUDGET <= stored < 2 * BUDGET
+        assert receiver(setting).stats["total_lag"] == RECORDS - setting.positions()[0]
+        assert receiver(setting).alive(setting.ledger.now_ms())
+        assert not setting.ledger.receivers.unsealed("air", receiver(setting).heartbeat_ms - 1_000), "batches go on"
+        # Then all is caught up.
+        until = time.monotonic() + 60
+        while setting.positions() != [RECORDS] or runs.run():
+            assert time.monotonic() < until, setting.positions()
+            runs.run()
+            time.sleep(0.05)
+        eventually(lambda: not paused_for(setting))
+        assert running.report is None
+    paused, resumed = (setting.events(kind) for kind in (EventKind.RECEIVING_PAUSED, EventKind.RECEIVING_RESUMED))
+    assert {each["cause"] for each in paused} == {"log_budget"}
+    assert len(resumed) == len(paused) >= 1
+    batches = setting.ledger.batches.list("air", 1_000)
+    assert sum(each.records for each in batches) == RECORDS
+    assert setting.ledger.gaps.list("air") == []
+
+
+class Segments:
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.asked = 0
+        self.away = False
+
+    def stored_bytes(self, _: str) -> int:
+        self.asked += 1
+        if self.away:
+            raise LedgerUnavailableError("it does not answer")
+        return self.bytes
+
+
+def budget(stream: Any, own: Callable[[], int] = lambda: 0) -> tuple[LogBudget, Segments, ManualClock]:
+    segments, clock = Segments(), ManualClock(1_000)
+    ledger: Any = SimpleNamespace(segments=segments)
+    return LogBudget(stream, ledger, 1_000, own, clock), segments, clock
+
+
+def test_it_goes_on_well_below_the_budget_and_not_just_below(make_stream: MakeStream) -> None:
+    found, segments, clock = budget(make_stream())
+    for size, pauses in ((999, False), (1_000, True), (950, True), (901, True), (899, False), (950, False)):
+        segments.bytes = size
+        clock.advance(1_000)
+        assert (found.look() is not None) is pauses, size
+
+
+def test_what_a_receiver_stores_itself_counts_before_the_ledger_is_asked_again(make_stream: MakeStream) -> None:
+    own = SimpleNamespace(bytes=0)
+    found, segments, _ = budget(make_stream(), lambda: int(own.bytes))
+    segments.bytes = 400
+    assert found.look() is None
+    own.bytes, segments.bytes = 500, 900
+    assert found.look() is None
+    assert segments.asked == 1
+    own.bytes, segments.bytes = 600, 1_000
+    assert found.look() is not None
+    assert segments.asked == 2
+
+
+def test_a_ledger_that_does_not_answer_changes_nothing(make_stream: MakeStream) -> None:
+    own = SimpleNamespace(bytes=0)
+    found, segments, clock = budget(make_stream(), lambda: int(own.bytes))
+    segments.bytes = 1_000
+    assert found.look() is not None
+    segments.away = True
+    clock.advance(5_000)
+    assert found.look() is not None
+    own.bytes = 5_000
+    assert found.look() is not None
+
+
+@pytest.mark.parametrize(
+    ("batch_by", "held", "pauses"),
+    [
+        ("timestamp", ([], None, []), False),
+        ("timestamp", ([], 1_000, ["a partition"]), False),
+        ("timestamp", ([], 1_000, []), True),
+        ("timestamp", (["a batch"], 1_000, ["a partition"]), True),
+        ("arrival", ([], 1_000, ["a partition"]), True),
+    ],
+)
+def test_receiving_goes_on_only_where_nothing_else_can_make_room(
+    make_stream: MakeStream, batch_by: str, held: tuple[list[str], int | None, list[str]], pauses: bool
+) -> None:
+    """``held``: batches to be finished, the time that waits to be claimed, what has not passed it."""
+    segments = Segments()
+    segments.bytes = 2_000
+    ledger: Any = SimpleNamespace(
+        segments=segments,
+        batches=SimpleNamespace(list=lambda *_: held[0], next_unclaimed=lambda _: held[1]),
+        positions=SimpleNamespace(unpassed=lambda *_: held[2]),
+    )
+    found = LogBudget(make_stream(batch_by=batch_by), ledger, 1_000, lambda: 0, ManualClock(1_000))
+    assert (found.look() is not None) is pauses
+
+
+def test_by_timestamp_a_batch_that_waits_for_its_records_gets_them(
+    make_stream: MakeStream, make_setting: MakeSetting
+) -> None:
+    """No batch could ever complete, and so nothing be deleted, if receivers paused for the one that waits for them."""
+    setting = make_setting(make_stream(batch_by="timestamp", limits=Limits(max_log_bytes=1_000)))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[os.urandom(100) for _ in range(200)])
+    with setting.running() as running:
+        eventually(lambda: setting.positions() == [200])
+        assert setting.ledger.segments.stored_bytes("air") > 1_000
+        first_ms = setting.ledger.batches.next_unclaimed("air")
+        eventually(lambda: not setting.ledger.positions.unpassed("air", first_ms))
+        # It has all that it can get, and nobody runs it: that is a backlog as any other.
+        eventually(lambda: "max_log_bytes" in paused_for(setting))
+        assert running.report is None

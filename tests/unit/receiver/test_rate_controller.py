@@ -1,0 +1,338 @@
+"""Rates from the batches of a real ledger whose clock a test holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.clock import ManualClock
+from headrace.ledger import Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.ledger.rows import Attempt, JobLease
+from headrace.receiver.rate_controller import RateController, ran_at_once, waited_ms
+from headrace.stream import Limits, Stream
+from headrace.stream.limits import Backpressure
+
+NOW_MS = 1_700_000_000_000
+SETTINGS = Backpressure(min_rate=10.0)
+ON = Limits(backpressure=SETTINGS)
+
+
+class Batches:
+    """A stream of two receivers, each with a partition, and batches of it that take as long as a test says."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.clock = ManualClock(NOW_MS)
+        self.ledger = Ledger.open(stream.ledger, clock=self.clock)
+        self.ledger.streams.register(
+            "air",
+            stream.to_json(),
+            batch_interval_ms=1_000,
+            block_interval_ms=100,
+            outputs=stream.steps,
+            max_concurrent_batches=stream.limits.max_concurrent_batches,
+        )
+        self.job = self.ledger.jobs.acquire("air", holder="test", lease_ms=3_600_000)
+        row = self.ledger.topics.observe(self.job, "records", "flights", "id-1", 2)
+        self.partitions = [TopicPartition("flights", "id-1", n, row.incarnation) for n in range(2)]
+        self.ledger.positions.ensure_all(self.job, "records", dict.fromkeys(self.partitions, 0))
+        self.ledger.positions.assign(self.job, "records", {p: n for n, p in enumerate(self.partitions)})
+        self.ids = [ReceiverId("air", "records", index) for index in range(2)]
+        self.leases = [
+            self.ledger.receivers.register(self.job, each, host="here", lease_ms=3_600_000) for each in self.ids
+        ]
+        self.sequence = 0
+        self.next_offsets = [0, 0]
+
+    def controller(self, stream: Stream | None = None, job: JobLease | None = None) -> RateController:
+        made = RateController(stream or self.stream, self.ledger, job or self.job, self.clock)
+        made.begin()
+        return made
+
+    def receive(self, *records: int) -> int:
+        """So many records of each receiver; their batch time, by when the interval has ended."""
+        for lease, partition, count in zip(self.leases, self.partitions, records, strict=True):
+            if not count:
+                continue
+            first = self.next_offsets[partition.partition]
+            ranges = (OffsetRange(partition, first, first + count, count),)
+            handle = BlockHandle(f"s-{lease.receiver_id.index}-{lease.epoch}", self.sequence * 100, 100)
+            info = BlockInfo(
+                lease.receiver_id, lease.epoch, self.sequence, self.clock.now_ms(), handle, ranges, count, count * 10
+            )
+            added = self.ledger.blocks.add(lease, info)
+            self.next_offsets[partition.partition] = first + count
+            self.sequence += 1
+        time_ms = added.batch_time_ms
+        self.clock.advance(max(0, time_ms - self.clock.now_ms()))
+        return time_ms
+
+    def run(self, time_ms: int, processing_ms: int) -> None:
+        attempt = self.begin(time_ms)
+        self.clock.advance(processing_ms)
+        self.end(attempt)
+
+    def begin(self, time_ms: int) -> Attempt:
+        batches = self.ledger.batches
+        batches.seal("air", time_ms)
+        blocks = len(batches.blocks_of("air", time_ms))
+        batches.allocate("air", time_ms, manifest_uri="m", manifest_sha256="0" * 64, blocks_expected=blocks)
+        return batches.begin_attempt("air", time_ms, holder="test", way="connect", lease_ms=600_000)
+
+    def end(self, attempt: Attempt) -> None:
+        for output in attempt.outputs:
+            self.ledger.batches.record_output(attempt, output, {})
+        self.ledger.batches.complete_attempt(attempt)
+
+    def rates(self) -> list[float | None]:
+        rates = {row.receiver_id: row.max_rate for row in self.ledger.receivers.list("air")}
+        return [rates[each] for each in self.ids]
+
+
+@pytest.fixture
+def make_batches(make_stream: Callable[..., Stream]) -> Iterator[Callable[..., Batches]]:
+    made: list[Batches] = []
+
+    def make(limits: Limits = ON) -> Batches:
+        made.append(Batches(make_stream(receivers=2, limits=limits)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.ledger.close()
+
+
+def test_rates_are_published_when_batches_have_completed(make_batches: Callable[..., Batches]) -> None:
+    """The second one gives the first: each receiver's own records by the batch's time."""
+    batches = make_batches()
+    controller = batches.controller()
+    first = batches.receive(100, 300)
+    batches.run(first, 500)
+    controller.follow()
+    assert batches.rates() == [None, None]
+    batches.clock.advance(1_000)
+    second = batches.receive(100, 300)
+    batches.run(second, 400)
+    assert batches.rates() == [None, None]
+    controller.follow()
+    assert batches.rates() == [250.0, 750.0]
+
+
+def test_a_receiver_without_records_keeps_its_rate(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches()
+    controller = batches.controller()
+    for counts in ((100, 100), (100, 100), (0, 200)):
+        batches.run(batches.receive(*counts), 500)
+        controller.follow()
+        batches.clock.advance(1_000)
+    assert batches.rates() == [200.0, 400.0]
+
+
+def test_no_rate_is_below_the_least(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches()
+    controller = batches.controller()
+    for _ in range(2):
+        batches.run(batches.receive(1, 1), 900)
+        controller.follow()
+        batches.clock.advance(1_000)
+    assert batches.rates() == [10.0, 10.0]
+
+
+def test_a_backlog_makes_it_slower_than_batches_are(make_batches: Callable[..., Batches]) -> None:
+    """The second batch waits 3 s for the first: three intervals, of which a fifth counts (the integral factor)."""
+    batches = make_batches()
+    controller = batches.controller()
+    first = batches.receive(100, 100)
+    second = batches.receive(100, 100)
+    assert second == first + 1_000
+    batches.run(first, 3_000)
+    batches.run(second, 500)
+    controller.follow()
+    assert batches.rates() == [pytest.approx(200 * (1 - 0.2 * 3))] * 2
+
+
+def test_what_a_run_costs_before_spark_begins_is_no_backlog(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches()
+    controller = batches.controller()
+    for _ in range(2):
+        time_ms = batches.receive(100, 100)
+        batches.clock.advance(5_000)
+        batches.run(time_ms, 500)
+        controller.follow()
+        batches.clock.advance(1_000)
+    assert batches.rates() == [200.0, 200.0]
+
+
+def test_a_batch_waits_for_as_many_as_run_at_once() -> None:
+    class Row:
+        def __init__(self, time_ms: int, started_ms: int, ended_ms: int) -> None:
+            self.batch_time_ms, self.started_at_ms, self.completed_at_ms = time_ms, started_ms, ended_ms
+
+    rows: Any = [Row(1_000, 1_000, 9_000), Row(2_000, 2_000, 6_000), Row(3_000, 6_100, 7_000)]
+    assert waited_ms(rows[2], rows, 1) == 3_100, "no longer than until it began"
+    assert waited_ms(rows[2], rows, 2) == 3_000
+    assert waited_ms(rows[2], rows, 3) == 0
+    assert waited_ms(rows[0], rows, 1) == 0
+
+
+def test_batches_that_run_at_once_keep_up_together(make_batches: Callable[..., Batches]) -> None:
+    """Each takes one and a half intervals and two run at once: in that time they get through twice the records."""
+    batches = make_batches(Limits(backpressure=SETTINGS, max_concurrent_batches=2))
+    controller = batches.controller()
+    running: Attempt | None = None
+    for _ in range(10):
+        attempt = batches.begin(batches.receive(300, 600))
+        if running is not None:
+            batches.clock.advance(500)
+            batches.end(running)
+            controller.follow()
+        running = attempt
+    assert batches.rates() == [400.0, 800.0]
+
+
+def test_a_rate_does_not_fall_while_no_batch_has_waited(make_batches: Callable[..., Batches]) -> None:
+    """A batch of few records takes nearly as long as one of many."""
+    batches = make_batches()
+    controller = batches.controller()
+    for records, processing_ms in ((450, 900), (450, 900), (40, 800), (40, 800)):
+        batches.run(batches.receive(records, 50), processing_ms)
+        controller.follow()
+        batches.clock.advance(1_000)
+    assert batches.rates() == [500.0, 62.5]
+    first, second = batches.receive(450, 50), batches.receive(450, 50)
+    batches.run(first, 1_500)
+    controller.follow()
+    assert batches.rates() == [500.0, 62.5]
+    batches.run(second, 1_500)
+    batches.clock.advance(1_000)
+    controller.follow()
+    rates = batches.rates()
+    assert rates[0] == pytest.approx(300 * (1 - 0.2 * 1.5)), "from the rate that was in force"
+
+
+def test_how_many_ran_at_once() -> None:
+    class Row:
+        def __init__(self, time_ms: int, started_ms: int | None, ended_ms: int | None) -> None:
+            self.batch_time_ms, self.started_at_ms, self.completed_at_ms = time_ms, started_ms, ended_ms
+
+    batch: Any = Row(3_000, 3_000, 5_000)
+    before, after, running, ended, later = (
+        Row(1_000, 1_000, 3_500),
+        Row(4_000, 4_000, 6_000),
+        Row(4_100, 4_500, None),
+        Row(2_000, 2_000, 3_000),
+        Row(5_000, 5_000, None),
+    )
+    for others, most in (
+        ([], 1),
+        ([batch, ended, later, Row(6_000, None, None)], 1),
+        ([before, batch, after], 2),
+        ([before, after, running], 3),
+    ):
+        assert ran_at_once(batch, others) == most  # type: ignore[arg-type]
+
+
+def test_a_batch_that_is_run_again_tells_nothing(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches()
+    controller = batches.controller()
+    for _ in range(2):
+        batches.run(batches.receive(100, 100), 500)
+        controller.follow()
+        batches.clock.advance(1_000)
+    time_ms = batches.ledger.batches.list("air", 1)[0].batch_time_ms
+    attempt = batches.ledger.batches.begin_attempt(
+        "air", time_ms, holder="test", way="connect", lease_ms=600_000, force=True
+    )
+    batches.clock.advance(50_000)
+    for output in attempt.outputs:
+        batches.ledger.batches.record_output(attempt, output, {})
+    batches.ledger.batches.complete_attempt(attempt)
+    controller.follow()
+    assert batches.rates() == [200.0, 200.0]
+
+
+def test_the_next_tracker_goes_on_from_the_ledgers_rates(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches()
+    controller = batches.controller()
+    for _ in range(2):
+        batches.run(batches.receive(100, 100), 500)
+        controller.follow()
+        batches.clock.advance(1_000)
+    batches.ledger.jobs.release(batches.job)
+    job = batches.ledger.jobs.acquire("air", holder="next", lease_ms=3_600_000)
+    batches.leases = [
+        batches.ledger.receivers.register(job, each, host="here", lease_ms=3_600_000) for each in batches.ids
+    ]
+    second = batches.controller(job=job)
+    second.follow()
+    assert batches.rates() == [200.0, 200.0]
+    batches.clock.advance(1_000)
+    batches.run(batches.receive(100, 100), 250)
+    second.follow()
+    assert batches.rates() == [400.0, 400.0], "its first batch counts"
+
+
+def test_without_backpressure_no_rate_is_set_and_an_earlier_one_lifted(make_batches: Callable[..., Batches]) -> None:
+    batches = make_batches(Limits())
+    controller = batches.controller()
+    for _ in range(3):
+        batches.run(batches.receive(100, 100), 500)
+        controller.follow()
+        batches.clock.advance(1_000)
+    assert batches.rates() == [None, None]
+    batches.ledger.receivers.set_rate(batches.job, {batches.ids[1]: 50.0})
+    batches.controller()
+    assert batches.rates() == [None, None]
+
+
+def test_a_rate_that_could_not_be_told_is_told_later(
+    make_batches: Callable[..., Batches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = make_batches()
+    controller = batches.controller()
+    for _ in range(2):
+        batches.run(batches.receive(100, 100), 500)
+        batches.clock.advance(1_000)
+
+    def away(*_: Any) -> None:
+        raise LedgerUnavailableError("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches.ledger.receivers, "set_rate", away)
+        with pytest.raises(LedgerUnavailableError):
+            controller.follow()
+    batches.clock.advance(1_000)
+    controller.follow()
+    assert batches.rates() == [200.0, 200.0]
+
+
+def test_published_rates_reach_receivers(make_stream: Callable[..., Stream], make_setting: Callable[..., Any]) -> None:
+    setting = make_setting(make_stream())
+    setting.topic(1)
+    setting.assign(0)
+    receiver = ReceiverId("air", "records", 0)
+
+    def eventually(reached: int) -> None:
+        until = time.monotonic() + 25
+        while setting.positions() != [reached]:
+            assert time.monotonic() < until, "did not happen in time"
+            time.sleep(0.01)
+
+    with setting.running() as running:
+        setting.kafka.produce("flights", 0, b"first")
+        eventually(1)
+        setting.ledger.receivers.set_rate(setting.job, {receiver: 500.0})
+        # A heartbeat later it holds; what was read until then is no proof of it.
+        until = time.monotonic() + 25
+        while running.supervisor._limiter.rate != 500.0:
+            assert time.monotonic() < until, "the rate did not arrive in time"
+            time.sleep(0.01)
+        setting.kafka.produce("flights", 0, *[b"x"] * 1_000)
+        begun = time.monotonic()
+        eventually(1_001)
+        assert time.monotonic() - begun > 1.5

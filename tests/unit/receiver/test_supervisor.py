@@ -1,0 +1,502 @@
+"""A receiver's life with a real log and a real ledger, over a Kafka in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.receiver import lag_watch, supervisor, withheld_partitions
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.rate_limiter import RateLimiter
+from headrace.stream import Limits, Stream
+from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
+from headrace.wal import inheritance
+from headrace.wal.log_scan import scan_log
+from headrace.wal.storage import LogStorage
+
+MakeStream = Callable[..., Stream]
+Setting = Any
+"""The conftest's."""
+MakeSetting = Callable[[Stream], Setting]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def setting(make_stream: MakeStream, make_setting: MakeSetting) -> Setting:
+    made = make_setting(make_stream(receivers=2))
+    made.topic()
+    return made
+
+
+def test_receiver_life_cycle(setting: Setting) -> None:
+    setting.assign(0, 0)
+    with setting.running() as running:
+        setting.kafka.produce("flights", 0, b"a", b"b")
+        setting.kafka.produce("flights", 1, b"c")
+        eventually(lambda: setting.positions() == [2, 1])
+        assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b"), (1, 0, b"c")]
+        eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("records") == 3)
+        (row,) = setting.ledger.receivers.list("air")
+        assert row.state is ReceiverState.RUNNING
+        assert row.stats["lag"] == {"flights-0": 0, "flights-1": 0}
+        eventually(lambda: setting.kafka.committed == {("flights", 0): 2, ("flights", 1): 1})
+        report = running.end()
+    assert (report.state, report.records, report.error) == (ReceiverState.STOPPED, 3, None)
+    assert setting.ledger.receivers.list("air")[0].state is ReceiverState.STOPPED
+
+
+def test_a_stop_ordered_by_the_ledger_drains_what_was_read(setting: Setting) -> None:
+    setting.assign(0, 0)
+    running = setting.start()
+    setting.kafka.produce("flights", 0, *[b"x"] * 5_000)
+    eventually(lambda: setting.positions()[0] > 0)
+    setting.ledger.jobs.request_stop("air", "a person")
+    report = running.join()
+    assert report.state is ReceiverState.STOPPED
+    assert len(setting.stored()) == report.records == setting.positions()[0]
+
+
+def test_a_stop_stores_what_was_read_and_not_cut(make_stream: MakeStream, make_setting: MakeSetting) -> None:
+    # No block interval and no batch time is to end while this runs.
+    long = dict.fromkeys(("batch_interval", "block_interval"), timedelta(hours=12))
+    setting = make_setting(make_stream().model_copy(update=long))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[b"x"] * 5)
+    running = setting.start()
+    eventually(lambda: hasattr(running.supervisor, "_generator"))
+    eventually(lambda: running.supervisor._generator.queued[0] == 1)
+    assert setting.positions() == [0]
+    setting.ledger.jobs.request_stop("air", "a person")
+    report = running.join()
+    assert (report.state, report.records) == (ReceiverState.STOPPED, 5)
+    assert setting.positions() == [5]
+    assert len(setting.stored()) == 5
+
+
+def test_a_restarted_receiver_goes_on_at_the_ledgers_position(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+    setting.kafka.produce("flights", 0, b"b")
+    with setting.running():
+        eventually(lambda: setting.positions() == [2, 0])
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+def test_a_revoked_partition_is_drained_and_goes_over(setting: Setting) -> None:
+    setting.assign(0, 0)
+    with setting.running(0) as first, setting.running(1):
+        setting.kafka.produce("flights", 0, b"a")
+        setting.kafka.produce("flights", 1, b"b")
+        eventually(lambda: setting.positions() == [1, 1])
+        setting.assign(0, 1)
+        eventually(lambda: [row.receiver_index for row in setting.ledger.positions.list("air")] == [0, 1])
+        setting.kafka.produce("flights", 0, b"c")
+        setting.kafka.produce("flights", 1, b"d")
+        eventually(lambda: setting.positions() == [2, 2])
+        assert first.report is None
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"c"), (1, 0, b"b"), (1, 1, b"d")]
+
+
+def test_a_fenced_receiver_stores_nothing_more(setting: Setting) -> None:
+    setting.assign(0, 0)
+    zombie = setting.start()
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == [1, 0])
+    with setting.running():
+        setting.kafka.produce("flights", 0, b"b")
+        report = zombie.join()
+        eventually(lambda: setting.positions() == [2, 0])
+    assert report.state is ReceiverState.LOST
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+class BrokenDisk:
+    """Fails the next ``failures`` writes."""
+
+    def __init__(self, storage: Any, failures: list[int]) -> None:
+        self._storage, self._failures = storage, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def below(self, path: str) -> BrokenDisk:
+        return BrokenDisk(self._storage.below(path), self._failures)
+
+    def create_segment(self, path: str) -> Any:
+        if self._failures[0]:
+            self._failures[0] -= 1
+            raise OSError("no space left on device")
+        return self._storage.create_segment(path)
+
+
+def test_three_failures_to_store_are_survived(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    with setting.running(storage=BrokenDisk(setting.storage, [3])) as running:
+        eventually(lambda: setting.positions() == [1, 0])
+        assert running.end().state is ReceiverState.STOPPED
+    assert setting.stored() == [(0, 0, b"a")]
+
+
+def test_the_fourth_failure_ends_the_receiver_with_the_error_and_loses_nothing(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    report = setting.start(storage=BrokenDisk(setting.storage, [99])).join()
+    assert report.state is ReceiverState.FAILED
+    assert "no space left on device" in (report.error or "")
+    (row,) = setting.ledger.receivers.list("air")
+    assert (row.state, "no space left" in (row.last_error or "")) == (ReceiverState.FAILED, True)
+    assert setting.kafka.committed == {}
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+    assert setting.stored() == [(0, 0, b"a")]
+
+
+class ForgetfulBlocks:
+    """A ledger whose answers get lost: the first add happens, and is said to have failed."""
+
+    def __init__(self, blocks: Any) -> None:
+        self._blocks, self.lost = blocks, 0
+
+    def add(self, lease: Any, info: Any, epoch_ends: Any) -> Any:
+        added = self._blocks.add(lease, info, epoch_ends)
+        if not self.lost:
+            self.lost += 1
+            raise LedgerUnavailableError("the connection broke")
+        return added
+
+
+def test_a_block_whose_answer_was_lost_is_not_stored_twice(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    ledger = Ledger.open(setting.stream.ledger)
+    ledger.blocks = ForgetfulBlocks(ledger.blocks)  # type: ignore[assignment]
+    with setting.running(ledger=ledger) as running:
+        eventually(lambda: setting.positions() == [1, 0])
+        setting.kafka.produce("flights", 0, b"b")
+        eventually(lambda: setting.positions() == [2, 0])
+        assert running.end().state is ReceiverState.STOPPED
+    ledger.close()
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_going(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a", b"b")
+    log = setting.kafka.logs["flights", 0]
+    log.low, log.entries = 1, log.entries[1:]
+    with setting.running():
+        setting.kafka.produce("flights", 1, b"c")
+        eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
+        eventually(lambda: setting.positions() == [0, 1])
+        error = setting.ledger.positions.list("air")[0].error or ""
+        assert "[0, 1) are gone" in error
+        assert "start the receiver job anew" in error
+        log.low, log.entries = 0, [log.entries[0], *log.entries]
+        setting.ledger.positions.set_state(setting.job, "records", setting.partitions[:1], PartitionState.ACTIVE)
+        eventually(lambda: setting.positions() == [2, 1])
+
+
+def test_lost_offsets_are_a_gap_in_the_ledger_under_reset(
+    make_stream: MakeStream, make_setting: MakeSetting, fake_kafka: FakeKafka
+) -> None:
+    stream = make_stream(on_lost_offsets="reset")
+    setting = make_setting(stream)
+    setting.topic(1)
+    setting.assign(0)
+    fake_kafka.produce("flights", 0, *[b"%d" % n for n in range(10)])
+    fake_kafka.expire("flights", 0, 7)
+    with setting.running():
+        eventually(lambda: setting.positions() == [10])
+    assert [(gap.from_offset, gap.until_offset) for gap in setting.ledger.gaps.list("air")] == [(0, 7)]
+    assert [offset for _, offset, _ in setting.stored()] == [7, 8, 9]
+
+
+def test_records_of_a_topic_created_again_are_not_taken_for_the_old_ones(setting: Setting) -> None:
+    """Even where the new topic has reached the old position before anyone looked."""
+    setting.assign(0, 0)
+    with setting.running():
+        setting.kafka.produce("flights", 0, b"old")
+        eventually(lambda: setting.positions() == [1, 0])
+        old = setting.partitions
+        with setting.kafka.lock:
+            setting.kafka.create("flights", 2)
+            setting.kafka.produce("flights", 0, b"new 0", b"new 1")
+        eventually(lambda: any(row.stats.get("dropped") for row in setting.ledger.receivers.list("air")))
+        setting.partitions = old
+        assert setting.positions() == [1, 0]
+    assert setting.stored() == [(0, 0, b"old")]
+
+
+def torn_log(setting: Setting) -> tuple[LogStorage, str, bytes]:
+    """A receiver's log of one block, whose last 7 bytes a crash took: the log, the segment, and what it was."""
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    log = setting.storage.below("log")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+        (segment,) = log.list()
+    whole = log.read(segment)
+    log.write_atomically(segment, whole[:-7])
+    return log, segment, whole
+
+
+def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting) -> None:
+    log, segment, whole = torn_log(setting)
+    with setting.running():
+        eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("torn_tail_bytes", 0) > 0)
+    with setting.running():
+        pass
+    (event,) = setting.events(EventKind.LOG_REPAIRED)
+    assert (event["segment"], event["offset"] + event["bytes"]) == (segment, len(whole) - 7)
+    assert log.read(event["kept"]) == whole[event["offset"] : -7]
+    assert log.size(segment) == event["offset"]
+    assert setting.events(EventKind.LOG_DAMAGED) == []
+    setting.kafka.produce("flights", 0, b"b")
+    with setting.running():
+        eventually(lambda: setting.positions() == [2, 0])
+    assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+@pytest.mark.parametrize("how", ["the ledger is away", "killed before it told", "killed when it had told"])
+def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    log, segment, whole = torn_log(setting)
+    events = type(setting.ledger.events)
+    with monkeypatch.context() as patch:
+        plain = events.append
+
+        def append(self: Any, stream: str, kind: EventKind, *args: Any) -> None:
+            if kind is EventKind.LOG_REPAIRED:
+                if how == "killed when it had told":
+                    plain(self, stream, kind, *args)
+                elif how == "the ledger is away":
+                    raise LedgerUnavailableError("A failover.")
+                raise KeyError("killed")
+            plain(self, stream, kind, *args)
+
+        patch.setattr(events, "append", append)
+        assert setting.start(0).join().state is ReceiverState.FAILED
+    cut = log.size(segment)
+    assert cut < len(whole) - 7
+    for _ in range(2):
+        with setting.running():
+            eventually(lambda: setting.ledger.receivers.list("air")[0].state is ReceiverState.RUNNING)
+    (event,) = setting.events(EventKind.LOG_REPAIRED)
+    assert (event["segment"], event["offset"], event["bytes"]) == (segment, cut, len(whole) - 7 - cut)
+    assert log.read(event["kept"]) == whole[cut:-7]
+    assert log.list("torn-untold") == []
+
+
+def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setting) -> None:
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    log = setting.storage.below("log")
+    with setting.running():
+        eventually(lambda: setting.positions() == [1, 0])
+        (segment,) = log.list()
+    (block,) = setting.ledger.blocks.of_segment("air", segment)
+    torn = log.read(segment)[: block.info.handle.offset + 50]
+    log.write_atomically(segment, torn)
+    for _ in range(2):  # Neither life writes a block, so both find it.
+        with setting.running():
+            eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("log_damages", 0) > 0)
+    (event,) = setting.events(EventKind.LOG_DAMAGED)
+    assert (event["segment"], event["offset"], event["lost"]) == (segment, block.info.handle.offset, "flights-0[0, 1)")
+    assert log.read(segment) == torn
+
+
+def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger may have taken it: rebuilt from a log that denies it, it would lose it."""
+    monkeypatch.setattr("headrace.receiver.block_store.LEDGER_PATIENCE_SECONDS", 0.0)
+    plain = type(setting.ledger.blocks).add
+
+    def add(self: Any, *args: Any) -> Any:
+        added = plain(self, *args)
+        if setting.positions() == [2, 0]:
+            raise LedgerUnavailableError("The connection broke before the answer came.")
+        return added
+
+    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
+    setting.assign(0, 0)
+    setting.kafka.produce("flights", 0, b"a")
+    running = setting.start(0)
+    eventually(lambda: setting.positions() == [1, 0])
+    setting.kafka.produce("flights", 0, b"b")
+    report = running.join()
+    assert report.error is not None
+    assert "did not answer" in report.error
+    assert setting.positions() == [2, 0]
+    assert [each.accepted for each in scan_log(setting.storage.below("log")).settled()] == [True, None]
+
+
+def test_a_segment_that_ends_while_an_answer_is_awaited_does_not_deny_the_block(
+    make_stream: MakeStream, make_setting: MakeSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = make_setting(make_stream(limits=Limits(segment_interval=timedelta(milliseconds=1))))
+    setting.topic(1)
+    setting.assign(0)
+    plain = type(setting.ledger.blocks).add
+    ended: list[str] = []
+
+    def add(self: Any, *args: Any) -> Any:
+        added = plain(self, *args)
+        rows = {row.path: row for row in setting.ledger.segments.list("air")}
+        segment = args[1].handle.segment
+        if rows[segment].closed_at_ms is None:
+            # It is in the ledger, and the answer is lost until a heartbeat has ended the segment.
+            raise LedgerUnavailableError("The connection broke before the answer came.")
+        ended.append(segment)
+        return added
+
+    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
+    with setting.running():
+        for place, value in enumerate((b"a", b"b")):
+            setting.kafka.produce("flights", 0, value)
+            eventually(lambda place=place: len(ended) > place)  # type: ignore[misc]
+    assert setting.positions() == [2]
+    said = [each.accepted for each in scan_log(setting.storage.below("log")).settled()]
+    # The second header settles the first block; nothing was written behind the last one.
+    assert said == [True, None]
+
+
+def test_idle_positions_move_on_without_a_block(setting: Setting) -> None:
+    from headrace.testing.fake_kafka import FakeEntry
+
+    setting.assign(0, 0)
+    with setting.running():
+        setting.kafka.produce("flights", 0, FakeEntry(None, kind="control"))
+        eventually(lambda: setting.positions() == [1, 0])
+    assert setting.stored() == []
+
+
+def test_sealed_through_follows_the_ledgers_clock(setting: Setting) -> None:
+    setting.assign(0, 0)
+    with setting.running():
+        begun = setting.ledger.now_ms()
+        eventually(lambda: any(row.sealed_through_ms > begun + 500 for row in setting.ledger.receivers.list("air")))
+        assert setting.ledger.receivers.list("air")[0].sealed_through_ms <= setting.ledger.now_ms() + 50
+
+
+def test_a_receiver_keeps_to_its_rate(
+    make_stream: MakeStream, make_setting: MakeSetting, fake_kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    granted: list[int] = []
+    fetched: list[int | None] = []
+    spent: list[int] = []
+
+    class Noted(RateLimiter):
+        def grant(self, wanted: int) -> int:
+            granted.append(super().grant(wanted))
+            return granted[-1]
+
+        def spend(self, records: int) -> None:
+            spent.append(records)
+            super().spend(records)
+
+    plain = KafkaReceiver.fetch
+
+    def fetch(self: KafkaReceiver, timeout: float, max_records: int | None = None) -> Any:
+        fetched.append(max_records)
+        return plain(self, timeout, max_records)
+
+    monkeypatch.setattr(supervisor, "RateLimiter", Noted)
+    monkeypatch.setattr(KafkaReceiver, "fetch", fetch)
+    setting = make_setting(make_stream(limits=Limits(max_rate=500)))
+    setting.topic(1)
+    setting.assign(0)
+    setting.kafka.produce("flights", 0, *[b"x"] * 1_000)
+    begun = time.monotonic()
+    with setting.running():
+        eventually(lambda: setting.positions() == [1_000])
+    # 1,000 records at 500 a second, less the burst of a fifth of a second.
+    assert time.monotonic() - begun > 1.5
+    # On a slow machine that is true of any receiver.
+    assert fetched == [each for each in granted if each]
+    assert max(granted) <= 100
+    assert sum(spent) == 1_000
+
+
+def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_again(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(withheld_partitions, "_READ_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
+    setting.assign(0, 0)
+    ask = FakeTopicIds.ask
+    denied = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "told by the test"))
+
+    def refused(_: float) -> Any:
+        raise denied
+
+    monkeypatch.setattr(FakeTopicIds, "ask", lambda ids, topics: refused if setting.ends.refused else ask(ids, topics))
+
+    def stats() -> dict[str, Any]:
+        (row,) = setting.ledger.receivers.list("air")
+        return row.stats
+
+    with setting.running():
+        setting.kafka.produce("flights", 0, b"a")
+        eventually(lambda: setting.positions() == [1, 0])
+        setting.ends.refused.add("flights")
+        setting.kafka.produce("flights", 0, b"b", b"c")
+        eventually(lambda: stats().get("dropped", 0) >= 2)
+        eventually(lambda: stats()["lag"]["flights-0"] is None)
+        eventually(lambda: [entry["topic"] for entry in stats()["unasked"]] == ["flights"])
+        assert setting.positions() == [1, 0]
+        setting.ends.refused.clear()
+        eventually(lambda: setting.positions() == [3, 0])
+        eventually(lambda: stats()["lag"]["flights-0"] == 0)
+    assert [value for _, _, value in setting.stored()] == [b"a", b"b", b"c"]
+    assert len(setting.ledger.events.list("air", kinds=[EventKind.RECEIVER_STARTED])) == 1, "it did not fail for it"
+
+
+def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting.assign(0, 0)
+    with setting.running():
+        for number in range(1, 9):
+            setting.kafka.produce("flights", 0, b"x")
+            eventually(lambda number=number: setting.positions() == [number, 0])  # type: ignore[misc]
+    monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.05)
+    looked: list[bool] = []
+
+    class Slow:
+        def __init__(self, scan: Any) -> None:
+            self.scan = scan
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.scan, name)
+
+        def __iter__(self) -> Any:
+            for each in self.scan:
+                time.sleep(0.2)
+                (row,) = setting.ledger.receivers.list("air")
+                looked.append(row.alive(setting.ledger.now_ms()))
+                yield each
+
+    scan_segment = inheritance.scan_segment
+    monkeypatch.setattr(inheritance, "scan_segment", lambda *given, **options: Slow(scan_segment(*given, **options)))
+    with setting.running(lease_ms=1_000):
+        setting.kafka.produce("flights", 0, b"x")
+        eventually(lambda: setting.positions() == [9, 0])
+    assert len(looked) >= 8
+    assert all(looked)

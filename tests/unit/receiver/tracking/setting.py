@@ -1,0 +1,176 @@
+"""A tracker with a real ledger and receivers in threads, over a Kafka in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headrace.ledger import EventKind, Ledger, PartitionState
+from headrace.ledger.rows import JobLease
+from headrace.receiver.discovery import Discovery, Known
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.supervisor import ReceiverSupervisor
+from headrace.receiver.topic_watch import SeenTopic
+from headrace.receiver.tracker import ReceiverTracker, TrackerReport
+from headrace.stream import Stream
+from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds
+from headrace.wal.storage import open_storage
+
+MakeStream = Callable[..., Stream]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 25.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.02)
+
+
+class FakeDiscoverer:
+    def __init__(self, kafka: FakeKafka) -> None:
+        self.kafka = kafka
+        self.foreign: tuple[str, ...] = ()
+        self.missing: tuple[str, ...] = ()
+        self.failure: Exception | None = None
+
+    def discover(self, known: Known) -> Discovery:
+        if self.failure is not None:
+            raise self.failure
+        with self.kafka.lock:
+            topics = tuple(
+                SeenTopic(topic, topic_id, self.kafka.partitions(topic))
+                for topic, topic_id in sorted(self.kafka.topic_ids.items())
+            )
+        keys = [(seen.topic, seen.topic_id, number) for seen in topics for number in range(seen.partitions)]
+        return Discovery(topics, self.missing, {key: 0 for key in keys if key not in known.partitions}, self.foreign)
+
+
+class Handle:
+    """A receiver in a thread that a test can end as a crash would: without a word to the ledger."""
+
+    def __init__(self, run: Callable[[threading.Event], Any]) -> None:
+        self.stop = threading.Event()
+        self.crashed = False
+        self.thread = threading.Thread(target=run, args=(self.stop,), daemon=True)
+        self.thread.start()
+
+    def done(self) -> bool:
+        return self.crashed or not self.thread.is_alive()
+
+    def error(self) -> str | None:
+        return "killed" if self.crashed else None
+
+    def cancel(self) -> None:
+        self.stop.set()
+
+
+class Launcher:
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.handles: dict[int, list[Handle]] = {}
+        self.broken = False
+        # What more than so many receivers leave no slot for.
+        self.most_beside_batches = 100
+        self.looks = 0
+        self.storage: Callable[[], Any] = lambda: open_storage(setting.stream.folder_url)
+
+    def running(self) -> int:
+        return sum(not handle.done() for handles in self.handles.values() for handle in handles)
+
+    def crowding(self) -> str | None:
+        self.looks += 1
+        return "receivers hold every slot" if self.running() > self.most_beside_batches else None
+
+    def start(self, task: ReceiverTask) -> Handle:
+        if self.broken or self.running() >= self.most_beside_batches:
+            raise RuntimeError("no executor")
+        setting = self.setting
+        supervisor = ReceiverSupervisor(
+            setting.stream,
+            task.receiver_id,
+            setting.ledger,
+            self.storage(),
+            task.job_lease,
+            lease_ms=task.lease_ms,
+            kafka_factory=lambda: KafkaReceiver(
+                {}, on_lost_offsets=setting.stream.inputs[0].on_lost_offsets, consumer_factory=setting.kafka.consumer
+            ),
+            topic_ids=FakeTopicIds(setting.kafka),
+            end_offsets=setting.ends,
+        )
+        handle = Handle(supervisor.run)
+        self.handles.setdefault(task.receiver_id.index, []).append(handle)
+        return handle
+
+
+class Setting:
+    def __init__(self, stream: Stream, ledger: Ledger, job: JobLease, kafka: FakeKafka) -> None:
+        self.stream, self.ledger, self.job, self.kafka = stream, ledger, job, kafka
+        self.launcher = Launcher(self)
+        self.discoverer = FakeDiscoverer(kafka)
+        self.ends = FakeEndOffsets(kafka)
+        self.hang_seconds = 60.0
+        self.stop = threading.Event()
+        self.report: TrackerReport | None = None
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def again(self, stream: Stream | None = None) -> Setting:
+        """The next job, of a stream that may be defined otherwise."""
+        self.ledger.jobs.release(self.job)
+        job = self.ledger.jobs.acquire("air", holder="next", lease_ms=60_000)
+        return Setting(stream or self.stream, self.ledger, job, self.kafka)
+
+    def _run(self) -> None:
+        try:
+            self._track()
+        except Exception as error:
+            self.error = error
+
+    def _track(self) -> None:
+        tracker = ReceiverTracker(
+            self.stream,
+            self.ledger,
+            self.launcher,
+            self.job,
+            discoverer=lambda _: self.discoverer,
+            receiver_lease_ms=4_000,
+            restart_seconds=0.2,
+            metadata_seconds=0.2,
+            hang_seconds=self.hang_seconds,
+        )
+        self.report = tracker.run(self.stop)
+
+    def begin(self) -> None:
+        self.thread.start()
+
+    def end(self) -> TrackerReport:
+        self.stop.set()
+        self.thread.join(40)
+        assert self.report is not None
+        return self.report
+
+    def owners(self) -> dict[tuple[str, int], int | None]:
+        return {
+            (row.partition.topic, row.partition.partition): row.receiver_index
+            for row in self.ledger.positions.list("air")
+            if row.state is not PartitionState.ENDED
+        }
+
+    def loads(self) -> list[int]:
+        owners = list(self.owners().values())
+        return [owners.count(index) for index in range(self.stream.inputs[0].receivers)]
+
+    def positions(self) -> int:
+        return sum(row.next_offset for row in self.ledger.positions.list("air"))
+
+    def troubles(self) -> list[str]:
+        job = self.ledger.jobs.current("air")
+        return [] if job is None else list(job.attributes.get("troubles", []))
+
+    def errors(self) -> str:
+        events = self.ledger.events.list("air", kinds=[EventKind.RECEIVER_ERROR])
+        return " ".join(str(event.payload.get("error")) for event in events)

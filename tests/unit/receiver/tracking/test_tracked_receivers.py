@@ -1,0 +1,277 @@
+"""Receivers are started, replaced and stopped: the tracker with a real ledger and receivers in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from tests.unit.receiver.tracking.setting import Handle, MakeStream, Setting, eventually
+
+from headrace.batch.allocation import allocate
+from headrace.blocks import ReceiverId
+from headrace.hooks.readiness import blocks_ready
+from headrace.ledger import ReceiverState
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.receiver.placed_receiver import PlacedReceiver
+from headrace.receiver.receiver_task import ReceiverTask
+from headrace.receiver.tracker import TrackerEnd, TrackerReport
+from headrace.stream import Limits
+from headrace.stream.limits import Backpressure
+from headrace.wal.storage import open_storage
+
+
+def test_partitions_are_shared_and_read_and_a_stop_drains(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    for partition in range(4):
+        setting.kafka.produce("flights", partition, b"a", b"b")
+    eventually(lambda: setting.positions() == 8)
+    report = setting.end()
+    assert report.end is TrackerEnd.STOPPED
+    assert {row.state for row in setting.ledger.receivers.list("air")} == {ReceiverState.STOPPED}
+
+
+def test_a_stop_in_the_ledger_is_heard(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.ledger.jobs.request_stop("air", "maintenance")
+    setting.thread.join(30)
+    assert setting.report == TrackerReport(TrackerEnd.STOPPED, "maintenance")
+
+
+@pytest.mark.parametrize("batch_by", ["arrival", "timestamp"])
+def test_by_what_its_receivers_receive_is_noted_before_one_starts(
+    setting: Setting, make_stream: MakeStream, batch_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The definition may be changed under it: then only the job itself knows."""
+    setting = setting.again(make_stream(receivers=2, batch_by=batch_by))
+    noted: list[object] = []
+    start = setting.launcher.start
+
+    def look_and_start(task: ReceiverTask) -> Handle:
+        job = setting.ledger.jobs.current("air")
+        assert job is not None
+        noted.append(job.attributes.get("batch_by"))
+        return start(task)
+
+    monkeypatch.setattr(setting.launcher, "start", look_and_start)
+    setting.begin()
+    eventually(lambda: len(noted) == 2)
+    setting.end()
+    assert noted == [batch_by, batch_by]
+
+
+def test_batches_go_on_when_the_stream_is_by_timestamp_and_its_job_by_arrival(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    row = setting.ledger.streams.get("air")
+    setting.ledger.streams.register(
+        "air",
+        setting.stream.model_copy(update={"batch_by": "timestamp"}).to_json(),
+        batch_interval_ms=row.batch_interval_ms,
+        block_interval_ms=row.block_interval_ms,
+        batch_by="timestamp",
+        allowed_lateness_ms=3_600_000,
+    )
+
+    def ready(batch_time_ms: int) -> bool:
+        found = blocks_ready(setting.ledger, "air", batch_time_ms=batch_time_ms, grace_ms=60_000)
+        assert not found.ready or "still receives by arrival" in found.reason
+        return found.ready
+
+    for _ in range(2):
+        at_ms = row.batch_time_after(setting.ledger.now_ms())
+        eventually(lambda at_ms=at_ms: ready(at_ms))  # type: ignore[misc]
+    setting.end()
+    setting.ledger.jobs.release(setting.job)
+    at_ms = row.batch_time_after(setting.ledger.now_ms()) - row.batch_interval_ms
+    assert not blocks_ready(setting.ledger, "air", batch_time_ms=at_ms, grace_ms=0).ready
+
+
+def test_should_restart_receiver_after_stopping_it(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.handles[0][0].stop.set()
+    eventually(lambda: len(setting.launcher.handles[0]) == 2)
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == 1)
+
+
+def test_a_dead_receivers_partitions_move_and_come_back(setting: Setting) -> None:
+    """Its job says that it has ended, and nothing can be started: the other one takes over when the lease is over."""
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.broken = True
+    setting.launcher.handles[0][0].stop.set()
+    eventually(lambda: setting.loads() == [0, 4])
+    for partition in range(4):
+        setting.kafka.produce("flights", partition, b"a")
+    eventually(lambda: setting.positions() == 4)
+    assert "no executor" in setting.errors()
+    setting.launcher.broken = False
+    eventually(lambda: setting.loads() == [2, 2])
+
+
+def test_receivers_that_hold_every_slot_give_one_back_and_its_partitions_move(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.most_beside_batches = 1
+    eventually(lambda: sorted(setting.loads()) == [0, 4])
+    assert "receivers hold every slot" in setting.errors()
+    eventually(lambda: setting.troubles() == [])
+    setting.launcher.most_beside_batches = 2
+    eventually(lambda: setting.loads() == [2, 2])
+
+
+def test_the_last_receiver_keeps_its_slot(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.launcher.most_beside_batches = 0
+    eventually(lambda: sorted(setting.loads()) == [0, 4])
+    eventually(lambda: setting.troubles() == ["receivers hold every slot"])
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == 1)
+    looks = setting.launcher.looks
+    eventually(lambda: setting.launcher.looks > looks + 4)
+    assert setting.errors().count("receivers hold every slot") == 1, "ending a receiver did not end the trouble"
+
+
+class HungDisk:
+    """Its syncs return when they are let."""
+
+    def __init__(self, storage: Any, released: threading.Event) -> None:
+        self._storage, self._released = storage, released
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def below(self, path: str) -> HungDisk:
+        return HungDisk(self._storage.below(path), self._released)
+
+    def create_segment(self, path: str) -> Any:
+        self._released.wait(60)
+        return self._storage.create_segment(path)
+
+
+def test_a_receiver_that_hangs_is_replaced_and_fenced(make_stream: MakeStream, setting: Setting) -> None:
+    """Its thread lives, so nothing but its lapsed lease tells; it is the only one, so nobody takes its partitions."""
+    setting.stream = make_stream(receivers=1)
+    setting.hang_seconds = 1.0
+    released = threading.Event()
+    sound = setting.launcher.storage
+    setting.launcher.storage = lambda: HungDisk(sound(), released)
+    setting.begin()
+    eventually(lambda: setting.loads() == [4])
+    setting.launcher.storage = sound
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: len(setting.launcher.handles[0]) == 2)
+    eventually(lambda: setting.positions() == 1)
+    assert "it hangs" in setting.errors()
+    hung = setting.launcher.handles[0][0]
+    assert not hung.done()
+    released.set()
+    eventually(hung.done)
+    setting.kafka.produce("flights", 0, b"b")
+    eventually(lambda: setting.positions() == 2)
+    assert sum(each.records for each in setting.ledger.blocks.unclaimed("air")) == 2
+    assert len(setting.launcher.handles[0]) == 2
+
+
+def test_a_receiver_does_not_hang_because_the_ledger_is_away(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting.hang_seconds = 3.0
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+
+    def away(*_: Any, **__: Any) -> None:
+        raise LedgerUnavailableError("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setting.ledger.jobs, "renew", away)
+        patch.setattr(setting.ledger.receivers, "heartbeat", away)
+        over = time.monotonic() + 6  # Longer than a receiver's lease, and than one may hang.
+        eventually(lambda: time.monotonic() > over)
+    setting.kafka.produce("flights", 0, b"a")
+    eventually(lambda: setting.positions() == 1 and setting.loads() == [2, 2])
+    assert [len(handles) for handles in setting.launcher.handles.values()] == [1, 1]
+
+
+def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
+    task = ReceiverTask("", ReceiverId("air", "records", 0), setting.job)
+    handles: list[Handle] = []
+
+    class Patient:
+        def start(self, task: ReceiverTask) -> Handle:
+            handles.append(Handle(lambda stop: stop.wait(30)))
+            return handles[-1]
+
+    placed = PlacedReceiver(task, Patient(), hang_seconds=60)
+    assert placed.keep_going(0, heard=False) is None
+    assert placed.keep_going(59, heard=False) is None, "it has its time to register"
+    assert placed.keep_going(200, heard=True) is None
+    assert placed.keep_going(259, heard=False) is None
+    assert "it hangs" in (placed.keep_going(260, heard=False) or "")
+    assert handles[0].stop.is_set()
+    assert not placed.running
+    placed.excuse(262)
+    placed.keep_going(263, heard=False)
+    assert len(handles) == 2
+    placed.cancel()
+
+
+def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: Setting) -> None:
+    class Broken:
+        def start(self, task: ReceiverTask) -> Handle:
+            raise RuntimeError("the executor has no disk")
+
+    placed = PlacedReceiver(ReceiverTask("", ReceiverId("air", "records", 0), setting.job), Broken())
+    for minute in range(1_100):
+        assert "starts again in" in (placed.keep_going(minute * 61.0, heard=False) or "")
+    assert placed.starts == 1_100
+
+
+def test_rates_are_set_while_receivers_run(setting: Setting, make_stream: MakeStream) -> None:
+    """By the tracker's loop, from the second completed batch on; and the receivers' next instances keep them."""
+    limits = Limits(backpressure=Backpressure(min_rate=7.0, integral=1_000.0))
+    setting = setting.again(make_stream(receivers=2, limits=limits))
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    storage = open_storage(setting.stream.storage.url)
+    for number in range(1, 4):
+        for partition in range(4):
+            setting.kafka.produce("flights", partition, b"x")
+        eventually(lambda number=number: setting.positions() == 4 * number)  # type: ignore[misc]
+        while (time_ms := setting.ledger.batches.next_unclaimed("air")) is not None:
+            eventually(lambda time_ms=time_ms: setting.ledger.now_ms() >= time_ms)  # type: ignore[misc]
+            allocate(setting.stream, setting.ledger, storage, time_ms)
+            attempt = setting.ledger.batches.begin_attempt(
+                "air", time_ms, holder="test", way="connect", lease_ms=60_000
+            )
+            begun_ms = setting.ledger.now_ms()
+            # No batch takes no time.
+            eventually(lambda begun_ms=begun_ms: setting.ledger.now_ms() > begun_ms + 20)  # type: ignore[misc]
+            for output in attempt.outputs:
+                setting.ledger.batches.record_output(attempt, output, {})
+            setting.ledger.batches.complete_attempt(attempt)
+
+    def rates() -> list[float | None]:
+        return [row.max_rate for row in setting.ledger.receivers.list("air")]
+
+    eventually(lambda: all(rate is not None and rate >= 7.0 for rate in rates()))
+    setting.launcher.handles[0][0].stop.set()
+    eventually(lambda: len(setting.launcher.handles[0]) == 2)
+    eventually(lambda: setting.ledger.receivers.list("air")[0].epoch == 2)
+    assert None not in rates()
+    setting.end()
+
+
+def test_a_tracker_that_lost_its_lease_ends_and_so_do_its_receivers(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.ledger.jobs.release(setting.job, "failed", "taken")
+    setting.ledger.jobs.acquire("air", holder="another", lease_ms=60_000)
+    setting.thread.join(30)
+    assert setting.report is not None
+    assert setting.report.end is TrackerEnd.LOST
+    eventually(lambda: all(handle.done() for handles in setting.launcher.handles.values() for handle in handles))

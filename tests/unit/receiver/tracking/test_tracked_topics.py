@@ -1,0 +1,201 @@
+"""Topics come, grow, go and fail: the tracker with a real ledger and receivers in threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.receiver.tracking.setting import MakeStream, Setting, eventually
+
+from headrace.ledger import EventKind, PartitionState
+from headrace.receiver.discovery import Discovery
+from headrace.receiver.errors import KafkaNotAskedError, KeyVersionsError
+from headrace.receiver.key_versions import check_key_versions
+from headrace.receiver.partitioning import Partitioning
+from headrace.receiver.topic_watch import SeenTopic
+from headrace.stream import ElasticsearchOutput, KeyIds
+
+KEYED = ElasticsearchOutput(hosts="http://nowhere:9200", index="air", document_ids=KeyIds())
+VERSIONED = KEYED.model_copy(update={"document_ids": KeyIds(version_from="changed_at")})
+
+
+def test_new_topics_and_grown_ones_are_handed_out(setting: Setting) -> None:
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    setting.kafka.grow("flights", 6)
+    setting.kafka.create("weather", 2)
+    eventually(lambda: setting.loads() == [4, 4])
+    setting.kafka.produce("flights", 5, b"a")
+    setting.kafka.produce("weather", 1, b"b")
+    eventually(lambda: setting.positions() == 2)
+
+
+def test_a_topic_created_again_is_another_incarnation(setting: Setting) -> None:
+    setting.begin()
+    setting.kafka.produce("flights", 0, b"old", b"old")
+    eventually(lambda: setting.positions() == 2)
+    with setting.kafka.lock:
+        setting.kafka.create("flights", 4)
+        setting.kafka.produce("flights", 0, b"new", b"new", b"new")
+    eventually(lambda: setting.positions() == 5)
+    rows = [row for row in setting.ledger.positions.list("air") if row.partition.partition == 0]
+    assert [(row.partition.incarnation, row.next_offset, row.state) for row in rows] == [
+        (1, 2, PartitionState.ENDED),
+        (2, 3, PartitionState.ACTIVE),
+    ]
+    assert len(setting.ledger.events.list("air", kinds=[EventKind.TOPIC_RECREATED])) == 1
+
+
+def test_a_topic_created_again_with_fewer_records_is_no_failed_partition(setting: Setting) -> None:
+    """The receiver finds the end before its position, some time before the tracker looks at the topics."""
+    setting.begin()
+    setting.kafka.produce("flights", 0, b"old", b"old", b"old")
+    eventually(lambda: setting.positions() == 3)
+    setting.discoverer.failure = KafkaNotAskedError("The tracker does not look yet.")
+    with setting.kafka.lock:
+        setting.kafka.create("flights", 4)
+        setting.kafka.produce("flights", 0, b"new")
+
+    def seen_by_the_receiver() -> bool:
+        rows = setting.ledger.receivers.list("air")
+        return any(row.stats.get("failed") for row in rows) and min(row.heartbeat_ms for row in rows) > until_ms
+
+    until_ms = setting.ledger.now_ms() + 2_000
+    eventually(seen_by_the_receiver)
+    setting.discoverer.failure = None
+    eventually(lambda: setting.positions() == 4)
+    assert setting.ledger.events.list("air", kinds=[EventKind.PARTITION_FAILED]) == []
+
+
+def test_a_failed_partition_is_tried_again_by_the_next_job(setting: Setting, make_stream: MakeStream) -> None:
+    for partition in range(4):
+        setting.kafka.produce("flights", partition, b"a", b"b", b"c")
+    setting.kafka.expire("flights", 1, 2)
+    setting.begin()
+
+    def states() -> list[PartitionState]:
+        return [row.state for row in setting.ledger.positions.list("air")]
+
+    failed = [PartitionState.ACTIVE, PartitionState.FAILED, PartitionState.ACTIVE, PartitionState.ACTIVE]
+    eventually(lambda: states() == failed and setting.positions() == 9)
+    setting.end()
+    # The cause persists: it fails again, and says so again.
+    second = setting.again()
+    second.begin()
+    eventually(lambda: len(setting.ledger.events.list("air", kinds=[EventKind.PARTITION_FAILED])) == 2)
+    assert states() == failed
+    second.end()
+    third = second.again(make_stream(receivers=2, on_lost_offsets="reset"))
+    third.begin()
+    eventually(lambda: third.positions() == 12)
+    assert set(states()) == {PartitionState.ACTIVE}
+    assert [(gap.from_offset, gap.until_offset) for gap in setting.ledger.gaps.list("air")] == [(0, 2)]
+    third.end()
+
+
+@pytest.mark.parametrize("change", ["has grown from 4 to 6", "was created again"])
+def test_a_stream_of_key_ids_stops_for_good_when_keys_may_have_moved(setting: Setting, change: str) -> None:
+    setting.stream = setting.stream.model_copy(update={"outputs": (KEYED,)})
+    setting.begin()
+    eventually(lambda: setting.loads() == [2, 2])
+    with setting.kafka.lock:
+        setting.kafka.grow("flights", 6) if "grown" in change else setting.kafka.create("flights", 4)
+        setting.kafka.produce("flights", 3, b"a")
+    setting.thread.join(30)
+    assert isinstance(setting.error, KeyVersionsError)
+    assert change in str(setting.error)
+    assert "version_from" in (setting.error.remedy or "")
+    assert len(setting.ledger.positions.list("air")) == 4, "no new partition has a position to be received from"
+    # The next job knows it from the ledger: no receiver starts.
+    second = setting.again()
+    second.begin()
+    second.thread.join(30)
+    assert isinstance(second.error, KeyVersionsError)
+    assert second.launcher.handles == {}
+    third = second.again(setting.stream.model_copy(update={"outputs": (VERSIONED,)}))
+    third.begin()
+    eventually(lambda: len(third.owners()) == (6 if "grown" in change else 4) and None not in third.owners().values())
+    third.end()
+
+
+def test_topics_of_one_name_in_two_inputs_move_no_keys(setting: Setting) -> None:
+    stream = setting.stream.model_copy(update={"outputs": (KEYED,)})
+    topics = setting.ledger.topics
+    check_key_versions(stream, topics.observe_all(setting.job, "here", [("flights", "id-1", 1)]))
+    there = topics.observe_all(setting.job, "there", [("flights", "id-2", 1)])
+    assert there[0].incarnation == 2
+    check_key_versions(stream, topics.list("air", "there"))
+
+
+def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_later(setting: Setting) -> None:
+    """Where to begin in one topic is known at once, in the other one only at the next look."""
+    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1)
+    flights, weather = SeenTopic("flights", "id-1", 1), SeenTopic("weather", "id-2", 1)
+    known = partitioning.known()
+    assert not known.appeared("flights", "id-1")
+    partitioning.apply(Discovery((flights, weather), starting={("flights", "id-1", 0): 7}))
+    delays = SeenTopic("delays", "id-3", 1)
+    partitioning.apply(Discovery((flights, weather, delays)))
+    # The next job's too.
+    for each in (
+        partitioning,
+        Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1),
+    ):
+        known = each.known()
+        appeared = [known.appeared(seen.topic, seen.topic_id) for seen in (flights, weather, delays)]
+        assert appeared == [True, False, True]
+        assert known.appeared("weather", "another id")
+
+
+def test_what_comes_after_a_first_look_at_nothing_has_appeared(setting: Setting) -> None:
+    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1)
+    partitioning.apply(Discovery((), missing=("flights",)))
+    assert partitioning.known().appeared("flights", "id-1")
+    partitioning.apply(Discovery((SeenTopic("flights", "id-1", 1),)))
+    assert partitioning.known().appeared("flights", "id-1")
+
+
+def test_a_foreign_member_and_a_missing_topic_are_told_once(setting: Setting) -> None:
+    setting.discoverer.foreign = ("rogue at /10.0.0.9",)
+    setting.discoverer.missing = ("absent",)
+    setting.begin()
+    eventually(lambda: "rogue" in setting.errors() and "absent" in setting.errors())
+    eventually(lambda: len(setting.troubles()) == 1)
+    eventually(lambda: setting.loads() == [2, 2])
+    assert setting.errors().count("rogue") == 1
+    assert "headrace-air-records" in setting.errors()
+    assert ["rogue" in trouble for trouble in setting.troubles()] == [True], "the topic is in the inputs' health"
+
+
+def test_the_ledger_knows_whether_kafka_could_be_asked_and_since_when_not(setting: Setting) -> None:
+    def noted() -> dict[str, Any]:
+        job = setting.ledger.jobs.current("air")
+        assert job is not None
+        return dict(job.attributes.get("inputs", {}).get("records", {"error": "", "topics": {}}))
+
+    setting.discoverer.missing = ("absent",)
+    setting.begin()
+    eventually(lambda: noted()["error"] is None)
+    assert noted()["topics"]["absent"]["asked_ms"] == 0
+    setting.discoverer.failure = KafkaNotAskedError("Kafka at nowhere:9092 cannot be asked: refused.")
+    eventually(lambda: "nowhere:9092" in (noted()["error"] or ""))
+    asked_ms = noted()["asked_ms"]
+    assert 0 < asked_ms < setting.ledger.now_ms()
+    assert "nowhere:9092" in setting.errors()
+    setting.discoverer.failure = None
+    eventually(lambda: noted()["error"] is None and noted()["asked_ms"] > asked_ms)
+    setting.end()
+
+
+def test_a_topic_of_which_nothing_may_be_known_is_not_taken_for_deleted(setting: Setting) -> None:
+    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=0)
+    seen = SeenTopic("flights", "id-1", 1)
+    partitioning.apply(Discovery((seen,), starting={("flights", "id-1", 0): 7}))
+    for _ in range(5):
+        partitioning.apply(Discovery((), refused={"flights": "no DESCRIBE"}))
+    (row,) = setting.ledger.positions.list("air")
+    assert row.state is PartitionState.ACTIVE
+    for _ in range(5):
+        partitioning.apply(Discovery((), missing=("flights",)))
+    (row,) = setting.ledger.positions.list("air")
+    assert row.state is PartitionState.ENDED
