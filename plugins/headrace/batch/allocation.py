@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from headrace.batch.manifest import Manifest, ManifestBlock
+from headrace.kafka.offset_ranges import RecordedRange
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AllocationConflictError
 from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.states import BatchState
-from headrace.receiver.offset_ranges import RecordedRange
 from headrace.stream import Stream
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage

@@ -138,7 +138,7 @@ def check(
     """
     import sys
 
-    from headrace.receiver.kafka_config import check_client_settings
+    from headrace.kafka.client_settings import check_client_settings
     from headrace.spark.transforms import check_transform
     from headrace.stream import Stream
 

@@ -24,10 +24,10 @@ from headrace.elasticsearch.output_options import sink_options
 from headrace.elasticsearch.targets import TargetIndex
 from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
 from headrace.errors import HeadraceError
+from headrace.kafka.admin_questions import AdminQuestions
+from headrace.kafka.errors import TopicsNotFoundError
+from headrace.kafka.topic_watch import TopicWatch
 from headrace.ledger import Ledger
-from headrace.receiver.admin_questions import AdminQuestions
-from headrace.receiver.errors import TopicsNotFoundError
-from headrace.receiver.topic_watch import TopicWatch
 from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, Output, ParquetOutput, Stream
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage, open_storage

@@ -15,13 +15,13 @@ from headrace.blocks import TopicPartition
 from headrace.errors import HeadraceError
 from headrace.fsck.coverage import Hole, InputPartition, partition_text
 from headrace.fsck.findings import Finding, Problem
+from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.offset_questions import Kept
+from headrace.kafka.offsets_by_time import OffsetsByTime
+from headrace.kafka.range_reader import RangeClients
 from headrace.ledger.rows import PositionRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import PartitionState
-from headrace.receiver.kafka_ranges import RangeClients
-from headrace.receiver.offset_questions import Kept
-from headrace.receiver.offsets_by_time import OffsetsByTime
-from headrace.receiver.replay_errors import RangesGoneError
 from headrace.stream import KafkaInput, Stream
 
 _ANSWER_SECONDS = 20.0

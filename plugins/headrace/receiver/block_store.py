@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from headrace.blocks import BlockInfo, OffsetRange, TopicPartition
 from headrace.clock import Clock
+from headrace.kafka.record_batches import RecordChunk, combine, without
 from headrace.ledger import Ledger
 from headrace.ledger.errors import (
     LeaseLostError,
@@ -23,7 +24,6 @@ from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import by_event_time
 from headrace.receiver.partition_state import Gap
 from headrace.receiver.pausing import Pausing
-from headrace.receiver.record_batches import RecordChunk, combine, without
 from headrace.receiver.reused_offsets import tell_reused
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame

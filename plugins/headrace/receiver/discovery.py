@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaException
 
 from headrace.errors import HeadraceError
-from headrace.receiver.admin_questions import AdminQuestions
-from headrace.receiver.errors import TopicsNotFoundError
+from headrace.kafka.admin_questions import AdminQuestions
+from headrace.kafka.errors import TopicsNotFoundError
+from headrace.kafka.starting_offsets import resolve, unknown_partitions
+from headrace.kafka.topic_watch import SeenTopic, TopicWatch
 from headrace.receiver.group_watch import foreign_members
-from headrace.receiver.starting_offsets import resolve, unknown_partitions
-from headrace.receiver.topic_watch import SeenTopic, TopicWatch
 from headrace.stream.inputs import KafkaInput
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,6 @@ class ReceivingError(HeadraceError):
     """Receiving cannot go on; the receiver stops and the tracker decides about its restart."""
 
 
-class ClientSettingError(ReceivingError):
-    """A setting of the Kafka client is unknown, reserved for headrace, or in the wrong place."""
-
-
 class GeneratorStateError(ReceivingError):
     """The block generator was asked for something that its state does not allow."""
 
@@ -21,21 +17,9 @@ class KafkaClientError(ReceivingError):
     """The Kafka client is beyond repair; a new one is needed."""
 
 
-class KafkaNotAskedError(ReceivingError):
-    """No broker of an input's cluster answers, or lets the client in."""
-
-
 class KeyVersionsError(ReceivingError):
     """Offsets no longer order the values of a key: new values would be lost."""
 
 
 class StoreFailedError(ReceivingError):
     """A block could not be stored after all tries."""
-
-
-class StartingOffsetsError(ReceivingError):
-    """A starting position names a partition that is not there, or cannot be resolved."""
-
-
-class TopicsNotFoundError(ReceivingError):
-    """A named topic does not exist, or may not be described."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
+from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import ReceiverLease, ReceiverOrders
@@ -25,7 +26,6 @@ from headrace.receiver.ledger_clock import LedgerClock
 from headrace.receiver.partition_state import FetchState
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.receiver_stats import ReceiverStats
-from headrace.receiver.record_batches import RecordChunk
 
 logger = logging.getLogger(__name__)
 

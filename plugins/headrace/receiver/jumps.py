@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.blocks import TopicPartition
-from headrace.receiver.kafka_ranges import KafkaRangeReader, RangeClients
-from headrace.receiver.offset_questions import OffsetQuestions, unreadable
-from headrace.receiver.offset_ranges import RangeRun
-from headrace.receiver.replay_errors import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.offset_questions import OffsetQuestions, unreadable
+from headrace.kafka.offset_ranges import RangeRun
+from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 
 logger = logging.getLogger(__name__)
 

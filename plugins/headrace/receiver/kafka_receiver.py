@@ -20,15 +20,15 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.errors import HeadraceError
+from headrace.kafka.admin_questions import plain
+from headrace.kafka.record_batches import Converted, Cursor, RecordChunk, chunks_of, convert
 from headrace.ledger.rows import EpochEnd
-from headrace.receiver.admin_questions import plain
 from headrace.receiver.commits import OffsetCommits
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.jumps import JumpJudge, Offsets, jumps_between
 from headrace.receiver.leader_epochs import LeaderEpochs
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
 from headrace.receiver.partition_troubles import Findings, PartitionTroubles, partition_name
-from headrace.receiver.record_batches import Converted, Cursor, RecordChunk, chunks_of, convert
 
 logger = logging.getLogger(__name__)
 

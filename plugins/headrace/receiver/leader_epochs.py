@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from headrace.blocks import TopicPartition
+from headrace.kafka.record_batches import EpochRecords
 from headrace.ledger.rows import EpochEnd
 
 # Elections between a record's being read and its being stored, which are seconds.
 _MOST_KEPT = 100
-
-
-@dataclass(frozen=True, slots=True)
-class EpochRecords:
-    """Consecutive records, from the first offset to that after the last, that one leader epoch wrote."""
-
-    first_offset: int
-    until_offset: int
-    leader_epoch: int
 
 
 class LeaderEpochs:

@@ -18,6 +18,10 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.blocks import BlockInfo, ReceiverId, TopicPartition
 from headrace.clock import Clock, SystemClock
+from headrace.kafka.client_settings import admin_config, consumer_config, isolation_level
+from headrace.kafka.range_reader import RangeClients
+from headrace.kafka.record_batches import RecordChunk
+from headrace.kafka.topic_ids import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
 from headrace.ledger import Ledger
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerUnavailableError
 from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders
@@ -31,8 +35,6 @@ from headrace.receiver.errors import GeneratorStateError, ReceivingError
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from headrace.receiver.jumps import kafka_jumps
-from headrace.receiver.kafka_config import admin_config, consumer_config, isolation_level
-from headrace.receiver.kafka_ranges import RangeClients
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.lag_watch import LagWatch
 from headrace.receiver.ledger_clock import LedgerClock
@@ -42,8 +44,6 @@ from headrace.receiver.partition_state import Gap
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.receiver.receiver_stats import ReceiverStats
-from headrace.receiver.record_batches import RecordChunk
-from headrace.receiver.topic_ids import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
 from headrace.receiver.withheld_partitions import WithheldPartitions
 from headrace.stream import Stream
 from headrace.wal.storage import LogStorage

@@ -11,8 +11,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from headrace.blocks import TopicPartition
+from headrace.kafka.topic_ids import IncarnationGuard
 from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.topic_ids import IncarnationGuard
 
 _ERROR = "its topic may not be described, so that its records are not stored; let the connection's user DESCRIBE it"
 _READ_AGAIN_SECONDS = 10.0

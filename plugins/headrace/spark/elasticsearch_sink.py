@@ -39,7 +39,7 @@ from headrace.elasticsearch.reports import IndexingReport
 from headrace.elasticsearch.targets import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.transport import ElasticsearchTransport
 from headrace.elasticsearch.write_warnings import warnings_beside
-from headrace.receiver.kafka_ranges import RangeClients
+from headrace.kafka.range_reader import RangeClients
 from headrace.spark.original_records import (
     BatchOriginalRecords,
     KafkaOriginalRecords,

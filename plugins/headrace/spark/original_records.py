@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from headrace.batch.manifest import Manifest
 from headrace.blocks import BlockHandle
 from headrace.elasticsearch.originals import OriginalRecord, OriginalRecords
-from headrace.receiver.kafka_ranges import KafkaRangeReader, RangeClients
-from headrace.receiver.offset_ranges import RangeRun, RecordedRange
-from headrace.receiver.replay_errors import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.offset_ranges import RangeRun, RecordedRange
+from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.stream.inputs import KafkaInput
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage

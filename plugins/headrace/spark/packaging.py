@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 # Folders of the package that executors need; whatever stands beside them at the top (stream, blocks ...) goes too.
-_LAYERS = ("batch", "elasticsearch", "ledger", "receiver", "spark", "stream", "wal")
+_LAYERS = ("batch", "elasticsearch", "kafka", "ledger", "receiver", "spark", "stream", "wal")
 # A zip's times must not depend on the checkout, or equal sources would give unequal bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _CONNECTIONS = "headrace-connections.json"

@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
+from headrace.kafka.errors import RangesUnreadableError
 from headrace.receiver.drainage import Ends
-from headrace.receiver.replay_errors import RangesUnreadableError
 
 Key = tuple[str, int]
 

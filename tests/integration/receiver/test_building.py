@@ -9,9 +9,9 @@ from confluent_kafka import Producer, TopicPartition
 
 from headrace.batch.building import BatchBuildError, build_from_kafka
 from headrace.batch.manifest import Manifest
-from headrace.receiver.kafka_ranges import KafkaRangeReader, RangeClients, check_ranges
-from headrace.receiver.offset_ranges import deal
-from headrace.receiver.replay_errors import RangesUnreadableError
+from headrace.kafka.errors import RangesUnreadableError
+from headrace.kafka.offset_ranges import deal
+from headrace.kafka.range_reader import KafkaRangeReader, RangeClients, check_ranges
 from headrace.wal.storage import open_storage
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from headrace.devstack.kafka import KafkaServer
 from headrace.hooks.readiness import blocks_ready
-from headrace.receiver.starting_offsets import resolve
+from headrace.kafka.starting_offsets import resolve
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
 

@@ -24,10 +24,10 @@ from confluent_kafka.admin import (
 from tests.integration.receiver.kafka_bytes import batches_of, cut_off
 
 from headrace.devstack.kafka import KafkaServer
+from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import EventKind, PartitionState
 from headrace.receiver import partition_troubles
 from headrace.receiver.jumps import Jumps, KafkaEvidence
-from headrace.receiver.kafka_ranges import RangeClients
 
 pytestmark = pytest.mark.slow
 

@@ -20,11 +20,11 @@ from tests.integration.spark.connect_server import connect_server
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 from headrace.elasticsearch.originals import OriginalRecord
-from headrace.receiver.kafka_config import consumer_config
-from headrace.receiver.kafka_ranges import RangeClients
+from headrace.kafka.client_settings import consumer_config
+from headrace.kafka.offset_ranges import RecordedRange
+from headrace.kafka.range_reader import RangeClients
+from headrace.kafka.record_batches import RecordChunk
 from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.offset_ranges import RecordedRange
-from headrace.receiver.record_batches import RecordChunk
 from headrace.spark.documents import write_documents
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords

@@ -26,9 +26,9 @@ from headrace.batch.manifest import ManifestError
 from headrace.batch.stream_status import last_error
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.errors import TooManyDeadLettersError
+from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.receiver.kafka_ranges import RangeClients
 from headrace.spark.micro_batch import BatchFailedError, BatchResult, run_micro_batch
 from headrace.spark.micro_batch_job import main
 from headrace.stream import (

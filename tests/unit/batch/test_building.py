@@ -17,11 +17,11 @@ from headrace.batch.building import BatchBuildError, build_from_kafka
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.clock import ManualClock
+from headrace.kafka.offset_questions import Kept
+from headrace.kafka.offset_ranges import RecordedRange
+from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import BatchTimeError
-from headrace.receiver.offset_questions import Kept
-from headrace.receiver.offset_ranges import RecordedRange
-from headrace.receiver.topic_watch import SeenTopic
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream, Window
 from headrace.wal.storage import open_storage
 

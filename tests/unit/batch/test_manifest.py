@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError, manifest_path
 from headrace.batch.sealed_document import seal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.receiver.offset_ranges import RecordedRange
+from headrace.kafka.offset_ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import open_storage
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.fsck.connecting import Checked, check_input, check_ledger, check_output, check_storage
-from headrace.receiver import admin_questions
+from headrace.kafka import admin_questions
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaInput, ParquetOutput, Stream
 
 CLOSED = "127.0.0.1:1"

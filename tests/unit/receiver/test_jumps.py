@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
+from headrace.kafka.errors import RangesGoneError
 from headrace.receiver.jumps import Jumps, jumps_between
-from headrace.receiver.replay_errors import RangesGoneError
 from headrace.testing.fake_kafka import FakeEntry, FakeEvidence, FakeKafka
 
 

@@ -11,13 +11,13 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
+from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger.rows import EpochEnd
 from headrace.receiver import partition_troubles
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.jumps import Jumps
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.partition_state import FetchState, Gap
-from headrace.receiver.record_batches import RecordChunk
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeEvidence, FakeKafka
 
 CONTROL = FakeEntry(None, kind="control")

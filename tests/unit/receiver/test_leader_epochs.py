@@ -5,9 +5,9 @@ from __future__ import annotations
 from confluent_kafka import Message
 
 from headrace.blocks import TopicPartition
+from headrace.kafka.record_batches import Cursor, EpochRecords, convert
 from headrace.ledger.rows import EpochEnd
-from headrace.receiver.leader_epochs import EpochRecords, LeaderEpochs
-from headrace.receiver.record_batches import Cursor, convert
+from headrace.receiver.leader_epochs import LeaderEpochs
 
 P0 = TopicPartition("a", "id", 0)
 

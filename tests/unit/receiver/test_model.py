@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import ManualClock
+from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
 from headrace.receiver.block_store import BlockStore
@@ -29,7 +30,6 @@ from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.pausing import Pausing
-from headrace.receiver.record_batches import RecordChunk
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block

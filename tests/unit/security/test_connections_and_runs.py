@@ -18,6 +18,8 @@ from headrace.elasticsearch.errors import IndexingOptionsError
 from headrace.errors import HeadraceError
 from headrace.hooks.run_request import run_request
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
+from headrace.kafka.client_settings import connection_config
+from headrace.kafka.errors import ClientSettingError
 from headrace.ledger import Ledger
 from headrace.ledger.urls import engine_url
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
@@ -27,8 +29,6 @@ from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
-from headrace.receiver.errors import ClientSettingError
-from headrace.receiver.kafka_config import connection_config
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 SECRET = "hunter2-hunter2"

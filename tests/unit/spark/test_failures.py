@@ -8,8 +8,8 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark.errors import AnalysisException, PySparkException
 
 from headrace.failure import Failure
+from headrace.kafka.errors import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiver.replay_errors import RangesGoneError
 from headrace.spark.failures import failure_of, first_cause, python_account
 from headrace.spark.termination import Terminated
 from headrace.spark.transforms import TransformError
@@ -87,7 +87,7 @@ def raised(error: Exception, *, from_: Exception) -> Exception:
     ("error", "failure"),
     [
         (RangesGoneError("gone"), Failure.FINAL),
-        (of_executor("headrace.receiver.replay_errors.RangesGoneError: gone"), Failure.FINAL),
+        (of_executor("headrace.kafka.errors.RangesGoneError: gone"), Failure.FINAL),
         (of_executor("headrace.spark.wal_source.DamagedBlockError: damaged"), Failure.FINAL),
         (of_executor("headrace.spark.wal_source.UnreadableBlockError: missing"), Failure.PASSING),
         (of_executor("headrace.no_such_module.AnError: ?"), Failure.PASSING),

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
-from headrace.receiver.offset_ranges import RecordedRange
+from headrace.kafka.offset_ranges import RecordedRange
 from headrace.spark.incarnations import BatchIncarnations, Range, lacks_incarnation, needs_incarnation
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KeyIds, RecordIds
 

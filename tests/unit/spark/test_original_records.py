@@ -12,8 +12,8 @@ import pytest
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.elasticsearch.originals import OriginalRecord
-from headrace.receiver.offset_ranges import RangeRun, RecordedRange
-from headrace.receiver.replay_errors import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.spark import original_records
 from headrace.spark.original_records import KafkaOriginalRecords
 from headrace.testing.records import make_block

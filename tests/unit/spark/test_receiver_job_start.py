@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.kafka import admin_questions
 from headrace.ledger import Ledger
-from headrace.receiver import admin_questions
 from headrace.spark.receiver_job import ReceiverJob, StorageNotUsableError
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 

@@ -10,11 +10,11 @@ from headrace.batch.manifest import ManifestError
 from headrace.batch.recovery.evidence import Evidence, FoundManifest, handles_in, is_done
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
+from headrace.kafka.offset_ranges import RecordedRange
 from headrace.ledger.allocations import late_records
 from headrace.ledger.found import FoundBatch, FoundBlock
 from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
 from headrace.ledger.states import BatchState
-from headrace.receiver.offset_ranges import RecordedRange
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import EventKind, Ledger, PartitionState
 from headrace.ledger.rows import JobLease
 from headrace.receiver.discovery import Discovery, Known
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.supervisor import ReceiverSupervisor
-from headrace.receiver.topic_watch import SeenTopic
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.stream import Stream
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from tests.unit.receiver.tracking.setting import MakeStream, Setting, eventually
 
+from headrace.kafka.errors import KafkaNotAskedError
+from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import EventKind, PartitionState
 from headrace.receiver.discovery import Discovery
-from headrace.receiver.errors import KafkaNotAskedError, KeyVersionsError
+from headrace.receiver.errors import KeyVersionsError
 from headrace.receiver.key_versions import check_key_versions
 from headrace.receiver.partitioning import Partitioning
-from headrace.receiver.topic_watch import SeenTopic
 from headrace.stream import ElasticsearchOutput, KeyIds
 
 KEYED = ElasticsearchOutput(hosts="http://nowhere:9200", index="air", document_ids=KeyIds())

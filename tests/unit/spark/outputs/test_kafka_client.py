@@ -7,7 +7,7 @@ import json
 import pytest
 from confluent_kafka import KafkaError
 
-from headrace.receiver.errors import ClientSettingError
+from headrace.kafka.errors import ClientSettingError
 from headrace.spark.outputs.errors import KafkaOutputError, KafkaRefusedError, MessageRefusedError, TopicMissingError
 from headrace.spark.outputs.kafka_client import client_config, told
 from headrace.spark.outputs.kafka_sent import SentRecords

@@ -18,12 +18,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
-from headrace.receiver.kafka_config import ClientConfig, admin_config, consumer_config
-from headrace.receiver.kept_ranges import check_kept, gone, listed
-from headrace.receiver.offset_questions import ANSWER_SECONDS, OffsetQuestions
-from headrace.receiver.offset_ranges import RangeRun, RecordedRange
-from headrace.receiver.record_batches import Converted, Cursor, convert
-from headrace.receiver.replay_errors import RangesUnreadableError, RecordsDifferError
+from headrace.kafka.client_settings import ClientConfig, admin_config, consumer_config
+from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError
+from headrace.kafka.kept_ranges import check_kept, gone, listed
+from headrace.kafka.offset_questions import ANSWER_SECONDS, OffsetQuestions
+from headrace.kafka.offset_ranges import RangeRun, RecordedRange
+from headrace.kafka.record_batches import Converted, Cursor, convert
 from headrace.stream.inputs import KafkaInput
 from headrace.stream.limits import Limits
 

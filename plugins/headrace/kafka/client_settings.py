@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaException
 
 from headrace.connections import Connection, resolve
-from headrace.receiver.errors import ClientSettingError
+from headrace.kafka.errors import ClientSettingError
 from headrace.stream.inputs import CLIENT_SETTINGS, KafkaInput
 from headrace.stream.limits import Limits
 

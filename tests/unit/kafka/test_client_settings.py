@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import IsolationLevel
 
-from headrace.receiver.errors import ClientSettingError
-from headrace.receiver.kafka_config import admin_config, consumer_config, isolation_level
+from headrace.kafka.client_settings import admin_config, consumer_config, isolation_level
+from headrace.kafka.errors import ClientSettingError
 from headrace.stream import KafkaInput, Limits
 
 

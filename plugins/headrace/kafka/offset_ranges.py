@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.blocks import TopicPartition
-from headrace.receiver.replay_errors import OverlappingRangesError
+from headrace.kafka.errors import OverlappingRangesError
 
 # A task has to make a consumer and find its brokers, about 0.2 s: in that time it reads as many records as these.
 MIN_TASK_RECORDS = 50_000

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.receiver.record_batches import Cursor, RecordChunk, chunks_of, combine, convert, without
+from headrace.kafka.record_batches import Cursor, RecordChunk, chunks_of, combine, convert, without
 from headrace.wal.payload import RECORD_SCHEMA, decode, encode
 
 A0 = TopicPartition("a", "id-a", 0)

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.blocks import TopicPartition
-from headrace.receiver.kafka_ranges import KafkaRangeReader, RangeClients
-from headrace.receiver.offset_questions import Kept, OffsetQuestions
-from headrace.receiver.offset_ranges import RangeRun
-from headrace.receiver.topic_watch import SeenTopic
+from headrace.kafka.offset_questions import Kept, OffsetQuestions
+from headrace.kafka.offset_ranges import RangeRun
+from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+from headrace.kafka.topic_watch import SeenTopic
 from headrace.stream.inputs import KafkaInput
 
 # The first record mostly answers, and where not, the next ones.

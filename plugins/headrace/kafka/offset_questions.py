@@ -10,10 +10,10 @@ from typing import Any
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
-from headrace.receiver.offset_requests import EARLIEST, LATEST, request_offsets
-from headrace.receiver.replay_errors import RangesUnreadableError
-from headrace.receiver.topic_ids import AdminTopicIds
-from headrace.receiver.topic_watch import SeenTopic, TopicWatch
+from headrace.kafka.errors import RangesUnreadableError
+from headrace.kafka.offset_requests import EARLIEST, LATEST, request_offsets
+from headrace.kafka.topic_ids import AdminTopicIds
+from headrace.kafka.topic_watch import SeenTopic, TopicWatch
 from headrace.stream.inputs import KafkaInput
 
 Partition = tuple[str, int]

@@ -10,9 +10,9 @@ from typing import Any
 from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from headrace.receiver.errors import StartingOffsetsError
-from headrace.receiver.kafka_config import isolation_level
-from headrace.receiver.offset_requests import EARLIEST, LATEST, request_offsets
+from headrace.kafka.client_settings import isolation_level
+from headrace.kafka.errors import StartingOffsetsError
+from headrace.kafka.offset_requests import EARLIEST, LATEST, request_offsets
 from headrace.stream.inputs import KafkaInput, StartingOffsets, StartingTimestamp
 
 Partition = tuple[str, int]

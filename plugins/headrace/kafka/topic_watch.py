@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-from headrace.receiver.errors import TopicsNotFoundError
+from headrace.kafka.errors import TopicsNotFoundError
 from headrace.stream.inputs import KafkaInput
 
 _ANSWER_SECONDS = 10.0

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from headrace.blocks import TopicPartition
-from headrace.receiver import kafka_ranges
-from headrace.receiver.kafka_ranges import KafkaRangeReader, RangeClients
-from headrace.receiver.offset_questions import Kept, OffsetQuestions
-from headrace.receiver.offset_ranges import RangeRun
-from headrace.receiver.replay_errors import RangesGoneError, RangesUnreadableError, RecordsDifferError
+from headrace.kafka import range_reader as kafka_ranges
+from headrace.kafka.errors import RangesGoneError, RangesUnreadableError, RecordsDifferError
+from headrace.kafka.offset_questions import Kept, OffsetQuestions
+from headrace.kafka.offset_ranges import RangeRun
+from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.stream import KafkaInput
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.blocks import OffsetRange, TopicPartition
-from headrace.receiver.leader_epochs import EpochRecords
 from headrace.wal.payload import RECORD_SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,15 @@ class Cursor:
 
     partition: TopicPartition
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecords:
+    """Consecutive records, from the first offset to that after the last, that one leader epoch wrote."""
+
+    first_offset: int
+    until_offset: int
+    leader_epoch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What goes wrong when recorded offset ranges are read again from Kafka."""
+"""What goes wrong when Kafka is asked or read."""
 
 from __future__ import annotations
 
@@ -30,3 +30,19 @@ class RecordsDifferError(ReplayError):
 
 class RangesUnreadableError(ReplayError):
     """Kafka does not answer, or does not give what it says it has."""
+
+
+class ClientSettingError(HeadraceError):
+    """A setting of the Kafka client is unknown, reserved for headrace, or in the wrong place."""
+
+
+class KafkaNotAskedError(HeadraceError):
+    """No broker of an input's cluster answers, or lets the client in."""
+
+
+class StartingOffsetsError(HeadraceError):
+    """A starting position names a partition that is not there, or cannot be resolved."""
+
+
+class TopicsNotFoundError(HeadraceError):
+    """A named topic does not exist, or may not be described."""

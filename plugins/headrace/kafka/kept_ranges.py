@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.clock import time_text
-from headrace.receiver.offset_questions import Kept, OffsetQuestions
-from headrace.receiver.offset_ranges import RangeRun, RecordedRange
-from headrace.receiver.replay_errors import RangesGoneError
+from headrace.kafka.errors import RangesGoneError
+from headrace.kafka.offset_questions import Kept, OffsetQuestions
+from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 
 SHOWN = 20
 """How many partitions an error names."""

@@ -13,8 +13,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from headrace.receiver.errors import KafkaNotAskedError
-from headrace.receiver.kafka_config import admin_config
+from headrace.kafka.client_settings import admin_config
+from headrace.kafka.errors import KafkaNotAskedError
 from headrace.stream.inputs import KafkaInput
 
 # A client that has heard of a broken connection has tried again several times by then: another broker would have
