@@ -11,7 +11,7 @@ from airflow.sdk import get_current_context
 from airflow.sdk.bases.hook import BaseHook
 
 from headrace.connections import CONNECTION_PREFIX, variable_name
-from headrace.hooks.threads import in_thread
+from headrace.runs.threads import in_thread
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from headrace.hooks.run_identity import run_identity
+from headrace.runs.identity import run_identity
 from headrace.timetables.micro_batch import to_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.hooks.run_identity import RunIdentity
     from headrace.ledger import Ledger
     from headrace.ledger.rows import BatchOutputRow, BatchRow
+    from headrace.runs.identity import RunIdentity
     from headrace.stream import Stream
 
 # Runs begin by Airflow's clock, and batches complete by the ledger's.

@@ -57,7 +57,7 @@ def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, 
 def warn_of_what_is_left(stream: Stream, ledger: Ledger, at_ms: int, log: Any) -> None:
     """Name the steps by which the batch is not complete and that no attempt is at, and how to have them run."""
     from headrace.ledger.states import AttemptState, BatchState
-    from headrace.operators.steps_to_run import live_attempts
+    from headrace.runs.steps_to_run import live_attempts
 
     batch = ledger.batches.find(stream.name, at_ms)
     if batch is None or batch.state not in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):

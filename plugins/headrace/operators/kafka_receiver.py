@@ -14,13 +14,13 @@ from airflow.configuration import conf
 from airflow.sdk import BaseOperator
 
 from headrace.errors import HeadraceError
-from headrace.hooks.detached import DetachedProcess, spawn, tail
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.hooks.receiver_job import JobOutcome, JobWatch
-from headrace.hooks.replacement import replace_older_job
-from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.attachment import ATTACHED, attachment, ended_unheard, holder
 from headrace.operators.links import SparkUiLink, browser_link
+from headrace.runs.detached import DetachedProcess, spawn, tail
+from headrace.runs.receiver_job import JobOutcome, JobWatch
+from headrace.runs.replacement import replace_older_job
+from headrace.runs.waiting import in_triggerer, poll_seconds
 from headrace.triggers.receiver_job import ReceiverJobTrigger, StreamWantedTrigger
 
 if TYPE_CHECKING:

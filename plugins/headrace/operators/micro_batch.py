@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from headrace.hooks.run_request import run_request
 from headrace.operators.allocate_blocks import allocate_for_run
 from headrace.operators.batch_events import batch_alias, emit_batch_events
 from headrace.operators.checkpoint import warn_of_what_is_left, write_checkpoint_after
 from headrace.operators.cleanup import clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.request import run_request
 from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.clock import time_text
-from headrace.hooks.run_request import run_request
 from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
+from headrace.runs.request import run_request
 from headrace.timetables.batch_time import NoBatchTimeError, batch_time_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.hooks.run_request import RunRequest
     from headrace.ledger import Ledger
     from headrace.ledger.rows import AttemptRow, BatchRow
+    from headrace.runs.request import RunRequest
     from headrace.stream import Stream
 
 

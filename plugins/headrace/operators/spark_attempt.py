@@ -19,14 +19,14 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, Failure
-from headrace.hooks.environment import child_environment, secret_key
-from headrace.hooks.receiver_job import awaited_application, missing_application
-from headrace.hooks.replacement import replace_older_job
-from headrace.hooks.waiting import in_triggerer, poll_seconds
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
-from headrace.operators.spark_need import needs_of
 from headrace.operators.submit_arguments import submit_options
+from headrace.runs.environment import child_environment, secret_key
+from headrace.runs.receiver_job import awaited_application, missing_application
+from headrace.runs.replacement import replace_older_job
+from headrace.runs.spark_need import needs_of
+from headrace.runs.waiting import in_triggerer, poll_seconds
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
 from headrace.failure import TAKEN_UP, Failure
-from headrace.hooks.run_identity import goes_on_by_itself
-from headrace.hooks.run_request import run_request
 from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import (
     LEASE_MS,
@@ -18,6 +16,8 @@ from headrace.operators.spark_attempt import (
     BatchFailedError,
     SparkAttemptOperator,
 )
+from headrace.runs.identity import goes_on_by_itself
+from headrace.runs.request import run_request
 from headrace.stream.parameters import ATTRIBUTE
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from headrace.hooks.run_request import RunRequest
     from headrace.ledger import Ledger
     from headrace.ledger.rows import Attempt, BatchRow
-    from headrace.operators.steps_to_run import StepsToRun
+    from headrace.runs.request import RunRequest
+    from headrace.runs.steps_to_run import StepsToRun
     from headrace.wal.storage import LogStorage
 
 
@@ -149,7 +149,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         An error of the surroundings ends it: the output may be away again.
         """
         from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
-        from headrace.operators.failed_batches import failed_batches
+        from headrace.runs.failed_batches import failed_batches
 
         for failed in failed_batches(run.ledger, self.stream, at_ms, self._steps):
             time_ms = failed.batch.batch_time_ms
@@ -188,7 +188,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _left(self, run: _Run, at_ms: int) -> StepsToRun:
         """What the run has to do of this task's steps."""
-        from headrace.operators.steps_to_run import find_steps_to_run
+        from headrace.runs.steps_to_run import find_steps_to_run
 
         return find_steps_to_run(run.ledger, self._batch(run.ledger, at_ms), run.request, self._steps)
 
@@ -219,7 +219,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         Raises:
             AttemptFencedInSparkError: a later try of this run is at them. This one is a zombie that woke up.
         """
-        from headrace.operators.steps_to_run import live_attempts
+        from headrace.runs.steps_to_run import live_attempts
 
         now_ms = run.ledger.now_ms()
         for row in live_attempts(run.ledger, batch):
@@ -321,8 +321,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     def _await_mending(self, run: _Run, first_ms: int, at_ms: int) -> None:
         """Fail where the earlier batch failed by its code, or for good, and nothing has changed since: it is not run in
         vain by every run. One that somebody asked for waits for that to be mended."""
-        from headrace.operators.failed_batches import is_held_back
-        from headrace.operators.steps_to_run import live_attempts
+        from headrace.runs.failed_batches import is_held_back
+        from headrace.runs.steps_to_run import live_attempts
 
         tried = live_attempts(run.ledger, run.ledger.batches.get(self.stream.name, first_ms))
         if not tried or not is_held_back(self.stream, tried[-1]):
@@ -368,14 +368,14 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _ahead(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
         """What the attempt in another run's place keeps."""
-        from headrace.operators.steps_to_run import AHEAD
+        from headrace.runs.steps_to_run import AHEAD
 
         return {**self._given(run, batch), AHEAD: True}
 
     def _given(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
         """What an attempt at another run's batch keeps of this run, and of the parameters of that run as its last
         attempt had them, those of them that the stream still has."""
-        from headrace.operators.steps_to_run import live_attempts
+        from headrace.runs.steps_to_run import live_attempts
 
         tried = live_attempts(run.ledger, batch)
         given = tried[-1].attributes.get(ATTRIBUTE) if tried else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseSensorOperator
 
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.hooks.waiting import in_triggerer, poll_seconds
+from headrace.runs.waiting import in_triggerer, poll_seconds
 from headrace.triggers.base import LedgerTrigger
 from headrace.triggers.patience import look_for_a_moment
 

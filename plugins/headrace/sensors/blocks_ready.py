@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from headrace.hooks.run_request import run_request
+from headrace.runs.request import run_request
 from headrace.sensors.base import LedgerSensor
 from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found

@@ -11,8 +11,8 @@ from airflow.sdk.exceptions import DownstreamTasksSkipped
 
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
-from headrace.hooks.first_receiver import find_beginning
-from headrace.hooks.run_identity import of_schedule
+from headrace.runs.first_receiver import find_beginning
+from headrace.runs.identity import of_schedule
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 
 if TYPE_CHECKING:

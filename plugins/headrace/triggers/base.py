@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from headrace.hooks.ledger import LedgerHook
-from headrace.hooks.threads import in_thread
-from headrace.hooks.waiting import poll_seconds
+from headrace.runs.threads import in_thread
+from headrace.runs.waiting import poll_seconds
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from headrace.hooks.readiness import InputsNotReceivedError, blocks_ready
+from headrace.runs.readiness import InputsNotReceivedError, blocks_ready
 from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
-from headrace.hooks.first_receiver import find_beginning
-from headrace.hooks.run_identity import of_schedule
+from headrace.runs.first_receiver import find_beginning
+from headrace.runs.identity import of_schedule
 from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.hooks.ledger import LedgerHook
-from headrace.hooks.receiver_job import JobWatch
-from headrace.hooks.threads import in_thread
+from headrace.runs.receiver_job import JobWatch
+from headrace.runs.threads import in_thread
 from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:

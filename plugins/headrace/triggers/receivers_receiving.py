@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.hooks.receiver_job import receiving
+from headrace.runs.receiver_job import receiving
 from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from headrace.hooks.threads import in_thread
+from headrace.runs.threads import in_thread
 from headrace.triggers.base import LedgerTrigger
 
 if TYPE_CHECKING:

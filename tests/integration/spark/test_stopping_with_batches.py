@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.integration.spark.test_receiver_coupling import ended, family
 
-from headrace.hooks import replacement
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.ledger import JobState
+from headrace.runs import replacement
 from headrace.spark import connect_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

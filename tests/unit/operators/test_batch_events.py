@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
-from headrace.hooks.run_identity import RunIdentity
 from headrace.ledger import Ledger
 from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_events
-from headrace.operators.steps_to_run import AHEAD
+from headrace.runs.identity import RunIdentity
+from headrace.runs.steps_to_run import AHEAD
 
 STREAM, AT_MS = "flights", 20_000
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -112,7 +112,7 @@ def test_a_second_task_attaches_to_the_job_that_lives(operator, toy, ledger, tas
 
 
 def test_a_job_of_an_older_version_that_it_attaches_to_is_asked_to_stop(operator, ledger, task, monkeypatch, capsys):
-    monkeypatch.setattr("headrace.hooks.replacement.SETTLED_MS", 0)
+    monkeypatch.setattr("headrace.runs.replacement.SETTLED_MS", 0)
     older = current_versions() | {"headrace": "0.0.1"}
     ledger.jobs.acquire("flights", holder="before the upgrade", lease_ms=60_000, versions=older)
     waiting = deferred(operator, task.context)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.operators.spark_need import needs_of
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.spark_need import needs_of
 from headrace.stream import ConsoleOutput, Window
 
 

@@ -10,11 +10,11 @@ from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.dags.retry_policy import BoundedRetryPolicy
-from headrace.hooks.environment import secret_key
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.environment import secret_key
 from headrace.spark.connect_token import fingerprint
 from headrace.spark.micro_batch_job import definition_of
 from headrace.spark.versions import current_versions
@@ -409,7 +409,7 @@ def test_the_successor_of_an_older_job_is_waited_for(stream, source, allocated, 
     at_ms, task = allocated()
     ledger.jobs.release(source.job)
     older = _job_of(ledger, stream, "0.0.1")
-    monkeypatch.setattr("headrace.hooks.replacement.SETTLED_MS", 0)
+    monkeypatch.setattr("headrace.runs.replacement.SETTLED_MS", 0)
     operator = make(stream)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)

@@ -16,7 +16,6 @@ from headrace.connections import Connection, from_text
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.errors import IndexingOptionsError
 from headrace.errors import HeadraceError
-from headrace.hooks.run_request import run_request
 from headrace.hooks.spark_submit import StreamSparkSubmitHook
 from headrace.kafka.client_settings import connection_config
 from headrace.kafka.errors import ClientSettingError
@@ -29,6 +28,7 @@ from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.request import run_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 SECRET = "hunter2-hunter2"

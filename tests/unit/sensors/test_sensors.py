@@ -13,9 +13,9 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.hooks import ledger as ledger_hook
 from headrace.hooks.ledger import register
-from headrace.hooks.readiness import InputsNotReceivedError, blocks_ready
-from headrace.hooks.receiver_job import receiving
 from headrace.ledger import Ledger
+from headrace.runs.readiness import InputsNotReceivedError, blocks_ready
+from headrace.runs.receiver_job import receiving
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 from headrace.stream import ConsoleOutput, KafkaInput, Stream

@@ -11,12 +11,12 @@ from tests.unit.receiver.tracking.setting import Handle, MakeStream, Setting, ev
 
 from headrace.batch.allocation import allocate
 from headrace.blocks import ReceiverId
-from headrace.hooks.readiness import blocks_ready
 from headrace.ledger import ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver.placed_receiver import PlacedReceiver
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
+from headrace.runs.readiness import blocks_ready
 from headrace.stream import Limits
 from headrace.stream.limits import Backpressure
 from headrace.wal.storage import open_storage

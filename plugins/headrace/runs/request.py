@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from headrace.errors import HeadraceError
-from headrace.hooks.run_identity import RunIdentity, run_identity
+from headrace.runs.identity import RunIdentity, run_identity
 from headrace.stream.parameters import ATTRIBUTE, ParameterError, merged
 from headrace.stream.state import STATE_STEP
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.hooks.replacement import SETTLED_MS, is_newer, replace_older_job
 from headrace.ledger import EventKind, Ledger
+from headrace.runs.replacement import SETTLED_MS, is_newer, replace_older_job
 from headrace.spark import versions
 from headrace.spark.versions import REPLACED_BY
 

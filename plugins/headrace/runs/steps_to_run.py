@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.ledger.states import AttemptState, BatchState
 
 if TYPE_CHECKING:
-    from headrace.hooks.run_request import RunRequest
     from headrace.ledger import Ledger
     from headrace.ledger.rows import AttemptRow, BatchOutputRow, BatchRow
+    from headrace.runs.request import RunRequest
 
 AHEAD = "ahead"
 """The attribute of an attempt that the run of a later batch time made, before the batch's own run came to it."""

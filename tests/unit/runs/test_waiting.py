@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 
 from headrace.dags.received_schedule import received_schedule
-from headrace.hooks.waiting import PollIntervalError, in_triggerer, poll_seconds
 from headrace.operators.kafka_receiver import KafkaReceiverOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.replay_batch import ReplayBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.waiting import PollIntervalError, in_triggerer, poll_seconds
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 from headrace.stream import ConsoleOutput, KafkaInput, Stream

@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from headrace.connections import resolve
-from headrace.hooks.environment import SecretKeyUndefinedError, child_environment, connections_in_environment
+from headrace.runs.environment import SecretKeyUndefinedError, child_environment, connections_in_environment
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
 
 KAFKA = {"conn_type": "kafka", "extra": {"bootstrap.servers": "localhost:9092", "sasl.password": "s3cret"}}
@@ -43,7 +43,7 @@ def test_a_process_gets_its_streams_connections_and_no_others(stream):
 
 def test_what_a_task_asks_kafka_itself_finds_its_connection_for_that_long(stream, monkeypatch):
     monkeypatch.delenv("AIRFLOW_CONN_KAFKA_FLIGHTS")
-    monkeypatch.setattr("headrace.hooks.environment.connection_json", lambda conn_id: json.dumps(KAFKA))
+    monkeypatch.setattr("headrace.runs.environment.connection_json", lambda conn_id: json.dumps(KAFKA))
     with connections_in_environment(stream):
         assert resolve("kafka_flights").extra["sasl.password"] == "s3cret"
     assert "AIRFLOW_CONN_KAFKA_FLIGHTS" not in os.environ

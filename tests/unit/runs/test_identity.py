@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 from uuid import UUID, uuid4
 
-from headrace.hooks.run_identity import RunIdentity, run_identity
+from headrace.runs.identity import RunIdentity, run_identity
 
 START = datetime(2026, 11, 21, 14, tzinfo=UTC)
 START_MS = int(START.timestamp() * 1000)

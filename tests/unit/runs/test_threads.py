@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.hooks.threads import THREADS, in_thread
+from headrace.runs.threads import THREADS, in_thread
 
 who = contextvars.ContextVar("who", default="nobody")
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headrace.hooks.detached import DetachedProcess, spawn, tail
+from headrace.runs.detached import DetachedProcess, spawn, tail
 
 
 def until(condition, seconds=10.0):

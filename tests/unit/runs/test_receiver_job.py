@@ -4,8 +4,8 @@ import pytest
 
 from headrace.blocks import ReceiverId
 from headrace.clock import ManualClock
-from headrace.hooks.receiver_job import JobOutcome, JobWatch, missing_application
 from headrace.ledger import Ledger
+from headrace.runs.receiver_job import JobOutcome, JobWatch, missing_application
 
 
 def test_troubles_of_the_job_are_told_when_they_begin_and_end(tmp_path) -> None:

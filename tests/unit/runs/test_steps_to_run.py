@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.hooks.run_identity import RunIdentity
-from headrace.hooks.run_request import RunRequest
 from headrace.ledger.states import AttemptState, BatchState
-from headrace.operators.steps_to_run import steps_to_run
+from headrace.runs.identity import RunIdentity
+from headrace.runs.request import RunRequest
+from headrace.runs.steps_to_run import steps_to_run
 
 COMPLETED, FAILED, RUNNING = AttemptState.COMPLETED, AttemptState.FAILED, AttemptState.RUNNING
 

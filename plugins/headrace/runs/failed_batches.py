@@ -32,7 +32,7 @@ class FailedBatch:
 def failed_batches(ledger: Ledger, stream: Stream, before_ms: int, steps: Sequence[str]) -> Iterator[FailedBatch]:
     """The batches before ``before_ms`` that are to be taken up, oldest first."""
     from headrace.ledger.states import AttemptState, BatchState
-    from headrace.operators.steps_to_run import live_attempts
+    from headrace.runs.steps_to_run import live_attempts
 
     settled_ms = stream.retry_for_ms
     for earlier in ledger.batches.earlier_unfinished(stream.name, before_ms, limit=_MOST):

@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from headrace.hooks.run_identity import RunIdentity
-from headrace.hooks.run_request import RunRequest, run_request
+from headrace.runs.identity import RunIdentity
+from headrace.runs.request import RunRequest, run_request
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream
 
 
