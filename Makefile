@@ -29,13 +29,13 @@ help: ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 demo: $(VENV)/.installed java jars ## Flights from a real Kafka into a real Elasticsearch, proved (KEEP=1 leaves it running)
-	$(BIN)/headrace demo $(if $(KEEP),--keep) $(ARGS)
+	$(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
 wordcount: $(VENV)/.installed java jars ## Spark's quick example as a stream, on the console
-	$(BIN)/headrace demo --example wordcount $(if $(KEEP),--keep) $(ARGS)
+	$(BIN)/python -m examples.demo --example wordcount $(if $(KEEP),--keep) $(ARGS)
 
 faults: $(VENV)/.installed java jars ## The hammer: MINUTES=10 SEED=7, CLUSTER=1 for Spark as a cluster of two workers
-	$(BIN)/headrace faults --minutes $(MINUTES) --seed $(SEED) $(if $(CLUSTER),--cluster) $(ARGS)
+	$(BIN)/python -m tests.hammer --minutes $(MINUTES) --seed $(SEED) $(if $(CLUSTER),--cluster) $(ARGS)
 
 test: lint unit system-and-integration ## All the tests, and the linters
 

@@ -27,11 +27,11 @@ from threading import Event, Thread
 from typing import Any
 
 from confluent_kafka import Producer
+from examples.demo.elasticsearch_side import ElasticsearchSide
+from examples.demo.errors import NotAnsweringError
+from examples.demo.producing import create_topic
 from warm_batch import until
 
-from headrace.demo.elasticsearch_side import ElasticsearchSide
-from headrace.demo.errors import NotAnsweringError
-from headrace.demo.producing import create_topic
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.stack import Stack, StackOptions
 from headrace.ledger import Ledger

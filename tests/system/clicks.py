@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+from examples.demo.elasticsearch_side import ElasticsearchSide
+from examples.demo.kafka_side import offsets
+from examples.demo.producing import create_topic
 from tests.system.orders import wait_until
 
-from headrace.demo.elasticsearch_side import ElasticsearchSide
-from headrace.demo.kafka_side import offsets
-from headrace.demo.producing import create_topic
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.stack import Stack
 from headrace.ledger import Ledger

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
+from examples.demo.damage import Damage
+from examples.demo.elasticsearch_side import ElasticsearchSide
+from examples.demo.flights import FlightRecord
+from examples.demo.kafka_side import offsets, read_topic
+from examples.demo.observing import Observer, Snapshot
+from examples.demo.producing import Producing, create_topic
+from examples.demo.proof import Place, Proof, prove
 from sqlalchemy import create_engine, text
 
-from headrace.demo.damage import Damage
-from headrace.demo.elasticsearch_side import ElasticsearchSide
-from headrace.demo.flights import FlightRecord
-from headrace.demo.kafka_side import offsets, read_topic
-from headrace.demo.observing import Observer, Snapshot
-from headrace.demo.producing import Producing, create_topic
-from headrace.demo.proof import Place, Proof, prove
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.processes import processes_of_stack
 from headrace.devstack.stack import Stack

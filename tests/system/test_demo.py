@@ -22,6 +22,7 @@ from headrace.devstack.state import Phase, read_state
 pytestmark = pytest.mark.timeout(1200)
 
 HEADRACE = [sys.executable, "-m", "headrace.cli.main"]
+DEMO = [sys.executable, "-m", "examples.demo"]
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def data() -> Iterator[Path]:
 @contextmanager
 def demo(data: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A demo that has just been started."""
-    command = [*HEADRACE, "demo", "--data", str(data), *options]
+    command = [*DEMO, "--data", str(data), *options]
     # As a script in the background has it: a shell lets its background commands ignore SIGINT.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

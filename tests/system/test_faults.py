@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 HEADRACE = [sys.executable, "-m", "headrace.cli.main"]
+HAMMER = [sys.executable, "-m", "tests.hammer"]
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -31,7 +32,7 @@ def test_a_stream_under_the_hammer_loses_nothing_and_doubles_nothing(data: Path)
     # By this seed a batch, Elasticsearch twice, the disk, and a receiver past its lease.
     targets = ["receiver-task", "batch", "elasticsearch", "disk"]
     options = ["--minutes", "0.7", "--pace", "10", "--seed", "8", "--rate", "200", "--data", str(data), "--json"]
-    command = [*HEADRACE, "faults", *options, *(word for target in targets for word in ("--only", target))]
+    command = [*HAMMER, *options, *(word for target in targets for word in ("--only", target))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1700)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)

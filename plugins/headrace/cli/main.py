@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -12,8 +14,6 @@ from typer.core import TyperGroup
 from headrace.errors import HeadraceError
 
 COMMANDS = {
-    "demo": "headrace.cli.demo:demo",
-    "faults": "headrace.cli.faults:faults",
     "up": "headrace.cli.stack:up",
     "status": "headrace.cli.stack:status",
     "down": "headrace.cli.stack:down",
@@ -30,6 +30,16 @@ COMMANDS = {
     "dlq": "headrace.cli.dlq:dlq",
 }
 """Name to `module:attribute`: a `typer.Typer` becomes a group, a function a command. The order is the help's."""
+
+
+@contextmanager
+def errors_as_one_line() -> Iterator[None]:
+    """Exit with 1, and print what happened and what to do about it: a stack trace helps nobody with these."""
+    try:
+        yield
+    except HeadraceError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(1)
 
 
 class LazyGroup(TyperGroup):
@@ -53,12 +63,8 @@ class LazyGroup(TyperGroup):
         return command
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with errors_as_one_line():
             return super().invoke(ctx)
-        except HeadraceError as error:
-            # What happened and what to do about it; a stack trace helps nobody with these.
-            typer.echo(f"Error: {error}", err=True)
-            sys.exit(1)
 
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)

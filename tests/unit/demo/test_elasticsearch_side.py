@@ -10,10 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-
-from headrace.demo.elasticsearch_side import ElasticsearchSide
-from headrace.demo.errors import DemoError, NotAnsweringError
-from headrace.demo.proof import DeadLetter, Document, Place
+from examples.demo.elasticsearch_side import ElasticsearchSide
+from examples.demo.errors import DemoError, NotAnsweringError
+from examples.demo.proof import DeadLetter, Document, Place
 
 
 class Fake:

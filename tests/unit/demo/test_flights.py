@@ -7,11 +7,10 @@ from collections import Counter
 from itertools import islice
 
 import pytest
-
-from headrace.demo import flights
-from headrace.demo.damage import ODDITIES, Damage, damage, oddity
-from headrace.demo.errors import FlightsNotFoundError
-from headrace.demo.flights import flight_records
+from examples.demo import flights
+from examples.demo.damage import ODDITIES, Damage, damage, oddity
+from examples.demo.errors import FlightsNotFoundError
+from examples.demo.flights import flight_records
 
 PLAIN = b'{"year":2013,"dep_delay":2,"flight":1545,"tailnum":"N14228","dest":"IAH","distance":1400}'
 

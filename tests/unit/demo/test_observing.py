@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from examples.demo.errors import DemoError, NotAnsweringError
+from examples.demo.observing import Snapshot, try_to_look
 
-from headrace.demo.errors import DemoError, NotAnsweringError
-from headrace.demo.observing import Snapshot, try_to_look
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.states import BatchState
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from headrace.demo.proof import DeadLetter, Document, Place, Proof, prove
+from examples.demo.proof import DeadLetter, Document, Place, Proof, prove
 
 GOOD = {Place("t", partition, offset): b'{"n": %d}' % offset for partition in (0, 1) for offset in range(5)}
 BAD = {Place("t", 0, 5): b"{broken", Place("t", 1, 5): None}

@@ -6,13 +6,12 @@ import io
 import json
 from typing import Any
 
+from examples.demo.observing import Snapshot
+from examples.demo.proof import Place, Proof
+from examples.demo.report import Report
+from examples.demo.timings import STEPS, BatchTiming
+from examples.demo.view import LinesView, bars, make_view
 from rich.console import Console
-
-from headrace.demo.observing import Snapshot
-from headrace.demo.proof import Place, Proof
-from headrace.demo.report import Report
-from headrace.demo.timings import STEPS, BatchTiming
-from headrace.demo.view import LinesView, bars, make_view
 
 
 def printed(report: Report) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from headrace.demo.errors import DemoError
-from headrace.demo.stack import DemoStack, dags_folder, jars_are_there
+from examples.demo.errors import DemoError
+from examples.demo.stack import DemoStack, dags_folder, jars_are_there
 
 
 def test_the_examples_dag_files_are_found() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.demo.timings import BETWEEN, STEPS, WAITING, by_step, read_timings, timing
+from examples.demo.timings import BETWEEN, STEPS, WAITING, by_step, read_timings, timing
 
 
 def iso(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headrace.demo.word_count_demo import LINES, WordCounts, parse_counts, printed_batches
+from examples.demo.word_count_demo import LINES, WordCounts, parse_counts, printed_batches
 
 LOG = """\
 2026-01-01T00:00:01Z info 4 records in 1 blocks

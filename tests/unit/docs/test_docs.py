@@ -126,6 +126,6 @@ def test_make_targets_that_are_told_exist() -> None:
 
 
 def test_the_flights_dag_folder_is_found() -> None:
-    from headrace.demo.stack import dags_folder
+    from examples.demo.stack import dags_folder
 
     assert dags_folder() == ROOT / "dags"

@@ -1,0 +1,127 @@
+"""How far a stream has come, seen from outside: the ledger's public rows and Elasticsearch's counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from examples.demo.elasticsearch_side import ElasticsearchSide
+from examples.demo.errors import NotAnsweringError
+
+if TYPE_CHECKING:
+    from headrace.ledger import Ledger
+    from headrace.ledger.rows import BatchRow
+
+_MOST_BATCHES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One look. ``produced`` of ``to_produce`` records are in Kafka; ``receiving`` is the receiver job's state."""
+
+    to_produce: int
+    produced: int
+    receiving: str = "not started"
+    received: int = 0
+    indexed: int = 0
+    dead_lettered: int = 0
+    batches: Sequence[BatchRow] = field(default=(), repr=False)
+    unclaimed: bool = False
+    """Whether blocks wait for a batch that nobody has allocated yet."""
+    error: str | None = None
+    """Why the receiver job or the newest batch that failed did so, while that lasts."""
+
+    @property
+    def with_records(self) -> list[BatchRow]:
+        """The batches that have records, oldest first."""
+        return sorted((batch for batch in self.batches if batch.records), key=lambda batch: batch.batch_time_ms)
+
+    @property
+    def states(self) -> Counter[str]:
+        """Batches with records by state."""
+        return Counter(batch.state.value for batch in self.with_records)
+
+    @property
+    def cleaned(self) -> int:
+        """Batches with records whose log is deleted."""
+        return sum(batch.cleaned_at_ms is not None for batch in self.with_records)
+
+    @property
+    def processed(self) -> bool:
+        """Whether all that was to be produced is received, and in a batch that has completed and is checkpointed."""
+        return (
+            self.produced == self.to_produce == self.received == sum(batch.records for batch in self.with_records)
+            and not self.unclaimed
+            and all(batch.completed_at_ms and batch.checkpointed_at_ms for batch in self.with_records)
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether, beyond that, the log of every batch is deleted. Whether all documents are there is the proof's."""
+        return self.processed and self.cleaned == len(self.with_records)
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """What grows as long as anything goes on."""
+        documents = (self.indexed, self.dead_lettered)
+        return (self.produced, self.receiving, self.received, *documents, self.cleaned, *sorted(self.states.items()))
+
+
+class Observer:
+    """Looks at ``stream``; ``produced`` tells how many records Kafka has acknowledged."""
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        ledger: Ledger,
+        to_produce: int,
+        produced: Callable[[], int],
+        elasticsearch: ElasticsearchSide | None = None,
+        index: str = "",
+    ) -> None:
+        self._stream = stream
+        self._ledger = ledger
+        self._to_produce = to_produce
+        self._produced = produced
+        self._elasticsearch = elasticsearch
+        self._index = index
+
+    def look(self) -> Snapshot:
+        """How it stands."""
+        from headrace.ledger.errors import StreamNotFoundError
+
+        produced = self._produced()
+        try:
+            self._ledger.streams.get(self._stream)
+        except StreamNotFoundError:
+            # The first task to run registers it.
+            return Snapshot(self._to_produce, produced)
+        positions = self._ledger.positions.list(self._stream)
+        batches = self._ledger.batches.list(self._stream, _MOST_BATCHES)
+        job = self._ledger.jobs.current(self._stream)
+        documents = self._elasticsearch
+        failed = next((batch.error for batch in batches if batch.state.value == "failed"), None)
+        return Snapshot(
+            self._to_produce,
+            produced,
+            receiving="not started" if job is None else job.state.value,
+            received=sum(position.next_offset - position.starting_offset for position in positions),
+            indexed=documents.count(self._index) if documents else 0,
+            dead_lettered=documents.count(f"{self._index}-dead-letters") if documents else 0,
+            batches=batches,
+            unclaimed=self._ledger.batches.next_unclaimed(self._stream) is not None,
+            error=failed or (job.error if job is not None and job.state.ended else None),
+        )
+
+
+def try_to_look(observer: Observer) -> Snapshot | None:
+    """`look`, or None while a server does not answer: it is being started, or an index is being made."""
+    from headrace.ledger.errors import LedgerUnavailableError
+
+    try:
+        return observer.look()
+    except (NotAnsweringError, LedgerUnavailableError):
+        return None

@@ -1,0 +1,116 @@
+"""One demo, from an empty folder to the result."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from examples.demo.flights_demo import Stopwatch, run_flights
+from examples.demo.stack import DemoStack, dags_folder, jars_are_there
+from examples.demo.view import View
+from examples.demo.word_count_demo import run_word_count
+from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """``rate`` is in records a second, None as fast as it goes; ``records`` is about the flights alone."""
+
+    example: str
+    data: Path
+    keep: bool = False
+    records: int | None = None
+    rate: float | None = None
+
+
+class Result(Protocol):
+    """What an example found."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is as it must be."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        ...
+
+    def print(self, console: Console) -> None:
+        """As a person reads it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The example's result, and where everything is if it was kept."""
+
+    result: Result
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the result is as it must be."""
+        return self.result.holds
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        kept = {"kept": self.addresses} if self.addresses else {}
+        return {**self.result.to_dict(), **kept}
+
+    def print(self, console: Console) -> None:
+        """As a person reads it."""
+        self.result.print(console)
+        if self.addresses:
+            console.print("\nEverything stays up:")
+            for name, address in self.addresses.items():
+                console.print(f"  {name:<15}{address}", markup=False, highlight=False, soft_wrap=True)
+
+
+def run_demo(options: DemoOptions, view: View) -> Outcome:
+    """Start the stack, run the example, stop the stack unless it is to be kept.
+
+    Raises:
+        DemoError: it could not be run to its end. Then, and on Ctrl-C, the stack is stopped, ``keep`` or not.
+    """
+    watch = Stopwatch()
+    stack = DemoStack(options.data, dags_folder(), keep=options.keep)
+    began = time.monotonic()
+    finished = False
+    try:
+        with view:
+            view.say(f"starting Kafka, Elasticsearch, Postgres and Airflow in {stack.data}")
+            if not jars_are_there():
+                view.say("this once, their jars are fetched from Maven Central, some 100 MB")
+            with watch.over("start of the stack"):
+                stack.start(view.stack)
+            view.say(f"the stack is up; Airflow is at {stack.address('api-server')}")
+            result: Result
+            if options.example == "wordcount":
+                result = run_word_count(stack, view, rate=options.rate)
+            else:
+                result = run_flights(stack, view, records=options.records, rate=options.rate, watch=watch)
+        finished = True
+    finally:
+        if not (finished and options.keep):
+            view.say("stopping the stack" if finished else f"stopping the stack; its logs stay in {stack.data}")
+            with watch.over("stop of the stack"):
+                stack.stop()
+        watch.seconds["altogether"] = round(time.monotonic() - began, 1)
+    return Outcome(result, _addresses(stack) if options.keep else {})
+
+
+def _addresses(stack: DemoStack) -> dict[str, str]:
+    user, password = stack.login
+    return {
+        "Airflow": stack.address("api-server"),
+        "login": f"{user} / {password}",
+        "Elasticsearch": stack.address("elasticsearch"),
+        "Kafka": stack.address("kafka"),
+        "ledger": stack.ledger_url,
+        "files and logs": str(stack.data),
+        "to stop": f"{shutil.which('headrace') or sys.argv[0]} down --data {stack.data}",
+    }

@@ -1,0 +1,169 @@
+"""The embedded stack as the demo uses it: by the commands that a person has."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from examples.demo.errors import DemoError
+
+from headrace.devstack.airflow_api import AirflowApi
+from headrace.devstack.jars import cache_dir
+from headrace.devstack.process import GuardedProcess, ProcessSpec, child_environment, tail
+from headrace.devstack.state import Phase, StackState, read_state
+
+_POLL_SECONDS = 0.2
+# The first time, the servers' jars are fetched.
+_START_SECONDS = 600.0
+_STOP_SECONDS = 120.0
+
+
+class DemoStack:
+    """A stack in a folder of its own, new at each start.
+
+    Without ``keep`` it ends with this process, however that ends; with ``keep`` it stays until `headrace down`.
+    """
+
+    def __init__(self, data: Path, dags: Path, *, keep: bool) -> None:
+        self.data = data.absolute()
+        self._dags = dags
+        self._keep = keep
+        self._guarded: GuardedProcess | None = None
+        self._detaching: subprocess.Popen[bytes] | None = None
+
+    def start(self, show: Callable[[StackState], None]) -> None:
+        """Take down and delete what an earlier demo left, then start; ``show`` gets the state as it changes."""
+        self.clear()
+        self.data.mkdir(parents=True, exist_ok=True)
+        arguments = ["up", "--data", str(self.data), "--dags", str(self._dags)]
+        arguments += ["--plugins", str(self.data / "plugins")]
+        if self._keep:
+            self._detaching = subprocess.Popen(
+                [*_HEADRACE, *arguments, "--detach"],
+                env=child_environment(self._settings()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log.open("ab"),
+                start_new_session=True,
+            )
+            # Asked to detach, it ends when everything runs.
+            self._await(show, lambda: self._detaching is None or self._detaching.poll() not in (None, 0))
+            return
+        self._guarded = GuardedProcess(
+            ProcessSpec(
+                name="headrace up",
+                argv=[*_HEADRACE, *arguments],
+                env=child_environment(self._settings()),
+                log=self._log,
+                stop_signal=signal.SIGTERM,
+                grace_seconds=_STOP_SECONDS,
+            )
+        )
+        self._await(show, lambda: not self._guarded or not self._guarded.alive)
+
+    def stop(self) -> None:
+        """Stop it and everything started under it; the folder stays, for its logs."""
+        if self._guarded is not None:
+            self._guarded.stop()
+        if self._detaching is not None and self._detaching.poll() is None:
+            # It takes along what it is starting.
+            self._detaching.send_signal(signal.SIGINT)
+            self._detaching.wait(_STOP_SECONDS)
+        _run("down", "--data", str(self.data))
+
+    def clear(self) -> None:
+        """Stop what runs in the folder, if anything does, and delete it."""
+        if self.data.exists():
+            _run("down", "--data", str(self.data), "--wipe")
+
+    @property
+    def state(self) -> StackState:
+        """How it is."""
+        state = read_state(self.data)
+        if state is None:
+            raise DemoError(f"There is no stack in {self.data}.")
+        return state
+
+    def address(self, service: str) -> str:
+        """Where a server is."""
+        address = self.state.services[service].address
+        if address is None:
+            raise DemoError(f"The stack has no address for {service}.")
+        return address
+
+    @property
+    def login(self) -> tuple[str, str]:
+        """Airflow's user and password."""
+        login = self.state.login
+        if login is None:
+            raise DemoError("The stack has no Airflow.")
+        return login.user, str(json.loads(Path(login.password_file).read_text())[login.user])
+
+    def airflow(self) -> AirflowApi:
+        """A client of Airflow's REST API."""
+        return AirflowApi(self.address("api-server"), *self.login)
+
+    @property
+    def ledger_url(self) -> str:
+        """The ledger, for this process; Airflow has it as a connection."""
+        return self.address("postgres")
+
+    def failures(self) -> list[str]:
+        """The servers that have died, and why."""
+        services = self.state.services.values()
+        return [f"{one.name}: {one.error}" for one in services if one.phase is Phase.FAILED]
+
+    @property
+    def _log(self) -> Path:
+        return self.data / "up.log"
+
+    def _settings(self) -> Mapping[str, str]:
+        return {"HEADRACE_STORAGE": str(self.data / "streams"), "HEADRACE_LEDGER": "connection:headrace_ledger"}
+
+    def _await(self, show: Callable[[StackState], None], has_failed: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            failed = has_failed()
+            state = read_state(self.data)
+            if state is not None:
+                show(state)
+                if state.phase is Phase.RUNNING:
+                    return
+            if failed:
+                raise DemoError(f"The stack could not be started. {tail(self._log)}")
+            if time.monotonic() > deadline:
+                raise DemoError(f"The stack was not up after {_START_SECONDS:g} s. Its log is {self._log}.")
+            time.sleep(_POLL_SECONDS)
+
+
+def dags_folder() -> Path:
+    """The folder with the examples' DAG files."""
+    return Path(__file__).resolve().parents[2] / "dags"
+
+
+def jars_are_there() -> bool:
+    """Whether the servers' jars have been fetched before."""
+    fetched = {folder.name.partition("-")[0] for folder in (cache_dir() / "jars").glob("*-*") if folder.is_dir()}
+    return {"kafka", "elasticsearch", "postgres"} <= fetched
+
+
+_HEADRACE = (sys.executable, "-m", "headrace.cli.main")
+
+
+def _run(*arguments: str) -> None:
+    done = subprocess.run(
+        [*_HEADRACE, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+        # Ctrl-C on the console is for the demo alone: what it asks for in the end has to be done.
+        start_new_session=True,
+    )
+    if done.returncode != 0:
+        raise DemoError(f"`headrace {' '.join(arguments)}` failed with {done.returncode}: {done.stderr.strip()}")

@@ -1,0 +1,160 @@
+"""The second example: Spark's quick example. Lines go into a topic, each batch prints its words' counts."""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from examples.demo.errors import DemoError
+from examples.demo.flights import FlightRecord
+from examples.demo.following import explain, follow, unpause
+from examples.demo.observing import Observer
+from examples.demo.producing import Producing, create_topic
+
+if TYPE_CHECKING:
+    from examples.demo.stack import DemoStack
+    from examples.demo.view import View
+    from rich.console import Console
+
+STREAM, TOPIC = "word_count", "lines"
+
+# No more different words than the stream prints rows.
+LINES = (
+    "row row row your boat",
+    "gently down the stream",
+    "merrily merrily merrily merrily",
+    "life is but a dream",
+)
+_VERSES = 100
+_POLL_SECONDS = 1.0
+_PATIENCE_SECONDS = 300.0
+
+_PRINTED = re.compile(r"Time: (\d+) ms")
+_ROW = re.compile(r"\('\w+', \d+\)")
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """Words as they were sent, and as the batches counted them, by batch time in milliseconds."""
+
+    sent: Counter[str]
+    printed: dict[int, Counter[str]]
+
+    @property
+    def counted(self) -> Counter[str]:
+        """The counts of all batches together."""
+        return sum(self.printed.values(), Counter())
+
+    @property
+    def holds(self) -> bool:
+        """Whether the batches together counted every word that was sent."""
+        return bool(self.sent) and self.counted == self.sent
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "holds": self.holds,
+            "sent": dict(self.sent),
+            "counted": dict(self.counted),
+            "batches": [{"batch_time_ms": at, "counts": dict(counts)} for at, counts in sorted(self.printed.items())],
+        }
+
+    def print(self, console: Console) -> None:
+        """As a person reads it."""
+        words, batches = self.sent.total(), sum(1 for counts in self.printed.values() if counts)
+        if self.holds:
+            console.print(f"[bold green]Proved:[/] {batches} batches counted each of {words:,} words once.")
+        else:
+            console.print(
+                f"[bold red]The counts are wrong:[/] {dict(self.sent)} were sent, {dict(self.counted)} counted."
+            )
+
+
+def run_word_count(stack: DemoStack, view: View, *, rate: float | None) -> WordCounts:
+    """Send lines, show what the batches print, until all of them are counted.
+
+    Args:
+        rate: lines a second; None sends them as fast as it goes.
+
+    Raises:
+        DemoError: that did not happen within five minutes.
+    """
+    from headrace.ledger import Ledger
+
+    kafka = stack.address("kafka")
+    create_topic(kafka, TOPIC, 1)
+    producing = Producing(kafka, TOPIC, _verses(), rate=rate)
+    result = WordCounts(Counter(word for _ in range(_VERSES) for line in LINES for word in line.split()), {})
+    with Ledger.open(stack.ledger_url) as ledger:
+        observer = Observer(STREAM, ledger=ledger, to_produce=_VERSES * len(LINES), produced=producing.so_far)
+        unpause(stack, view, f"{STREAM}_receiver")
+        follow(stack, view, STREAM, observer, until=lambda snapshot: snapshot.receiving == "running")
+    unpause(stack, view, f"{STREAM}_batches")
+    speed = "as fast as it goes" if rate is None else f"{rate:g} a second"
+    view.say(f"sending {_VERSES * len(LINES)} lines into the topic {TOPIC}, {speed}")
+    producing.start()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    read: set[str] = set()
+    try:
+        while result.counted.total() < result.sent.total():
+            producing.so_far()
+            for at, text in _new_prints(stack, read):
+                result.printed[at] = parse_counts(text)
+                if result.printed[at]:
+                    view.say("\n" + text)
+            if time.monotonic() > deadline:
+                raise DemoError(
+                    f"{result.counted.total()} of {result.sent.total()} words were counted within "
+                    f"{_PATIENCE_SECONDS:g} s. {explain(stack, STREAM)}"
+                )
+            time.sleep(_POLL_SECONDS)
+    finally:
+        producing.stop()
+    return result
+
+
+def parse_counts(text: str) -> Counter[str]:
+    """The rows of a printed batch, such as ``('row', 3)``."""
+    return Counter(dict(ast.literal_eval(row) for row in _ROW.findall(text)))
+
+
+def printed_batches(log: str) -> Iterator[tuple[int, str]]:
+    """Batch time and text of what console outputs printed into a task's log."""
+    lines = log.splitlines()
+    for number, line in enumerate(lines):
+        found = _PRINTED.search(line)
+        if found is None:
+            continue
+        rows = []
+        for row in lines[number + 2 :]:
+            if not _ROW.search(row):
+                break
+            rows.append(_ROW.findall(row)[0])
+        yield int(found[1]), "\n".join(["-" * 43, found[0], "-" * 43, *rows])
+
+
+def _new_prints(stack: DemoStack, read: set[str]) -> Iterator[tuple[int, str]]:
+    """What batches printed in runs that are not in ``read``, oldest first; their ids go there."""
+    api, dag_id = stack.airflow(), f"{STREAM}_batches"
+    for run in reversed(api.runs(dag_id)):
+        run_id = run["dag_run_id"]
+        if run_id in read:
+            continue
+        for task in api.task_instances(dag_id, run_id):
+            if task["task_id"] == "generate_batch" and task["state"] == "success":
+                read.add(run_id)
+                log = api.task_log(
+                    dag_id, run_id, "generate_batch", try_number=task["try_number"], map_index=task["map_index"]
+                )
+                yield from printed_batches(log)
+
+
+def _verses() -> Iterator[FlightRecord]:
+    for _ in range(_VERSES):
+        for line in LINES:
+            yield FlightRecord(b"", line.encode())

@@ -1,0 +1,128 @@
+"""What is hammered: the embedded stack, Spark as a cluster if wanted, and the small disk under the log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from examples.demo.elasticsearch_side import ElasticsearchSide
+from examples.demo.producing import create_topic
+from examples.demo.stack import DemoStack
+from tests.hammer.disk import SmallDisk
+from tests.hammer.errors import HammerError, SmallDiskError
+from tests.hammer.pipeline import DAG_FILE, INDEX, MAPPINGS, PARTITIONS, STREAM, TOPIC
+
+from headrace.devstack.airflow import Airflow
+from headrace.devstack.cluster import SparkCluster
+from headrace.devstack.elasticsearch import ElasticsearchServer
+from headrace.devstack.kafka import KafkaServer
+from headrace.devstack.processes import end_stack_processes
+from headrace.devstack.server import Server
+from headrace.devstack.stack import Stack, StackOptions
+
+_DISK_BYTES = 384 << 20
+# Twice what the receiver job takes: a batch that finds none to connect to is submitted beside the next one.
+_WORKERS, _CORES, _MEMORY = 2, 4, "2g"
+_Server = TypeVar("_Server")
+
+
+class Ground:
+    """Started on entering, stopped with everything below it on leaving; the folder ``data`` is emptied before.
+
+    Make it while the process has one thread: the small disk is in a mount namespace of its own. Where that cannot be,
+    ``disk`` is None and ``no_disk`` says why.
+    """
+
+    def __init__(self, data: Path, *, cluster: bool) -> None:
+        self.data = data.absolute()
+        self.log = self.data / "log"
+        DemoStack(self.data, self.data / "dags", keep=False).clear()
+        self.disk: SmallDisk | None = None
+        self.no_disk = ""
+        try:
+            self.disk = SmallDisk(self.log, _DISK_BYTES)
+        except SmallDiskError as error:
+            self.no_disk = str(error)
+        self.cluster: SparkCluster | None = None
+        if cluster:
+            self.cluster = SparkCluster(self.data / "spark", workers=_WORKERS, cores=_CORES, memory=_MEMORY)
+        self._stack = self._make_stack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._stack.start()
+            if self.cluster is not None:
+                self.cluster.start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def begin(self) -> None:
+        """Make the topic and the index, and let the DAGs run."""
+        create_topic(self.kafka.bootstrap_servers, TOPIC, PARTITIONS)
+        ElasticsearchSide(self.elasticsearch.url).create_index(INDEX, MAPPINGS)
+        api = self.airflow.api()
+        for dag_id in (f"{STREAM}_receiver", f"{STREAM}_batches"):
+            api.wait_for_dag(dag_id)
+            api.unpause(dag_id)
+
+    @property
+    def stack_id(self) -> str:
+        """What all its processes have in their environment."""
+        return self._stack.state.id
+
+    @property
+    def servers(self) -> Mapping[str, Server]:
+        """Everything that a service manager would start again, by name."""
+        return {**self._stack.servers, **(self.cluster.servers if self.cluster else {})}
+
+    @property
+    def ledger_url(self) -> str:
+        """The ledger."""
+        return str(self._stack.state.services["postgres"].address)
+
+    @property
+    def kafka(self) -> KafkaServer:
+        """The broker."""
+        return _there(self._stack.kafka)
+
+    @property
+    def elasticsearch(self) -> ElasticsearchServer:
+        """The node."""
+        return _there(self._stack.elasticsearch)
+
+    @property
+    def airflow(self) -> Airflow:
+        """Airflow."""
+        return _there(self._stack.airflow)
+
+    def _make_stack(self) -> Stack:
+        dags = self.data / "dags"
+        dags.mkdir(parents=True, exist_ok=True)
+        (dags / "hammer.py").write_text(DAG_FILE)
+        os.environ["HAMMER_STORAGE"] = str(self.log)
+        os.environ.pop("HAMMER_SPARK_MASTER", None)
+        if self.cluster is not None:
+            os.environ["HAMMER_SPARK_MASTER"] = self.cluster.url
+        return Stack(StackOptions(data=self.data, dags=dags, plugins=self.data / "plugins"))
+
+    def _stop(self) -> None:
+        self._stack.stop()
+        if self.cluster is not None:
+            self.cluster.stop()
+        end_stack_processes(self._stack.state.id, self._stack.state.recorded_processes())
+
+
+def _there(server: _Server | None) -> _Server:
+    if server is None:
+        raise HammerError("The stack lacks a server.")
+    return server

@@ -1,0 +1,185 @@
+"""One run of the hammer, from an empty folder to the judgement."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.demo.elasticsearch_side import ElasticsearchSide
+from examples.demo.kafka_side import offsets
+from tests.hammer.errors import HammerError
+from tests.hammer.evidence import keep_evidence
+from tests.hammer.examining import examine_batches, examine_records, run_fsck
+from tests.hammer.ground import Ground
+from tests.hammer.journal import Journal
+from tests.hammer.judgement import Judgement
+from tests.hammer.kinds import Fault, Target
+from tests.hammer.load import Load
+from tests.hammer.pipeline import STREAM, TOPIC, records
+from tests.hammer.schedule import ScheduleOptions, make_schedule
+from tests.hammer.services import Services
+from tests.hammer.striking import Striker
+from tests.hammer.victims import Victims
+from tests.hammer.watching import Watch
+
+from headrace.ledger import Ledger
+
+_WARM_SECONDS = 600.0
+_SERVERS_SECONDS = 300.0
+# Nothing whatever has moved for so long: it will not by itself.
+_STALL_SECONDS = 600.0
+_LAST_LOAD_SECONDS = 10.0
+_ONE_JOB_SECONDS = 120.0
+_MOST_BATCHES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class HammerOptions:
+    """``rate`` is in records a second; the stack and what is found are in ``data``, which each run empties."""
+
+    schedule: ScheduleOptions
+    data: Path
+    rate: float = 400.0
+
+
+def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
+    """Run it. Call it in a process of one thread: it may take a mount namespace of its own.
+
+    Raises:
+        HeadraceError: it could not be run to its end. As when the judgement does not hold, the evidence is kept.
+    """
+    faults = make_schedule(options.schedule)
+    say(f"seed {options.schedule.seed}: {len(faults)} faults in {options.schedule.minutes:g} minutes")
+    for fault in faults:
+        say(f"  {fault}")
+    ground = Ground(options.data, cluster=options.schedule.cluster)
+    if ground.disk is None:
+        faults = [fault for fault in faults if fault.kind.target is not Target.DISK]
+        say(f"no disk will be full: {ground.no_disk}")
+    journal = Journal(ground.data / "faults.jsonl", say)
+    began = time.monotonic()
+    journal.say("starting Kafka, Elasticsearch, Postgres and Airflow" + (" and Spark" if ground.cluster else ""))
+    with ground, Ledger.open(ground.ledger_url) as ledger:
+        run = _Run(options, ground, ledger, journal)
+        run.seconds["start"] = round(time.monotonic() - began, 1)
+        try:
+            judgement = run.to_its_end(faults)
+        except Exception:
+            _keep(ground, say)
+            raise
+        finally:
+            say("stopping everything")
+        if not judgement.holds:
+            _keep(ground, say)
+    return judgement
+
+
+class _Run:
+    """The phases of a run on a ground that has been started."""
+
+    def __init__(self, options: HammerOptions, ground: Ground, ledger: Ledger, journal: Journal) -> None:
+        self.seconds: dict[str, float] = {}
+        self._seed = options.schedule.seed
+        self._ground = ground
+        self._ledger = ledger
+        self._journal = journal
+        self._victims = Victims(ground.stack_id, STREAM, ground.log)
+        self._services = Services(ground.servers, journal)
+        self._striker = Striker(victims=self._victims, services=self._services, disk=ground.disk, journal=journal)
+        self._elasticsearch = ElasticsearchSide(ground.elasticsearch.url)
+        self._load = Load(ground.kafka.bootstrap_servers, TOPIC, records(self._seed), rate=options.rate)
+        self._watch = Watch(ledger, self._elasticsearch, self._load, journal)
+
+    def to_its_end(self, faults: Sequence[Fault]) -> Judgement:
+        """All phases."""
+        try:
+            with self._watch:
+                self._warm_up()
+                with self._services:
+                    self._strike(faults)
+                    self._heal()
+                    self._settle()
+                    return self._judge(faults)
+        finally:
+            self._striker.release()
+            self._load.give_up()
+
+    def _warm_up(self) -> None:
+        """Until a batch with records is done with: from here on everything works."""
+        began = time.monotonic()
+        self._ground.begin()
+        self._load.start()
+        self._watch.until(lambda snapshot: snapshot.cleaned > 0, stall=_WARM_SECONDS)
+        self.seconds["warm-up"] = round(time.monotonic() - began, 1)
+
+    def _strike(self, faults: Sequence[Fault]) -> None:
+        self._journal.begin()
+        self._journal.say("the schedule begins")
+        threads = []
+        for fault in faults:
+            while (wait := fault.at - self._journal.now()) > 0:
+                self._load.check()
+                time.sleep(min(wait, 1.0))
+            thread = threading.Thread(target=self._striker.strike, args=(fault,), name=str(fault), daemon=True)
+            thread.start()
+            threads.append(thread)
+        for thread in threads:
+            thread.join()
+        self.seconds["faults"] = self._journal.now()
+
+    def _heal(self) -> None:
+        """Everything up again, and a little more load, which a stream that only looks alive would not take."""
+        self._journal.say("the schedule is over; waiting until all servers answer")
+        self._striker.release()
+        silent = self._services.await_all(_SERVERS_SECONDS)
+        if silent:
+            raise HammerError(f"{', '.join(silent)} did not come up again.")
+        time.sleep(_LAST_LOAD_SECONDS)
+        self._load.stop()
+        self._journal.say(f"the load is over, {self._load.acknowledged} records are acknowledged")
+
+    def _settle(self) -> None:
+        began = time.monotonic()
+        ends = offsets(self._ground.kafka.bootstrap_servers, TOPIC)
+        self._watch.expect(sum(end - first for first, end in ends.values()))
+        self._watch.until(lambda snapshot: snapshot.settled, stall=_STALL_SECONDS)
+        deadline = time.monotonic() + _ONE_JOB_SECONDS
+        # A zombie has until here to see that it is one.
+        while self._victims.jobs() != 1 and time.monotonic() < deadline:
+            time.sleep(0.5)
+        self.seconds["settling"] = round(time.monotonic() - began, 1)
+
+    def _judge(self, faults: Sequence[Fault]) -> Judgement:
+        self._journal.say("judging")
+        servers = self._ground.kafka.bootstrap_servers
+        kafka, proof = examine_records(servers, self._elasticsearch, self._load, seed=self._seed)
+        batches = self._ledger.batches.list(STREAM, _MOST_BATCHES)
+        return Judgement(
+            seed=self._seed,
+            kafka=kafka,
+            proof=proof,
+            refused=len(self._load.receipts.refused),
+            planned=faults,
+            blows=self._journal.blows,
+            collateral=self._journal.collateral,
+            batches=Counter(batch.state.value for batch in batches if batch.records),
+            uncovered=examine_batches(self._ledger, servers),
+            gaps=[str(gap) for gap in self._ledger.gaps.list(STREAM)],
+            receiver_jobs=self._victims.jobs(),
+            fsck=run_fsck(self._ground.ledger_url, self._ground.airflow.environment()),
+            not_possible=[f"disk full: {self._ground.no_disk}"] if self._ground.disk is None else [],
+            seconds=self.seconds,
+        )
+
+
+def _keep(ground: Ground, say: Callable[[str], None]) -> None:
+    try:
+        folder = keep_evidence(ground.data, ground.log, ground.ledger_url, ground.stack_id)
+    except OSError as error:
+        say(f"not all evidence could be kept: {error}")
+    else:
+        say(f"the evidence is in {folder}, the servers' logs and data in {ground.data}")

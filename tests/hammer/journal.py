@@ -1,0 +1,100 @@
+"""What became of each fault, and what else happened, line by line in a file and on the console."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.hammer.kinds import Fault
+
+
+@dataclass(slots=True)
+class Blow:
+    """A fault as it was struck. ``pids`` are those that were hit, the one that counts first; ``missed`` says why a
+    fault hit nothing; times are seconds from the start of the schedule.
+    """
+
+    fault: int
+    kind: str
+    planned: float
+    struck: float | None = None
+    pids: Sequence[int] = ()
+    missed: str | None = None
+    ended: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def hit(self) -> bool:
+        """Whether it hit."""
+        return self.struck is not None and self.missed is None
+
+
+class Journal:
+    """Kept in ``file``, one JSON object a line; ``say`` gets a line for people. Safe for threads."""
+
+    def __init__(self, file: Path, say: Callable[[str], None]) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
+        self._say = say
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self.blows: list[Blow] = []
+        self.collateral: Counter[str] = Counter()
+        """Servers that ended without having been hit, by name: the service manager started them again."""
+
+    def begin(self) -> None:
+        """Count time from here on."""
+        self._began = time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since the start of the schedule."""
+        return round(time.monotonic() - self._began, 2)
+
+    def open(self, fault: Fault) -> Blow:
+        """A fault whose turn has come."""
+        blow = Blow(fault.number, fault.kind.name, fault.at)
+        with self._lock:
+            self.blows.append(blow)
+        return blow
+
+    def struck(self, blow: Blow, pids: Sequence[int]) -> None:
+        """It hit these."""
+        blow.struck, blow.pids = self.now(), tuple(pids)
+        some = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
+        self.say(f"fault #{blow.fault}: {blow.kind} (pid {some})")
+
+    def missed(self, blow: Blow, why: str) -> None:
+        """It did not."""
+        blow.missed = why
+        self.say(f"fault #{blow.fault}: {blow.kind} MISSED: {why}")
+
+    def note(self, blow: Blow, text: str) -> None:
+        """Something worth knowing about a blow."""
+        blow.notes.append(text)
+        self.say(f"fault #{blow.fault}: {blow.kind}: {text}")
+
+    def close(self, blow: Blow) -> None:
+        """It is over."""
+        blow.ended = self.now()
+        self._write({"what": "fault", **asdict(blow)})
+
+    def died(self, server: str, how: str) -> None:
+        """A server ended that nobody had hit."""
+        with self._lock:
+            self.collateral[server] += 1
+        self.say(f"{server} has ended by itself ({how}) and is started again")
+        self._write({"what": "collateral", "server": server, "how": how, "at": self.now()})
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        self._say(f"{self.now():8.1f} s  {text}")
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        with self._lock, self._file.open("a") as file:
+            file.write(json.dumps(entry) + "\n")

@@ -1,0 +1,178 @@
+"""The judgement, from outside: Kafka against the producer's receipts, Elasticsearch against Kafka, and headrace's own
+ledger by `headrace fsck`. It has no tolerance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+from examples.demo.proof import Place, Proof
+from tests.hammer.journal import Blow
+from tests.hammer.kinds import Fault
+from tests.hammer.load import Receipts
+from tests.hammer.pipeline import Numbered
+
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAgainstReceipts:
+    """What Kafka holds of what its producer was told. Not headrace's doing, but nothing is proved without it."""
+
+    acknowledged: int
+    missing: list[Place] = field(default_factory=list)
+    """Acknowledged, and Kafka does not hold it."""
+    other: list[Place] = field(default_factory=list)
+    """Acknowledged, and Kafka holds another value there."""
+    unasked: list[Place] = field(default_factory=list)
+    """Held by Kafka, though no receipt tells of it and none tells of an error."""
+
+    def problems(self) -> Iterator[str]:
+        """A sentence on each kind of thing that is wrong."""
+        yield from _tell("acknowledged records are not in Kafka", self.missing)
+        yield from _tell("acknowledged records are others in Kafka", self.other)
+        yield from _tell("records are in Kafka that the producer knows nothing of", self.unasked)
+
+
+def compare_with_receipts(
+    receipts: Receipts, sent: Iterable[Numbered], held: Mapping[Place, bytes | None]
+) -> KafkaAgainstReceipts:
+    """``sent`` are all records in order of their numbers, ``held`` is what a plain consumer read."""
+    missing, other, known = [], [], set()
+    for record in sent:
+        place = receipts.places.get(record.number)
+        if place is None:
+            continue
+        known.add(place)
+        if place not in held:
+            missing.append(place)
+        elif held[place] != record.value:
+            other.append(place)
+    unasked = sorted(held.keys() - known)
+    # A record whose delivery failed may have been written all the same.
+    return KafkaAgainstReceipts(len(known), missing, other, unasked if len(unasked) > len(receipts.refused) else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Fsck:
+    """What `headrace fsck` said: its exit code and its output."""
+
+    exit_code: int
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """All that was found out about a run."""
+
+    seed: int
+    kafka: KafkaAgainstReceipts
+    proof: Proof
+    refused: int
+    """Deliveries that failed by the producer's account."""
+    planned: Sequence[Fault]
+    blows: Sequence[Blow]
+    collateral: Mapping[str, int]
+    batches: Mapping[str, int]
+    """Batches with records, by state."""
+    uncovered: Sequence[str]
+    """Offsets that are in no batch, or in two, by the ledger's account."""
+    gaps: Sequence[str]
+    receiver_jobs: int
+    """Receiver jobs of the stream that ran in the end."""
+    fsck: Fsck
+    not_possible: Sequence[str] = ()
+    """Kinds of faults that cannot be struck on this machine, and why."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing at all is wrong."""
+        return not any(True for _ in self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """A sentence on each thing that is wrong."""
+        yield from self.kafka.problems()
+        yield from self.proof.problems()
+        undone = {state: number for state, number in self.batches.items() if state != "completed"}
+        if undone or not self.batches:
+            yield f"not all batches are completed: {dict(self.batches)}"
+        yield from self.uncovered
+        yield from (f"the ledger tells of a gap: {gap}" for gap in self.gaps)
+        if self.receiver_jobs != 1:
+            yield f"{self.receiver_jobs} receiver jobs run in the end, it should be one"
+        if self.fsck.exit_code != 0:
+            yield f"headrace fsck ended with {self.fsck.exit_code}: {self.fsck.output.strip()[-2_000:]}"
+        yield from self._unproved()
+
+    def _unproved(self) -> Iterator[str]:
+        """Faults that did not happen prove nothing."""
+        for blow in self.blows:
+            if not blow.hit:
+                yield f"fault #{blow.fault} ({blow.kind}) missed: {blow.missed}"
+        never = {fault.number for fault in self.planned} - {blow.fault for blow in self.blows}
+        if never:
+            yield f"faults {sorted(never)} never had their turn"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        proof = self.proof
+        return {
+            "holds": self.holds,
+            "seed": self.seed,
+            "problems": list(self.problems()),
+            "records": {
+                "acknowledged": self.kafka.acknowledged,
+                "refused": self.refused,
+                "held_by_kafka": proof.held,
+                **proof.counts(),
+            },
+            "batches": dict(self.batches),
+            "faults": {"planned": len(self.planned), **by_kind(self.blows)},
+            "collateral": dict(self.collateral),
+            "receiver_jobs": self.receiver_jobs,
+            "fsck": asdict(self.fsck),
+            "not_possible": list(self.not_possible),
+            "seconds": dict(self.seconds),
+        }
+
+
+def by_kind(blows: Collection[Blow]) -> dict[str, Any]:
+    """How many blows hit and missed, all together and by kind."""
+    hit = Counter(blow.kind for blow in blows if blow.hit)
+    missed = Counter(blow.kind for blow in blows if not blow.hit)
+    kinds = {kind: {"hit": hit[kind], "missed": missed[kind]} for kind in sorted({*hit, *missed})}
+    return {"hit": hit.total(), "missed": missed.total(), "kinds": kinds}
+
+
+Range = tuple[int, int]
+
+
+def uncovered(
+    held: Mapping[int, Range], taken: Mapping[int, Collection[tuple[int, int, int]]], *, topic: str
+) -> list[str]:
+    """What batches leave out or take twice, by partition: ``held`` are Kafka's [first, end), ``taken`` each batch's
+    (from, until, batch time)."""
+    found = []
+    for partition, (first, end) in held.items():
+        at = first
+        for start, until, batch in sorted(taken.get(partition, ())):
+            if start > at:
+                found.append(f"{topic}-{partition}: offsets {at} to {start} are in no batch")
+            elif start < at:
+                found.append(f"{topic}-{partition}: offsets {start} to {at} are in two batches, one of them {batch}")
+            at = max(at, until)
+        if at < end:
+            found.append(f"{topic}-{partition}: offsets {at} to {end} are in no batch")
+        if at > end:
+            found.append(f"{topic}-{partition}: batches go to offset {at}, and Kafka ends at {end}")
+    return found
+
+
+def _tell(what: str, found: Sequence[object]) -> Iterator[str]:
+    if found:
+        some = ", ".join(str(one) for one in islice(found, _EXAMPLES)) + (", …" if len(found) > _EXAMPLES else "")
+        yield f"{len(found)} {what}: {some}"

@@ -1,0 +1,189 @@
+"""Striking a fault: wait for the target, hit it, see that it felt it, and end what is held."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+from tests.hammer import signals
+from tests.hammer.disk import SmallDisk
+from tests.hammer.errors import SmallDiskError, TargetMissedError
+from tests.hammer.journal import Blow, Journal
+from tests.hammer.kinds import Action, Fault, Target
+from tests.hammer.services import Services, answers
+from tests.hammer.victims import Group, Victims
+
+from headrace.devstack.server import Server
+
+# How long a fault waits for its target: after others it may take a while until there is one again.
+_PATIENCE_SECONDS = 420.0
+_POLL_SECONDS = 0.05
+_ANSWER_SECONDS = 180.0
+_STOP_SECONDS = 60.0
+_REFILL_SECONDS = 0.5
+
+
+class Striker:
+    """Strikes faults, each from a thread of its own."""
+
+    def __init__(self, *, victims: Victims, services: Services, disk: SmallDisk | None, journal: Journal) -> None:
+        self.hanging = signals.Hanging()
+        self._victims = victims
+        self._services = services
+        self._disk = disk
+        self._journal = journal
+        self._abort = threading.Event()
+        self._disk_lock = threading.Lock()
+
+    def strike(self, fault: Fault) -> Blow:
+        """From its turn to its end; a fault that misses is told so by the blow."""
+        blow = self._journal.open(fault)
+        try:
+            if fault.kind.target is Target.DISK:
+                self._fill(fault, blow)
+            elif fault.kind.target.is_server:
+                self._strike_server(fault, blow)
+            else:
+                self._strike_process(fault, blow)
+        except (TargetMissedError, SmallDiskError) as error:
+            self._journal.missed(blow, str(error))
+        finally:
+            self._journal.close(blow)
+        return blow
+
+    def release(self) -> None:
+        """End everything that is held, and strike no more."""
+        self._abort.set()
+        self.hanging.release()
+        if self._disk is not None:
+            self._disk.empty()
+
+    # --- processes that headrace and Spark start again
+
+    def _strike_process(self, fault: Fault, blow: Blow) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            self._find(fault, deadline)
+            self._abort.wait(fault.aim)
+            # Chosen by the table as it is at the blow: what was seen before the aim may have ended.
+            groups = self._victims.find(fault.kind.target)
+            if not groups:
+                continue
+            group = groups[int(fault.pick * len(groups))]
+            try:
+                self._hit(fault, blow, group)
+                return
+            except TargetMissedError as missed:
+                if blow.struck is not None or time.monotonic() > deadline:
+                    raise
+                self._journal.note(blow, f"{missed}; the next one is waited for")
+
+    def _find(self, fault: Fault, deadline: float) -> None:
+        while not self._victims.find(fault.kind.target):
+            if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                raise TargetMissedError(f"there was no {fault.kind.target} for {_PATIENCE_SECONDS:g} s")
+
+    def _hit(self, fault: Fault, blow: Blow, group: Group) -> None:
+        pids = [process.pid for process in group]
+        if fault.kind.action is Action.KILL:
+            # An executor's own workers are to notice by themselves.
+            signals.kill(group[:1] if fault.kind.target is Target.EXECUTOR else group)
+            self._journal.struck(blow, pids)
+        elif fault.kind.action is Action.TERM:
+            signals.terminate(group)
+            self._journal.struck(blow, pids)
+            self._see_end(blow, group[0])
+        else:
+            self.hanging.stop(group)
+            self._journal.struck(blow, pids)
+            self._abort.wait(fault.hold)
+            stood = self.hanging.go_on(group)
+            self._journal.note(blow, "goes on" if stood else "has been ended by others while it hung")
+
+    def _see_end(self, blow: Blow, process: psutil.Process) -> None:
+        began = time.monotonic()
+        try:
+            process.wait(_STOP_SECONDS)
+            self._journal.note(blow, f"ended after {time.monotonic() - began:.1f} s")
+        except psutil.TimeoutExpired:
+            self._journal.note(blow, f"still runs after {_STOP_SECONDS:g} s")
+        except psutil.Error:
+            self._journal.note(blow, "ended")
+
+    # --- servers
+
+    def _strike_server(self, fault: Fault, blow: Blow) -> None:
+        names = self._services.named(fault.kind.target.value)
+        name = names[int(fault.pick * len(names))]
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            # Whoever is down from another fault, or by itself, is the service manager's to start.
+            answers(self._services.servers[name], _ANSWER_SECONDS)
+            with self._services.held(name) as server:
+                if server.alive:
+                    self._hit_server(fault, blow, server)
+                    break
+            if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                raise TargetMissedError(f"{name} did not run for {_PATIENCE_SECONDS:g} s")
+        began = time.monotonic()
+        if answers(self._services.servers[name], _ANSWER_SECONDS):
+            self._journal.note(blow, f"answers after {time.monotonic() - began:.1f} s")
+        else:
+            self._journal.note(blow, f"does not answer within {_ANSWER_SECONDS:g} s")
+
+    def _hit_server(self, fault: Fault, blow: Blow, server: Server) -> None:
+        if fault.kind.action is Action.HANG:
+            self._hang(fault, blow, server)
+        else:
+            self._take_down(fault, blow, server)
+
+    def _take_down(self, fault: Fault, blow: Blow, server: Server) -> None:
+        process = server.process
+        pids = [process.pid]
+        if not process.alive:
+            raise TargetMissedError(f"{server.name} had ended before the blow")
+        if fault.kind.action is Action.KILL:
+            server.kill()
+            if not process.wait(_STOP_SECONDS):
+                raise TargetMissedError(f"{server.name} outlived kill -9")
+            self._journal.struck(blow, pids)
+        else:
+            psutil.Process(process.pid).send_signal(process.spec.stop_signal)
+            self._journal.struck(blow, pids)
+            if not process.wait(_STOP_SECONDS):
+                self._journal.note(blow, f"did not stop within {_STOP_SECONDS:g} s and was killed")
+                server.kill()
+        self._abort.wait(fault.hold)
+        server.launch()
+
+    def _hang(self, fault: Fault, blow: Blow, server: Server) -> None:
+        main = psutil.Process(server.process.pid)
+        # What the scheduler has started is not the scheduler.
+        group = [main] if fault.kind.target is Target.SCHEDULER else [main, *main.children(recursive=True)]
+        self.hanging.stop(group)
+        self._journal.struck(blow, [process.pid for process in group])
+        self._abort.wait(fault.hold)
+        stood = self.hanging.go_on(group)
+        self._journal.note(blow, "goes on" if stood else "has been ended by others while it hung")
+
+    # --- the disk
+
+    def _fill(self, fault: Fault, blow: Blow) -> None:
+        if self._disk is None:
+            raise TargetMissedError("the log has no small file system here")
+        with self._disk_lock:
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while not (writers := self._victims.writers()):
+                if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
+                    raise TargetMissedError("nobody wrote to the log")
+            try:
+                self._disk.fill()
+                self._journal.struck(blow, [writer.pid for writer in writers])
+                until = time.monotonic() + fault.hold
+                while time.monotonic() < until and not self._abort.wait(_REFILL_SECONDS):
+                    # What cleanup has deleted meanwhile would let writers go on.
+                    self._disk.fill()
+            finally:
+                self._disk.empty()
+            self._journal.note(blow, f"has {self._disk.free >> 20} MiB again")

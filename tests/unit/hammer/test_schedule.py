@@ -1,0 +1,75 @@
+"""Which faults are struck, and when: by the seed alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.hammer.kinds import KINDS, Action, Target
+from tests.hammer.schedule import ScheduleOptions, kinds_of, make_schedule
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    options = ScheduleOptions(seed=7, minutes=60)
+    assert make_schedule(options) == make_schedule(options)
+    other = make_schedule(ScheduleOptions(seed=8, minutes=60))
+    assert [fault.kind for fault in make_schedule(options)][:10] != [fault.kind for fault in other][:10]
+
+
+def test_a_longer_run_begins_like_a_shorter_one() -> None:
+    short = make_schedule(ScheduleOptions(seed=3, minutes=5))
+    assert make_schedule(ScheduleOptions(seed=3, minutes=60))[: len(short)] == short
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_each_kind_comes_once_before_one_comes_twice(cluster: bool) -> None:
+    faults = make_schedule(ScheduleOptions(seed=1, minutes=120, cluster=cluster))
+    kinds = kinds_of(cluster)
+    dealt = [fault.kind for fault in faults]
+    for start in range(0, len(dealt) - len(kinds), len(kinds)):
+        assert Counter(dealt[start : start + len(kinds)]) == Counter(kinds)
+
+
+def test_the_pace_is_the_mean_time_between_faults() -> None:
+    faults = make_schedule(ScheduleOptions(seed=1, minutes=600, pace=30))
+    assert 570 / 30 * 60 < len(faults) < 630 / 30 * 60
+    assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+    assert faults[-1].at < 600 * 60
+
+
+def test_what_is_held_is_held_within_its_bounds() -> None:
+    for fault in make_schedule(ScheduleOptions(seed=5, minutes=600, cluster=True)):
+        assert any(held.least <= fault.hold <= held.most for held in fault.kind.holds), fault
+        assert bool(fault.hold) == (fault.kind.holds[0].most > 0)
+        assert 0 <= fault.pick < 1
+
+
+def test_zombies_outlive_their_leases() -> None:
+    """A receiver's lease has 10 s, those of receiver jobs and of attempts at batches 30 s."""
+    faults = make_schedule(ScheduleOptions(seed=5, minutes=600))
+    for target, lease in ((Target.RECEIVER_TASK, 10), (Target.RECEIVER_DRIVER, 30), (Target.BATCH, 30)):
+        holds = [fault.hold for fault in faults if fault.kind.target is target and fault.kind.action is Action.HANG]
+        assert any(hold > lease + 2 for hold in holds)
+        assert any(hold < lease for hold in holds)
+
+
+def test_only_the_targets_that_are_wanted_are_hit() -> None:
+    only = frozenset({Target.KAFKA, Target.DISK})
+    faults = make_schedule(ScheduleOptions(seed=5, minutes=60, only=only))
+    assert {fault.kind.target for fault in faults} == only
+
+
+def test_everything_that_the_issue_names_is_hit() -> None:
+    kinds = {(kind.target, kind.action) for kind in KINDS}
+    processes = (Target.RECEIVER_TASK, Target.RECEIVER_DRIVER, Target.BATCH, Target.EXECUTOR)
+    servers = (
+        Target.SCHEDULER,
+        Target.TRIGGERER,
+        Target.API_SERVER,
+        Target.KAFKA,
+        Target.ELASTICSEARCH,
+        Target.POSTGRES,
+    )
+    assert {(target, action) for target in (*processes, *servers) for action in (Action.KILL, Action.HANG)} <= kinds
+    assert {(target, Action.RESTART) for target in servers} <= kinds
+    assert (Target.DISK, Action.FILL) in kinds

@@ -1,0 +1,145 @@
+"""Striking: each blow is felt by a real process, or it is a miss."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.hammer import services as services_module
+from tests.hammer import striking
+from tests.hammer.journal import Journal
+from tests.hammer.kinds import BY_NAME, Fault, Target
+from tests.hammer.services import Services
+from tests.hammer.striking import Striker
+from tests.hammer.victims import Group, Victims
+from tests.unit.hammer.conftest import Sleeper, wait_until
+
+
+class Found(Victims):
+    """Finds what it is told."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+
+    def find(self, target: Target) -> list[Group]:
+        return self.groups
+
+
+def fault(kind: str, *, hold: float = 0.0) -> Fault:
+    return Fault(number=1, at=0.0, kind=BY_NAME[kind], aim=0.0, hold=hold, pick=0.0)
+
+
+@pytest.fixture
+def victims() -> Found:
+    """Nobody yet."""
+    return Found()
+
+
+@pytest.fixture
+def striker(victims: Found, server: Sleeper, journal: Journal) -> Striker:
+    """With one server."""
+    return Striker(victims=victims, services=Services({server.name: server}, journal), disk=None, journal=journal)
+
+
+@pytest.fixture
+def process() -> Iterator[psutil.Process]:
+    """A victim."""
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]) as started:
+        yield psutil.Process(started.pid)
+        started.kill()
+
+
+def test_kill_9_of_a_server_and_its_start_afterwards(striker: Striker, server: Sleeper, tmp_path: Path) -> None:
+    before = server.process.pid
+    blow = striker.strike(fault("kafka kill -9", hold=0.1))
+    assert blow.hit
+    assert blow.pids == (before,)
+    assert server.alive
+    assert server.process.pid != before
+    (line,) = (tmp_path / "journal.jsonl").read_text().splitlines()
+    assert json.loads(line)["pids"] == [before]
+
+
+def test_restart_of_a_server(striker: Striker, server: Sleeper) -> None:
+    before = server.process
+    assert striker.strike(fault("kafka restart")).hit
+    assert before.exit_code == -15
+    assert server.process.pid != before.pid
+
+
+def test_a_server_that_ends_while_it_starts_again_is_the_service_managers(
+    striker: Striker, server: Sleeper, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Airflow's components do whose database is down as well."""
+    monkeypatch.setattr(services_module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(services_module, "_RESTART_SECONDS", 0.1)
+    with striker._services:
+        thread = threading.Thread(target=striker.strike, args=(fault("kafka kill -9", hold=1.0),))
+        thread.start()
+        wait_until(lambda: bool(journal.blows) and journal.blows[0].hit)
+        monkeypatch.setattr(server, "ready", server.folder / "never")
+        wait_until(lambda: server.alive)
+        server.kill()
+        wait_until(lambda: journal.collateral["kafka"] == 1 and server.alive)
+        server.folder.joinpath("never").touch()
+        thread.join(60)
+    assert journal.blows[0].hit
+
+
+def test_a_server_hangs_for_a_while(striker: Striker, server: Sleeper, journal: Journal) -> None:
+    main = psutil.Process(server.process.pid)
+    striking_thread = threading.Thread(target=striker.strike, args=(fault("kafka SIGSTOP", hold=600),))
+    striking_thread.start()
+    wait_until(lambda: bool(journal.blows) and journal.blows[0].hit)
+    assert main.status() == psutil.STATUS_STOPPED
+    striker.release()
+    striking_thread.join(60)
+    assert main.status() != psutil.STATUS_STOPPED
+
+
+def test_a_target_that_comes_late_is_waited_for(striker: Striker, victims: Found, process: psutil.Process) -> None:
+    threading.Timer(0.2, lambda: victims.groups.append([process])).start()
+    blow = striker.strike(fault("batch kill -9"))
+    assert blow.hit
+    assert blow.pids == (process.pid,)
+    assert process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_target_that_never_comes_is_a_miss(striker: Striker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(striking, "_PATIENCE_SECONDS", 0.1)
+    blow = striker.strike(fault("batch kill -9"))
+    assert not blow.hit
+    assert "there was no batch" in str(blow.missed)
+
+
+def test_a_target_that_has_just_ended_does_not_count(
+    striker: Striker, victims: Found, process: psutil.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(striking, "_PATIENCE_SECONDS", 0.2)
+    process.kill()
+    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    victims.groups = [[process]]
+    blow = striker.strike(fault("batch kill -9"))
+    assert not blow.hit
+    assert "had ended before the blow" in str(blow.missed)
+
+
+def test_a_victim_that_others_end_while_it_hangs_is_told(
+    striker: Striker, victims: Found, process: psutil.Process, lines: list[str]
+) -> None:
+    victims.groups = [[process]]
+    threading.Timer(0.3, process.kill).start()
+    blow = striker.strike(fault("batch SIGSTOP", hold=1.0))
+    assert blow.hit
+    assert blow.notes == ["has been ended by others while it hung"]
+    assert "ended by others" in lines[-1]
+
+
+def test_without_a_small_disk_a_full_one_is_a_miss(striker: Striker) -> None:
+    assert not striker.strike(fault("disk full")).hit
