@@ -83,7 +83,7 @@ def test_a_bundle_without_lock_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_lock_file_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(JarsError, match=r"cannot be read.*headrace\.local\.jars lock"):
+    with pytest.raises(JarsError, match=r"cannot be read.*headrace\.devstack\.jars lock"):
         jars.read_lock(tmp_path / "none.json")
 
 
