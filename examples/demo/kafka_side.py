@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FETCH = 10_000
 # Loopback, or a network that a person waits for.
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 _CALL_SECONDS = 30.0
 
 
@@ -53,7 +53,7 @@ def read_topic(bootstrap_servers: str, topic: str, *, clock: Clock | None = None
         values: dict[Place, bytes | None] = {}
         open_ends = {partition: end for partition, (first, end) in ends.items() if end > first}
         consumer.assign([TopicPartition(topic, partition, first) for partition, (first, _) in ends.items()])
-        deadline = clock.monotonic() + _PATIENCE_SECONDS
+        deadline = clock.monotonic() + _TIMEOUT_SECONDS
         while open_ends:
             for message in consumer.consume(_FETCH, 1.0):
                 if (error := message.error()) is not None:
@@ -65,12 +65,12 @@ def read_topic(bootstrap_servers: str, topic: str, *, clock: Clock | None = None
                 if place in values:
                     raise DemoError(f"The plain consumer was given {place} twice.")
                 values[place] = message.value()
-                deadline = clock.monotonic() + _PATIENCE_SECONDS
+                deadline = clock.monotonic() + _TIMEOUT_SECONDS
             positions = consumer.position([TopicPartition(topic, partition) for partition in open_ends])
             open_ends = {p.partition: open_ends[p.partition] for p in positions if p.offset < open_ends[p.partition]}
             if clock.monotonic() > deadline:
                 raise DemoError(
-                    f"Kafka gave nothing for {_PATIENCE_SECONDS:g} s, before the end of {sorted(open_ends)}."
+                    f"Kafka gave nothing for {_TIMEOUT_SECONDS:g} s, before the end of {sorted(open_ends)}."
                 )
     finally:
         consumer.close()

@@ -32,7 +32,7 @@ LINES = (
 )
 _VERSES = 100
 _POLL_SECONDS = 1.0
-_PATIENCE_SECONDS = 300.0
+_TIMEOUT_SECONDS = 300.0
 
 _PRINTED = re.compile(r"Time: (\d+) ms")
 _ROW = re.compile(r"\('\w+', \d+\)")
@@ -98,7 +98,7 @@ def run_word_count(stack: DemoStack, view: View, *, rate: float | None) -> WordC
     speed = "as fast as it goes" if rate is None else f"{rate:g} a second"
     view.say(f"sending {_VERSES * len(LINES)} lines into the topic {TOPIC}, {speed}")
     producing.start()
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     read: set[str] = set()
     try:
         while result.counted.total() < result.sent.total():
@@ -110,7 +110,7 @@ def run_word_count(stack: DemoStack, view: View, *, rate: float | None) -> WordC
             if time.monotonic() > deadline:
                 raise DemoError(
                     f"{result.counted.total()} of {result.sent.total()} words were counted within "
-                    f"{_PATIENCE_SECONDS:g} s. {explain(stack, STREAM)}"
+                    f"{_TIMEOUT_SECONDS:g} s. {explain(stack, STREAM)}"
                 )
             time.sleep(_POLL_SECONDS)
     finally:

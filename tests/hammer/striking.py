@@ -17,7 +17,7 @@ from tests.hammer.victims import Group, Victims
 from headrace.devstack.server import Server
 
 # How long a fault waits for its target: after others it may take a while until there is one again.
-_PATIENCE_SECONDS = 420.0
+_TIMEOUT_SECONDS = 420.0
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 180.0
 _STOP_SECONDS = 60.0
@@ -62,7 +62,7 @@ class Striker:
     # --- processes that headrace and Spark start again
 
     def _strike_process(self, fault: Fault, blow: Blow) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
             self._find(fault, deadline)
             self._abort.wait(fault.aim)
@@ -82,7 +82,7 @@ class Striker:
     def _find(self, fault: Fault, deadline: float) -> None:
         while not self._victims.find(fault.kind.target):
             if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-                raise TargetMissedError(f"there was no {fault.kind.target} for {_PATIENCE_SECONDS:g} s")
+                raise TargetMissedError(f"there was no {fault.kind.target} for {_TIMEOUT_SECONDS:g} s")
 
     def _hit(self, fault: Fault, blow: Blow, group: Group) -> None:
         pids = [process.pid for process in group]
@@ -116,7 +116,7 @@ class Striker:
     def _strike_server(self, fault: Fault, blow: Blow) -> None:
         names = self._services.named(fault.kind.target.value)
         name = names[int(fault.pick * len(names))]
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
             # Whoever is down from another fault, or by itself, is the service manager's to start.
             answers(self._services.servers[name], _ANSWER_SECONDS)
@@ -125,7 +125,7 @@ class Striker:
                     self._hit_server(fault, blow, server)
                     break
             if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
-                raise TargetMissedError(f"{name} did not run for {_PATIENCE_SECONDS:g} s")
+                raise TargetMissedError(f"{name} did not run for {_TIMEOUT_SECONDS:g} s")
         began = time.monotonic()
         if answers(self._services.servers[name], _ANSWER_SECONDS):
             self._journal.note(blow, f"answers after {time.monotonic() - began:.1f} s")
@@ -173,7 +173,7 @@ class Striker:
         if self._disk is None:
             raise TargetMissedError("the log has no small file system here")
         with self._disk_lock:
-            deadline = time.monotonic() + _PATIENCE_SECONDS
+            deadline = time.monotonic() + _TIMEOUT_SECONDS
             while not (writers := self._victims.writers()):
                 if time.monotonic() > deadline or self._abort.wait(_POLL_SECONDS):
                     raise TargetMissedError("nobody wrote to the log")

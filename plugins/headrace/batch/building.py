@@ -20,10 +20,10 @@ from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
-from headrace.kafka.kept_ranges import listed, since
 from headrace.kafka.offset_questions import Kept
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.kafka.offsets_by_time import OffsetsByTime
+from headrace.kafka.range_availability import listed, since
 from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchInputRow, BatchRow

@@ -13,9 +13,9 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
+from headrace.wal.orphaned_segments import is_orphaned
 from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
-from headrace.wal.unaccepted import is_unaccepted
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:
             is_fenced = row is not None and (name.epoch < row.epoch or (name.epoch == row.epoch and row.state.ended))
             if not is_fenced or ledger.segments.get(stream.name, name.path) is not None:
                 break
-            if not is_unaccepted(log, name, names[place + 1 :]):
+            if not is_orphaned(log, name, names[place + 1 :]):
                 logger.warning("%s: the ledger does not know %s, whose blocks were accepted", stream.name, name.path)
                 break
             log.delete(name.path)

@@ -12,5 +12,5 @@ What holds here (rules 7 and 11 of the design):
 
 A row travels: ``columns`` (the shape) -> ``document_ids``, ``collisions``, ``documents`` (vectorised checks) ->
 ``bulk_bodies`` (NDJSON bytes) -> ``bulk_sender`` (requests, retries, bisection; ``verdicts`` reads the answers) ->
-``dead_letter_office``; ``indexer`` drives one task's rows through all of them.
+``dead_letter_writer``; ``indexer`` drives one task's rows through all of them.
 """

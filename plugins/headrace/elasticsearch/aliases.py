@@ -11,7 +11,7 @@ from urllib.parse import quote
 from headrace.clock import Clock
 from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retrying import Patience, request_patiently
+from headrace.elasticsearch.retrying import RetryBudget, request_with_retries
 from headrace.elasticsearch.targets import TargetIndex
 from headrace.elasticsearch.transport import Response, Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
@@ -94,13 +94,13 @@ class IndexAlias:
         return {name: found[name] for name in _PROPERTIES if name in found}
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> Response:
-        patience = Patience(
+        retry_budget = RetryBudget(
             f"Moving the alias {self._options.index!r}",
             max_seconds=self._options.max_retry_seconds,
             clock=self._clock,
             cancelled=threading.Event(),
         )
-        return request_patiently(self._transport, patience, method, path, body)
+        return request_with_retries(self._transport, retry_budget, method, path, body)
 
     def _concrete(self, name: str) -> str | None:
         options = self._options.model_copy(update={"index": name})

@@ -17,7 +17,7 @@ from headrace.elasticsearch.conflicts import Conflicts
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retrying import Patience
+from headrace.elasticsearch.retrying import RetryBudget
 from headrace.elasticsearch.transport import NoAnswerError, Response, Transport
 from headrace.elasticsearch.verdicts import (
     Item,
@@ -91,8 +91,8 @@ class BulkSender:
         """
         return _Sending(self, prepared, lines).run()
 
-    def patience(self) -> Patience:
-        return Patience(
+    def retry_budget(self) -> RetryBudget:
+        return RetryBudget(
             f"Indexing into {self._index!r}",
             max_seconds=self._options.max_retry_seconds,
             clock=self._clock,
@@ -118,7 +118,7 @@ class _Sending:
         self._prepared = prepared
         self._lines = lines
         self._pieces: deque[Any] = deque([lines])
-        self._patience = sender.patience()
+        self._retry_budget = sender.retry_budget()
         self._offenders = 0
         self._sent = SentRequest()
         self._conflicts = sender.conflicts(self._sent.counts)
@@ -139,11 +139,11 @@ class _Sending:
                 self._again(piece, str(error))
                 continue
             self._take(piece, response)
-        self._conflicts.settle(self._prepared, self._patience)
+        self._conflicts.settle(self._prepared, self._retry_budget)
         return self._sent
 
     def _again(self, piece: Any, why: str) -> None:
-        self._patience.wait(why)
+        self._retry_budget.wait(why)
         self._sent.counts.retries += 1
         self._pieces.appendleft(piece)
 
@@ -175,7 +175,7 @@ class _Sending:
         self._reject(line, reason)
 
     def _reject(self, line: int, reason: Reason) -> None:
-        self._patience.progressed()
+        self._retry_budget.progressed()
         self._sent.rejected.append((line, reason))
 
     def _read_items(self, piece: Any, response: Response) -> None:
@@ -200,7 +200,7 @@ class _Sending:
             else:
                 self._settle(line, verdict, item)
         if len(later) < len(piece):
-            self._patience.progressed()
+            self._retry_budget.progressed()
         if later:
             self._again(np.asarray(later), f"{why} ({len(later)} of {len(piece)} documents)")
 

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from headrace.elasticsearch.bulk_bodies import PreparedRows
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retrying import Patience, request_patiently
+from headrace.elasticsearch.retrying import RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason, current_version, refusal
 
@@ -52,12 +52,12 @@ class Conflicts:
         else:
             self._undecided[line] = may_be_ours
 
-    def settle(self, prepared: PreparedRows, patience: Patience) -> None:
+    def settle(self, prepared: PreparedRows, retry_budget: RetryBudget) -> None:
         """Fetch the documents that are there, a bounded number at once, and count the conflicts kept."""
         path = f"/{quote(self._index, safe='')}/_mget?filter_path=docs._version,docs.found,docs._source,docs._id"
         for lines in self._portions(prepared):
             body = json.dumps({"ids": [prepared.id(line) for line in lines]}).encode()
-            response = request_patiently(self._transport, patience, "POST", path, body)
+            response = request_with_retries(self._transport, retry_budget, "POST", path, body)
             parsed = response.json()
             found = parsed.get("docs") if isinstance(parsed, dict) else None
             if response.status != 200 or not isinstance(found, list) or len(found) != len(lines):

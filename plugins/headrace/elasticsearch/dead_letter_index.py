@@ -17,7 +17,7 @@ from headrace.elasticsearch.dead_letters import MAPPINGS
 from headrace.elasticsearch.errors import DeadLetterMissingError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.originals import OriginalRecord
-from headrace.elasticsearch.retrying import Patience, request_patiently
+from headrace.elasticsearch.retrying import RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import Response, Transport
 from headrace.elasticsearch.verdicts import Reason, item_reason, refusal
 
@@ -232,7 +232,7 @@ class DeadLetterIndex:
         """Send one action for each letter; those that were written anew since they were read, or are gone."""
         body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
         path = f"{self._path}/_bulk{parameters}"
-        answer = self._parsed(request_patiently(self._transport, self._patience(), "POST", path, body))
+        answer = self._parsed(request_with_retries(self._transport, self._retry_budget(), "POST", path, body))
         moved = []
         for letter, entry in zip(letters, answer["items"], strict=True):
             (item,) = entry.values()
@@ -271,10 +271,10 @@ class DeadLetterIndex:
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Response:
         data = None if body is None else json.dumps(body).encode()
-        return request_patiently(self._transport, self._patience(), method, path, data)
+        return request_with_retries(self._transport, self._retry_budget(), method, path, data)
 
-    def _patience(self) -> Patience:
-        return Patience(
+    def _retry_budget(self) -> RetryBudget:
+        return RetryBudget(
             f"Asking for the dead letters in {self._name!r}",
             max_seconds=self._options.max_retry_seconds,
             clock=self._clock,

@@ -16,7 +16,7 @@ from headrace.elasticsearch.bulk_sender import BulkSender, SentRequest
 from headrace.elasticsearch.collisions import CollisionCheck
 from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.dead_letter_office import DeadLetterOffice
+from headrace.elasticsearch.dead_letter_writer import DeadLetterWriter
 from headrace.elasticsearch.document_ids import identify
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.originals import OriginalRecords
@@ -44,7 +44,7 @@ class Indexer:
         clock = clock or SystemClock()
         self._sender = BulkSender(transport, options.index, options, clock=clock, cancelled=self._cancelled)
         to_dead_letters = BulkSender(transport, options.dead_letters, options, clock=clock, cancelled=self._cancelled)
-        self._office = DeadLetterOffice(transport, to_dead_letters, options, originals)
+        self._dead_letter_writer = DeadLetterWriter(transport, to_dead_letters, options, originals)
         self._counts = IndexingCounts()
         self._collisions = CollisionCheck(options, seed)
         self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
@@ -62,7 +62,7 @@ class Indexer:
                     self._index_batch(batch, pool)
                 while self._in_flight:
                     self._collect()
-                self._office.flush(self._counts)
+                self._dead_letter_writer.flush(self._counts)
             except BaseException:
                 # The threads still waiting for their turn end now; the pool's exit waits for them.
                 self._cancelled.set()
@@ -82,7 +82,7 @@ class Indexer:
         preparation = prepare_rows(batch, self._options, identities=identities)
         self._counts.rows += batch.num_rows
         self._counts.ignored_tombstones += preparation.ignored_tombstones
-        self._office.take(batch, sorted(preparation.rejected.items()), self._counts)
+        self._dead_letter_writer.take(batch, sorted(preparation.rejected.items()), self._counts)
         prepared = preparation.prepared
         if prepared is None:
             return
@@ -99,7 +99,7 @@ class Indexer:
             sent = future.result()
             self._counts.add(sent.counts)
             rejected = [(prepared.row(line), reason) for line, reason in sent.rejected]
-            self._office.take(prepared.source, rejected, self._counts)
+            self._dead_letter_writer.take(prepared.source, rejected, self._counts)
 
 
 def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ TOLD_AGAIN_AFTER_SECONDS = 30.0
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
-class Patience:
+class RetryBudget:
     """How long to go on with something that makes no progress.
 
     The n-th wait in a row without progress is uniform in [0, min(30 s, 0.1 s * 2^n)]; the bound runs from the first
@@ -85,16 +85,16 @@ class Patience:
         )  # fmt: skip
 
 
-def request_patiently(
-    transport: Transport, patience: Patience, method: str, path: str, body: bytes | None = None
+def request_with_retries(
+    transport: Transport, retry_budget: RetryBudget, method: str, path: str, body: bytes | None = None
 ) -> Response:
     """One idempotent request, sent again until there is an answer other than "not now"."""
     while True:
         try:
             response = transport.request(method, path, body)
         except NoAnswerError as error:
-            patience.wait(str(error))
+            retry_budget.wait(str(error))
             continue
         if response.status not in RETRIED_STATUSES:
             return response
-        patience.wait(f"{response.status} {' '.join(response.error())}")
+        retry_budget.wait(f"{response.status} {' '.join(response.error())}")

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from headrace.clock import Clock
 from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retrying import Patience, request_patiently
+from headrace.elasticsearch.retrying import RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
 
@@ -75,7 +75,7 @@ class TargetIndex:
     def refresh(self) -> None:
         """Make what was indexed visible to searches."""
         path = f"/{quote(self._options.index, safe='')}/_refresh"
-        response = request_patiently(self._transport, self._patience(), "POST", path)
+        response = request_with_retries(self._transport, self._retry_budget(), "POST", path)
         if response.status not in (200, 404):
             raise refusal(response.status, Reason(*response.error()), self._options.index)
 
@@ -88,7 +88,7 @@ class TargetIndex:
 
     def _describe(self, name: str) -> dict[str, dict[str, Any]] | None:
         path = f"/{quote(name, safe='')}?{_WANTED}"
-        response = request_patiently(self._transport, self._patience(), "GET", path)
+        response = request_with_retries(self._transport, self._retry_budget(), "GET", path)
         if response.status == 404:
             return None
         parsed = response.json()
@@ -96,8 +96,8 @@ class TargetIndex:
             return parsed
         raise refusal(response.status, Reason(*response.error()), name)
 
-    def _patience(self) -> Patience:
-        return Patience(
+    def _retry_budget(self) -> RetryBudget:
+        return RetryBudget(
             f"Asking about index {self._options.index!r}",
             max_seconds=self._options.max_retry_seconds,
             clock=self._clock,

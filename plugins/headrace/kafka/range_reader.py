@@ -20,9 +20,9 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.kafka.client_settings import ClientConfig, admin_config, consumer_config
 from headrace.kafka.errors import RangesUnreadableError, RecordsDifferError
-from headrace.kafka.kept_ranges import check_kept, gone, listed
 from headrace.kafka.offset_questions import ANSWER_SECONDS, OffsetQuestions
 from headrace.kafka.offset_ranges import RangeRun, RecordedRange
+from headrace.kafka.range_availability import check_available, gone, listed
 from headrace.kafka.record_batches import Converted, Cursor, convert
 from headrace.stream.inputs import KafkaInput
 from headrace.stream.limits import Limits
@@ -89,7 +89,7 @@ class RangeClients:
 def check_ranges(clients: RangeClients, runs: Sequence[RangeRun]) -> None:
     """Make sure that Kafka still has all of ``runs``. Raises RangesGoneError or RangesUnreadableError."""
     if runs:
-        check_kept(clients.questions(), runs)
+        check_available(clients.questions(), runs)
 
 
 @dataclass(slots=True)
@@ -295,7 +295,7 @@ class KafkaRangeReader:
                     reading.end, reading.is_anew = message.offset(), False
             elif reading is not None and error.code() in _OUT_OF_RANGE:
                 # Retention came in between: it is asked what is left.
-                check_kept(self._ask(), [each.run for each in open_runs.values()])
+                check_available(self._ask(), [each.run for each in open_runs.values()])
                 raise gone([f"{reading.run}: Kafka has no offset {reading.next_offset} any more"])
             elif error.code() in _FINAL:
                 where = f"{message.topic()}-{message.partition()}, offset {message.offset()}"

@@ -26,6 +26,7 @@ from headrace.ledger.attempt_rows import (
     select_attempts,
     wrote_output,
 )
+from headrace.ledger.batch_ordering import check_order, check_slots
 from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.chunks import chunks
 from headrace.ledger.database import LockedStream, Role
@@ -44,7 +45,6 @@ from headrace.ledger.revisions import at_revision
 from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow, BatchRow, RecordedOutput
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
 from headrace.ledger.tables import batch_attempts, batch_outputs
-from headrace.ledger.turns import check_order, check_slots
 
 _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from headrace.blocks import TopicPartition
 from headrace.ledger.allocations import BatchAllocations
 from headrace.ledger.attempts import BatchAttempts
+from headrace.ledger.batch_ordering import BatchOrdering
 from headrace.ledger.batch_rows import batch_input_row, batch_row, find_batch
 from headrace.ledger.codec import partition_key
 from headrace.ledger.endings import BatchEndings
@@ -19,11 +20,10 @@ from headrace.ledger.replays import BatchReplays
 from headrace.ledger.rows import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.ledger.tables import batch_inputs, batches, unclaimed_times
-from headrace.ledger.turns import BatchTurns
 from headrace.ledger.written_outputs import WrittenOutputs
 
 
-class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, BatchOrigins, BatchTurns, WrittenOutputs):
+class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, BatchOrigins, BatchOrdering, WrittenOutputs):
     """Everything about batches: `seal`, `allocate`, `begin_attempt`, `complete_attempt`, … and these look-ups."""
 
     def get(self, stream: str, batch_time_ms: int) -> BatchRow:

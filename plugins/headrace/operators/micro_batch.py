@@ -16,8 +16,8 @@ from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.request import run_request
 from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found
+from headrace.triggers.first_look import look_before_deferring
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
-from headrace.triggers.patience import look_for_a_moment
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -69,7 +69,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
             except NothingToRun as nothing:
                 raise AirflowSkipException(f"Nothing to run: {nothing}.") from None
             trigger = BlocksReadyTrigger.of(self.stream, at_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace)
-            found = look_for_a_moment(trigger, ledger)
+            found = look_before_deferring(trigger, ledger)
             if found is None and self.deferrable:
                 self.defer(trigger=trigger, method_name="blocks_are_ready")
             while found is None:

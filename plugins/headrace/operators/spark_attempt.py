@@ -178,8 +178,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
         if self.way != "connect" or waited >= self.start_timeout.total_seconds():
             return
-        patience_ms = self.start_timeout // timedelta(milliseconds=1)
-        reason = replaced or awaited_application(ledger, self.stream.name, patience_ms=patience_ms)
+        timeout_ms = self.start_timeout // timedelta(milliseconds=1)
+        reason = replaced or awaited_application(ledger, self.stream.name, timeout_ms=timeout_ms)
         if reason is not None and needs_of(ledger, self.written, batch.batch_time_ms, steps).spark:
             self.wait(reason, waiting_for=_APPLICATION)
 

@@ -37,7 +37,7 @@ STORE_TRIES = 4
 _FIRST_WAIT_SECONDS = 0.2
 # A failover of Postgres, or a busy SQLite: the frame is durable and its outcome must be known before the next one
 # (at most one frame of an epoch is undecided, rule 10), so this is waited out and not written again.
-LEDGER_PATIENCE_SECONDS = 60.0
+LEDGER_TIMEOUT_SECONDS = 60.0
 # While the disk is full: how soon it is looked at again, at first and at most.
 _FIRST_LOOK_SECONDS = 0.5
 _LONGEST_LOOK_SECONDS = 10.0
@@ -136,7 +136,7 @@ class BlockStore:
                 if error.expected != until_offset:
                     raise
 
-        self._patiently(step)
+        self._retried(step)
         self.next_offsets[partition] = until_offset
 
     def tell_reused(self, gap: Gap) -> None:
@@ -144,7 +144,7 @@ class BlockStore:
         if self._recreated([gap.partition]):
             return
         try:
-            self._patiently(lambda: tell_reused(gap, self._lease, self._ledger))
+            self._retried(lambda: tell_reused(gap, self._lease, self._ledger))
         except PartitionNotAssignedError as error:
             # Taken by force: who has it now finds the same.
             logger.warning("%s", error)
@@ -231,7 +231,7 @@ class BlockStore:
             for each in info.ranges
             if (end := self._epoch_end(each.partition, each.until_offset)) is not None
         }
-        added = self._patiently(lambda: self._ledger.blocks.add(self._lease, info, ends))
+        added = self._retried(lambda: self._ledger.blocks.add(self._lease, info, ends))
         self._is_undecided = False
         self._last_accepted = info.sequence
         self.blocks += 1
@@ -248,9 +248,9 @@ class BlockStore:
                 # The next epoch's registration closes it too; cleanup is only later for it.
                 logger.warning("segment %s could not be told to be closed: %s", segment, error)
 
-    def _patiently(self, step: Callable[[], T]) -> T:
+    def _retried(self, step: Callable[[], T]) -> T:
         """Adding twice does no harm (the ledger knows the sequence), so an unknown outcome is asked again."""
-        until = self._clock.monotonic() + LEDGER_PATIENCE_SECONDS
+        until = self._clock.monotonic() + LEDGER_TIMEOUT_SECONDS
         seconds = _FIRST_WAIT_SECONDS
         while True:
             try:
@@ -258,7 +258,7 @@ class BlockStore:
             except LedgerUnavailableError as error:
                 if self._clock.monotonic() >= until:
                     raise StoreFailedError(
-                        f"The ledger did not answer for {LEDGER_PATIENCE_SECONDS:.0f} s: {error}.",
+                        f"The ledger did not answer for {LEDGER_TIMEOUT_SECONDS:.0f} s: {error}.",
                         remedy="The receiver starts again from the ledger's positions once it answers.",
                     ) from error
                 logger.warning("the ledger does not answer, asked again: %s", error)

@@ -19,7 +19,7 @@ from headrace.ledger.rows import ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import BlockStore
-from headrace.receiver.drainage import Drainage
+from headrace.receiver.end_offset_tracker import EndOffsetTracker
 from headrace.receiver.garbage import OccasionalCollection
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.ledger_clock import LedgerClock
@@ -49,12 +49,12 @@ class Heartbeat:
         generator: BlockGenerator[RecordChunk],
         stats: ReceiverStats,
         pausing: Pausing,
-        drainage: Drainage | None,
+        end_offsets: EndOffsetTracker | None,
         ledger_clock: LedgerClock,
         recreated: Callable[[TopicPartition], bool | None],
         clock: Clock,
     ) -> None:
-        """``drainage`` makes the claims of a stream by timestamp. ``recreated`` says whether a partition's topic was
+        """``end_offsets`` makes the claims of a stream by timestamp. ``recreated`` says whether a partition's topic was
         created again, None while that is not known."""
         self._lease = lease
         self._ledger = ledger
@@ -63,7 +63,7 @@ class Heartbeat:
         self._generator = generator
         self._stats = stats
         self._pausing = pausing
-        self._drainage = drainage
+        self._end_offsets = end_offsets
         self._ledger_clock = ledger_clock
         self._recreated = recreated
         self._clock = clock
@@ -79,7 +79,7 @@ class Heartbeat:
 
     def tick(self) -> None:
         """Beat if it is time, or if a batch may wait for what there is to tell."""
-        if self._drainage is not None and self._drainage.look():
+        if self._end_offsets is not None and self._end_offsets.look():
             self._next_beat = 0.0
         self.beat_if_due()
 
@@ -126,7 +126,7 @@ class Heartbeat:
     def _beat(self, now: float) -> ReceiverOrders:
         stats = self._stats.collect(now, self._kafka, self._store, self._generator.queued)
         sealed = self._generator.sealed_through_ms()
-        drained = None if self._drainage is None else self._drainage.claims()
+        drained = None if self._end_offsets is None else self._end_offsets.claims()
         asked_at = self._clock.monotonic()
         orders = self._ledger.receivers.heartbeat(
             self._lease,
@@ -139,8 +139,8 @@ class Heartbeat:
         )
         self._ledger_clock.observe(asked_at, orders.now_ms)
         self._kafka.commits.allow_until(asked_at + self._lease.lease_ms / 1000)
-        if self._drainage is not None and drained:
-            self._drainage.told(drained)
+        if self._end_offsets is not None and drained:
+            self._end_offsets.told(drained)
         self._pausing.tell()
         self._tell_failures()
         return orders

@@ -25,10 +25,10 @@ from headrace.kafka.record_batches import Converted, Cursor, RecordChunk, chunks
 from headrace.ledger.rows import EpochEnd
 from headrace.receiver.commits import OffsetCommits
 from headrace.receiver.errors import KafkaClientError
-from headrace.receiver.jumps import JumpJudge, Offsets, jumps_between
 from headrace.receiver.leader_epochs import LeaderEpochs
+from headrace.receiver.offset_gaps import GapJudge, Offsets, gaps_between
+from headrace.receiver.partition_errors import Findings, PartitionErrors, partition_name
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
-from headrace.receiver.partition_troubles import Findings, PartitionTroubles, partition_name
 
 logger = logging.getLogger(__name__)
 
@@ -65,16 +65,16 @@ class KafkaReceiver:
         config: Mapping[str, Any],
         *,
         on_lost_offsets: Literal["fail", "reset"] = "fail",
-        jumps: JumpJudge | None = None,
+        offset_gaps: GapJudge | None = None,
         max_chunk_bytes: int = 16 * 1024 * 1024,
         clock: Clock | None = None,
         consumer_factory: ConsumerFactory = Consumer,
     ) -> None:
         """``config`` as of ``kafka_config.consumer_config``. Chunks are of at most about ``max_chunk_bytes``.
 
-        ``jumps`` says which offsets that Kafka passed over are lost; without it none is.
+        ``offset_gaps`` says which offsets that Kafka passed over are lost; without it none is.
         """
-        self._jumps = jumps
+        self._offset_gaps = offset_gaps
         self._max_chunk_bytes = max_chunk_bytes
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class KafkaReceiver:
                 "stats_cb": self._on_statistics,
             }
         )
-        self._troubles = PartitionTroubles(
+        self._partition_errors = PartitionErrors(
             self._consumer,
             self._owned,
             self._lock,
@@ -124,10 +124,10 @@ class KafkaReceiver:
             known = self._owned.get(key)
             self._owned[key] = OwnedPartition(partition, next_offset)
         if known is not None:
-            self._troubles.unassign(key)
+            self._partition_errors.unassign(key)
         if known is None or known.partition != partition:
             self.leader_epochs.begin(partition, epoch_end)
-        self._troubles.assign(key, next_offset)
+        self._partition_errors.assign(key, next_offset)
 
     def unassign(self, partition: TopicPartition) -> None:
         """Stop reading it; what was handed out stays handed out."""
@@ -137,7 +137,7 @@ class KafkaReceiver:
             if owned is None or owned.partition != partition:
                 return
             del self._owned[key]
-        self._troubles.unassign(key)
+        self._partition_errors.unassign(key)
         self.leader_epochs.forget(partition)
 
     def put_back(self, partition: TopicPartition, next_offset: int, error: str, *, seconds: float) -> None:
@@ -148,8 +148,8 @@ class KafkaReceiver:
             if owned is None or owned.partition != partition or owned.state is FetchState.FAILED:
                 return
             owned.next_offset = next_offset
-        self._troubles.unassign(key)
-        self._troubles.wait_for(owned, error, seconds)
+        self._partition_errors.unassign(key)
+        self._partition_errors.wait_for(owned, error, seconds)
 
     @property
     def partitions(self) -> dict[TopicPartition, int]:
@@ -164,8 +164,8 @@ class KafkaReceiver:
 
         Raises KafkaClientError when the client cannot go on.
         """
-        if self._troubles.paused:
-            self._troubles.resume()
+        if self._partition_errors.paused:
+            self._partition_errors.resume()
         self.serve()
         most = self._records_at_once if max_records is None else min(max_records, self._records_at_once)
         try:
@@ -173,7 +173,7 @@ class KafkaReceiver:
         except KafkaException as error:
             raise KafkaClientError(f"Kafka's client failed: {error}.") from error
         found = Findings()
-        if self._troubles.searching or any([message.error() is not None for message in messages]):
+        if self._partition_errors.searching or any([message.error() is not None for message in messages]):
             messages = self._sort_out(messages, found)
         if self._fatal is not None:
             raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
@@ -190,8 +190,8 @@ class KafkaReceiver:
         They would pile up in the client else. A record that is on its way is fetched again afterwards.
         Raises KafkaClientError when the client cannot go on.
         """
-        if not self._troubles.paused:
-            self._troubles.pause()
+        if not self._partition_errors.paused:
+            self._partition_errors.pause()
         self.serve()
         try:
             heard = self._consumer.consume(_MOST_HEARD, 0)
@@ -261,7 +261,7 @@ class KafkaReceiver:
     @property
     def excused_offsets(self) -> int:
         """Without a record, and taken for control records: nothing shows that each of them is one."""
-        return 0 if self._jumps is None else self._jumps.excused
+        return 0 if self._offset_gaps is None else self._offset_gaps.excused
 
     # -- jumps -----------------------------------------------------------------------------------------------------
 
@@ -273,16 +273,16 @@ class KafkaReceiver:
         found: Findings,
     ) -> None:
         """Note the first loss in each partition that jumped; where Kafka does not answer, the jump as an empty one."""
-        if self._jumps is None:
+        if self._offset_gaps is None:
             return
         for partition, position in positions.items():
             key = (partition.topic, partition.partition)
             begin = cursors[key].next_offset
             if position - begin <= converted.counts.get(partition, 0):
                 continue
-            jumps = jumps_between(_offsets_of(converted, partition), begin, position)
+            jumps = gaps_between(_offsets_of(converted, partition), begin, position)
             try:
-                lost = self._jumps.lost(partition, jumps)
+                lost = self._offset_gaps.lost(partition, jumps)
             except HeadraceError as error:
                 logger.warning(
                     "%s passed over %s, and why is not known yet: %s", partition_name(partition), jumps[:10], error
@@ -299,12 +299,12 @@ class KafkaReceiver:
             if key in found.held:
                 # It is fetched again from before the jump, for another trouble's sake.
                 continue
-            self._troubles.unassign(key)
+            self._partition_errors.unassign(key)
             if begin == until:
-                self._troubles.back_off(owned, f"offset {begin} did not come, and Kafka does not tell why")
+                self._partition_errors.back_off(owned, f"offset {begin} did not come, and Kafka does not tell why")
                 continue
             logger.error("%s: Kafka passed over [%d, %d)", partition_name(owned.partition), begin, until)
-            self._troubles.pass_over(owned, until)
+            self._partition_errors.pass_over(owned, until)
             gaps.append(Gap(owned.partition, begin, until, "jump: Kafka passed over these offsets and cannot say why"))
         return gaps
 
@@ -317,10 +317,10 @@ class KafkaReceiver:
             key = (message.topic(), message.partition())
             error = message.error()
             if error is None:
-                if key not in found.held and self._troubles.is_past_damage(key, found):
+                if key not in found.held and self._partition_errors.is_past_damage(key, found):
                     good.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                if key in self._owned and key not in found.held and self._troubles.is_past_damage(key, found):
+                if key in self._owned and key not in found.held and self._partition_errors.is_past_damage(key, found):
                     found.ends[key] = message.offset()
             elif key[0] is None or key not in self._owned:
                 self._on_error(error)
@@ -338,18 +338,20 @@ class KafkaReceiver:
                 return
             found.held.add(key)
             found.lost.append((key, error.str()))
-            self._troubles.unassign(key)
+            self._partition_errors.unassign(key)
         elif error.code() in _DAMAGED:
             if key not in found.held:
                 found.held.add(key)
-                self._troubles.on_damage(owned, error, message.offset(), found)
+                self._partition_errors.on_damage(owned, error, message.offset(), found)
         else:
             owned.error = f"{error.name()}: {error.str()}"
             logger.warning("%s: %s", partition_name(owned.partition), owned.error)
 
     def _lost_gaps(self, found: Findings) -> list[Gap]:
         """After the records that came before: what became of partitions whose offset Kafka does not have."""
-        gaps = [self._troubles.on_lost(self._owned[key], error) for key, error in found.lost if key in self._owned]
+        gaps = [
+            self._partition_errors.on_lost(self._owned[key], error) for key, error in found.lost if key in self._owned
+        ]
         return [gap for gap in gaps if gap is not None]
 
     def _on_error(self, error: Any) -> None:
@@ -372,14 +374,14 @@ class KafkaReceiver:
         with self._lock:
             for (topic, number), owned in self._owned.items():
                 known = topics.get(topic, {}).get("partitions", {}).get(str(number), {})
-                self._troubles.on_leader(owned, known.get("leader"))
+                self._partition_errors.on_leader(owned, known.get("leader"))
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """What is due besides reading: commits, partitions whose backoff is over. ``fetch`` does it too."""
         self._commits.send(self._consumer, self._clock.monotonic())
-        self._troubles.resume_due()
+        self._partition_errors.resume_due()
 
     @property
     def commits(self) -> OffsetCommits:
@@ -399,7 +401,7 @@ class KafkaReceiver:
             return
         until = self._clock.monotonic() + commit_seconds
         for partition in self.partitions:
-            self._troubles.unassign((partition.topic, partition.partition))
+            self._partition_errors.unassign((partition.topic, partition.partition))
         if commit_seconds > 0:
             self._commits.send(self._consumer, self._clock.monotonic())
         while self._commits.open and self._clock.monotonic() < until and self.connected is not False:

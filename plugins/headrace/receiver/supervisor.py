@@ -30,20 +30,20 @@ from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock
 from headrace.receiver.block_store import BlockStore
 from headrace.receiver.disk_reserve import DiskReserve, space_of
 from headrace.receiver.disk_room import room_for
-from headrace.receiver.drainage import AdminEndOffsets, Drainage, EndOffsets
+from headrace.receiver.end_offset_tracker import AdminEndOffsets, EndOffsets, EndOffsetTracker
 from headrace.receiver.errors import GeneratorStateError, ReceivingError
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from headrace.receiver.jumps import kafka_jumps
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.lag_watch import LagWatch
 from headrace.receiver.ledger_clock import LedgerClock
 from headrace.receiver.log_budget import LogBudget
-from headrace.receiver.log_inheritance import tell_inheritance
+from headrace.receiver.offset_gaps import kafka_offset_gaps
 from headrace.receiver.partition_state import Gap
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.receiver.receiver_stats import ReceiverStats
+from headrace.receiver.recovery_report import report_recovery
 from headrace.receiver.withheld_partitions import WithheldPartitions
 from headrace.stream import Stream
 from headrace.wal.storage import LogStorage
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 # Ten heartbeats: a garbage collection, a slow disk or a short loss of the ledger do not cost the lease.
 LEASE_MS = 10_000
 # While stopping, for how long Kafka may fail to confirm the topic ids of what is still to be stored.
-_DRAIN_PATIENCE_SECONDS = 15.0
+_DRAIN_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 
 
@@ -163,10 +163,10 @@ class ReceiverSupervisor:
             budget=self._budget(),
             reserve=DiskReserve(partial(space_of, self._storage.url), self._clock),
         )
-        drainage = None
+        end_offsets = None
         if self._stream.batch_by == "timestamp":
             self._event_times = EventTimes(self._stream.batch_interval_ms, self._ledger_clock.now_ms)
-            drainage = Drainage(
+            end_offsets = EndOffsetTracker(
                 ends(),
                 self._stored_positions,
                 self._ledger_clock.now_ms,
@@ -185,8 +185,8 @@ class ReceiverSupervisor:
             progress=self._still_setting_up,
         )
         self._stats.torn_tail_bytes = writer.torn_tail_bytes
-        self._stats.log_damages = len(writer.inheritance.damage)
-        tell_inheritance(writer.inheritance, self._lease, self._ledger, self._storage.below("log"))
+        self._stats.log_damages = len(writer.recovery.damage)
+        report_recovery(writer.recovery, self._lease, self._ledger, self._storage.below("log"))
         self._store = BlockStore(
             self._lease,
             self._ledger,
@@ -218,7 +218,7 @@ class ReceiverSupervisor:
             generator=self._generator,
             stats=self._stats,
             pausing=self._pausing,
-            drainage=drainage,
+            end_offsets=end_offsets,
             ledger_clock=self._ledger_clock,
             recreated=RecreatedTopics(topic_ids).look,
             clock=self._clock,
@@ -371,7 +371,7 @@ class ReceiverSupervisor:
     def _drain(self, error: BaseException | None) -> BaseException | None:
         """Store what was read, unless the lease or the store is gone."""
         self._heartbeat.state = ReceiverState.STOPPING
-        self._give_up_at = self._clock.monotonic() + _DRAIN_PATIENCE_SECONDS
+        self._give_up_at = self._clock.monotonic() + _DRAIN_TIMEOUT_SECONDS
         self._generator.stop()
         failure = self._generator.failure
         if failure is not None and (error is None or isinstance(error, GeneratorStateError)):
@@ -414,7 +414,7 @@ class ReceiverSupervisor:
         return KafkaReceiver(
             config,
             on_lost_offsets=self._source.on_lost_offsets,
-            jumps=kafka_jumps(partial(RangeClients.of, self._source), committed_only=committed_only),
+            offset_gaps=kafka_offset_gaps(partial(RangeClients.of, self._source), committed_only=committed_only),
             max_chunk_bytes=self._stream.limits.max_block_bytes,
             clock=self._clock,
         )

@@ -25,11 +25,11 @@ from headrace.receiver.discovery import Discoverer, Discovery, KafkaDiscoverer
 from headrace.receiver.input_health import INPUTS, InputHealth
 from headrace.receiver.launchers import ReceiverLauncher
 from headrace.receiver.partitioning import Partitioning
-from headrace.receiver.placed_receiver import HANG_SECONDS, RESTART_SECONDS, PlacedReceiver
 from headrace.receiver.rate_controller import RateController
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.stop_request import find_stop_request
 from headrace.receiver.supervisor import LEASE_MS
+from headrace.receiver.tracking_info import HANG_SECONDS, RESTART_SECONDS, ReceiverTrackingInfo
 from headrace.stream import Stream
 from headrace.stream.inputs import KafkaInput
 from headrace.wal.storage import open_storage
@@ -103,7 +103,7 @@ class ReceiverTracker:
         }
         text = stream.model_dump_json()
         self._receivers = [
-            PlacedReceiver(
+            ReceiverTrackingInfo(
                 ReceiverTask(text, ReceiverId(stream.name, source.id, index), job_lease, receiver_lease_ms),
                 launcher,
                 restart_seconds,

@@ -122,10 +122,10 @@ def outcome(job: JobRow, now_ms: int) -> JobOutcome | None:
     return None if job.alive(now_ms) else JobOutcome.LOST
 
 
-def awaited_application(ledger: Ledger, stream: str, *, patience_ms: int) -> str | None:
+def awaited_application(ledger: Ledger, stream: str, *, timeout_ms: int) -> str | None:
     """Why a batch had better wait for the receiver job's application than start one of its own; None: it had not.
 
-    It is starting, or it is due: the last one has not been gone for longer than ``patience_ms``, and the stream is to
+    It is starting, or it is due: the last one has not been gone for longer than ``timeout_ms``, and the stream is to
     run, so that its receiver DAG starts the next one.
     """
     from headrace.ledger.states import DesiredState, JobState
@@ -138,7 +138,7 @@ def awaited_application(ledger: Ledger, stream: str, *, patience_ms: int) -> str
         return "The receiver job's application is starting." if job.state is JobState.STARTING else None
     if ledger.streams.get(stream).desired_state is DesiredState.STOPPED:
         return None
-    if now_ms - (job.ended_at_ms or job.heartbeat_ms) >= patience_ms:
+    if now_ms - (job.ended_at_ms or job.heartbeat_ms) >= timeout_ms:
         return None
     return f"The receiver job (epoch {job.epoch}) is gone, and the next one is due."
 

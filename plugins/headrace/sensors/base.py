@@ -11,7 +11,7 @@ from airflow.sdk import BaseSensorOperator
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.runs.waiting import in_triggerer, poll_seconds
 from headrace.triggers.base import LedgerTrigger
-from headrace.triggers.patience import look_for_a_moment
+from headrace.triggers.first_look import look_before_deferring
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -61,7 +61,7 @@ class LedgerSensor(BaseSensorOperator):
     def wait(self, context: Context, ledger: Ledger) -> Any:
         """Look at a ledger that knows the stream; defer if there is nothing yet."""
         trigger = self.make_trigger(context, ledger)
-        payload = look_for_a_moment(trigger, ledger, None if self.deferrable else 0.0)
+        payload = look_before_deferring(trigger, ledger, None if self.deferrable else 0.0)
         if payload is not None:
             return self.found(context, payload)
         if not self.deferrable:

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from headrace.elasticsearch.errors import ForeignDocumentsError
 from headrace.spark.batch_reading import BatchReading
-from headrace.spark.output_frames import OutputFrames, alike
+from headrace.spark.output_frames import OutputFrames, sharing_a_frame
 from headrace.spark.outputs.registry import writer_of
 from headrace.spark.outputs.writer import Counts, WrittenBatch
 from headrace.spark.transforms import BatchContext
@@ -76,7 +76,7 @@ class BatchWork:
             self._step(STATE_STEP, record, partial(self._update_state, reading))
         elif any(plan.needs_spark for plan in self.plans):
             _ = reading.spark
-        for group in alike(self.stream, self.plans):
+        for group in sharing_a_frame(self.stream, self.plans):
             frames = OutputFrames(
                 self.stream,
                 group,

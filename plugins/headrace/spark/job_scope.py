@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.spark.sessions import attempt_tag, is_connect, lose_patience
+from headrace.spark.sessions import attempt_tag, fail_fast, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ class JobScope:
     def cancel(self) -> None:
         """Cancel the attempt's running jobs, the session's last work; callable from any thread."""
         if is_connect(self._spark):
-            lose_patience(self._spark)
+            fail_fast(self._spark)
             self._spark.interruptTag(self._tag)
         else:
             self._spark.sparkContext.cancelJobsWithTag(self._tag)

@@ -211,9 +211,9 @@ class _Run:
         """The batches whose records leave the state's window at this one."""
         if STATE_STEP not in self._attempt.outputs:
             return ()
-        from headrace.spark.state import leaving_batches
+        from headrace.spark.state import evicted_batches
 
-        return leaving_batches(self._ledger, self._stream, batch_time_ms)
+        return evicted_batches(self._ledger, self._stream, batch_time_ms)
 
     def _work(self, work: BatchWork) -> None:
         try:

@@ -25,7 +25,7 @@ class StateNotUpdatedError(HeadraceError):
     """An output's transform takes the state, whose update failed in this attempt."""
 
 
-def alike(stream: Stream, plans: Iterable[OutputPlan]) -> list[list[OutputPlan]]:
+def sharing_a_frame(stream: Stream, plans: Iterable[OutputPlan]) -> list[list[OutputPlan]]:
     """The plans in groups of the same transform (or none) over the same window (or none)."""
     groups: dict[Any, list[OutputPlan]] = {}
     for plan in plans:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.batch.manifest import Manifest, manifest_path
 from headrace.errors import HeadraceError
-from headrace.spark.coupling import under_spark_submit
 from headrace.spark.packaging import connections_conf, executors_path, send_code, send_connections
+from headrace.spark.process_watch import under_spark_submit
 from headrace.spark.receiver_executors import task_slots
 from headrace.spark.sessions import (
     CONNECT_PLUGIN,

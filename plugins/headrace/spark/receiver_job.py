@@ -27,10 +27,10 @@ from headrace.ledger.rows import JobLease
 from headrace.receiver.adoption import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
-from headrace.spark.coupling import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.draining import BatchDrain
 from headrace.spark.failures import first_cause
 from headrace.spark.job_log import bounded_log
+from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
 from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
@@ -167,11 +167,11 @@ class ReceiverJob:
     def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
         """End the receivers, then the lease, then Spark. No step keeps the next one from happening, and the process
         ends with ``exit_code`` also when one hangs."""
-        patience = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
-        ending = threading.Timer(_STOP_SECONDS + patience, os._exit, (exit_code,))
+        release_seconds = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
+        ending = threading.Timer(_STOP_SECONDS + release_seconds, os._exit, (exit_code,))
         ending.daemon = True
         ending.start()
-        for step in (self._cancel_receivers, lambda: self._release(state, error, patience), self._stop_spark):
+        for step in (self._cancel_receivers, lambda: self._release(state, error, release_seconds), self._stop_spark):
             try:
                 step()
             except Exception:
@@ -184,11 +184,11 @@ class ReceiverJob:
         if self._launcher is not None and not self._launcher.cancel_all(_CANCEL_SECONDS):
             logger.warning("some receivers did not end in %.0f s; they are fenced by the next epoch", _CANCEL_SECONDS)
 
-    def _release(self, state: JobState, error: str | None, patience: float = 0.0) -> None:
-        """End the lease; for ``patience`` seconds also where the ledger does not answer."""
+    def _release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
+        """End the lease; for ``release_seconds`` seconds also where the ledger does not answer."""
         if self._lease is None:
             return
-        until = time.monotonic() + patience
+        until = time.monotonic() + release_seconds
         while True:
             try:
                 with contextlib.suppress(LeaseLostError):

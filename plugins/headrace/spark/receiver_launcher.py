@@ -15,8 +15,8 @@ from headrace.receiver.receiver_placement import ReceiverPlacement
 from headrace.receiver.receiver_task import ReceiverTask, run_receiver
 from headrace.receiver.scheduling_policy import Executor, Location
 from headrace.receiver.supervisor import ReceiverReport
-from headrace.spark.coupling import ProcessWatch, parent_gone
 from headrace.spark.failures import first_cause
+from headrace.spark.process_watch import ProcessWatch, parent_gone
 from headrace.spark.receiver_executors import executor_of_group, executors_of, placed, task_slots
 from headrace.stream import Stream
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from headrace.errors import HeadraceError
-from headrace.spark.coupling import under_spark_submit
+from headrace.spark.process_watch import under_spark_submit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ LOCAL_CONF = {"spark.sql.shuffle.partitions": "8"}
 
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
-# 0.2 s doubled eight times is 50 s of patience with a server that is busy or gone; pyspark's own is ten minutes,
+# 0.2 s doubled eight times is 50 s of retry_budget with a server that is busy or gone; pyspark's own is ten minutes,
 # while a receiver job that died is noticed by its lease long before.
 _RETRIES: dict[str, Any] = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
 
@@ -201,7 +201,7 @@ def _channel(url: str, token: str, session_id: str | None) -> DefaultChannelBuil
     return builder
 
 
-def lose_patience(spark: SparkSession) -> None:
+def fail_fast(spark: SparkSession) -> None:
     """Let a Connect session's further calls fail at once when the server does not answer: it is being closed."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.errors import RangesUnreadableError
-from headrace.receiver.drainage import Ends
+from headrace.receiver.end_offset_tracker import Ends
 
 Key = tuple[str, int]
 

@@ -15,7 +15,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.wal import frame
 from headrace.wal.errors import StaleWriterError, WriteFailedError
 from headrace.wal.headers import FrameHeader, PreviousSegment, PreviousState, SegmentEnd, SegmentHeader
-from headrace.wal.inheritance import Inheritance, take_inheritance
+from headrace.wal.log_recovery import LogRecovery, recover_log
 from headrace.wal.log_scan import Accepted
 from headrace.wal.payload import Codec, encode
 from headrace.wal.segments import SegmentName, receiver_directory, segments_in
@@ -73,7 +73,7 @@ class WriteAheadLogWriter:
     append gets one object per write (``close_after_write``).
 
     Reads, when made, the last segment of the receiver's earlier epochs, and cuts off what a crash left behind the last
-    whole frame there: ``inheritance`` tells of it, and of what is damaged. With ``accepted`` (the blocks in a segment
+    whole frame there: ``recovery`` tells of it, and of what is damaged. With ``accepted`` (the blocks in a segment
     that the ledger has accepted) nothing is cut off on which the ledger relies. ``progress`` is called again and again
     meanwhile: a segment of many megabytes takes a slow disk longer than a lease lasts. StaleWriterError when there are
     segments of this epoch or a later one, LogVersionError when the last one is of a newer version of headrace. The
@@ -113,8 +113,8 @@ class WriteAheadLogWriter:
         self._is_closed = False
         self._previous: list[PreviousSegment] = []
         self._closed: list[str] = []
-        self.inheritance = self._inherit(accepted, progress)
-        self._previous.extend(self.inheritance.segments)
+        self.recovery = self._inherit(accepted, progress)
+        self._previous.extend(self.recovery.segments)
 
     @property
     def next_sequence(self) -> int:
@@ -129,7 +129,7 @@ class WriteAheadLogWriter:
     @property
     def torn_tail_bytes(self) -> int:
         """How many bytes the writers before this one left that are no part of the log."""
-        return sum(tail.length for tail in self.inheritance.torn_tails)
+        return sum(tail.length for tail in self.recovery.torn_tails)
 
     def write(
         self,
@@ -303,11 +303,11 @@ class WriteAheadLogWriter:
         self._closed.clear()
         return closed
 
-    def _inherit(self, accepted: Accepted | None, progress: Callable[[], None]) -> Inheritance:
+    def _inherit(self, accepted: Accepted | None, progress: Callable[[], None]) -> LogRecovery:
         names = segments_in(self._storage.list(receiver_directory(self._receiver)))
         if names and names[-1].epoch >= self._epoch:
             raise StaleWriterError(
                 f"The log of {self._receiver} has segments of epoch {names[-1].epoch}, this writer's is {self._epoch}.",
                 remedy="Register the receiver with the ledger again: it then gets an epoch of its own.",
             )
-        return take_inheritance(self._storage, names, accepted, progress=progress)
+        return recover_log(self._storage, names, accepted, progress=progress)

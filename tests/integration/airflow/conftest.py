@@ -21,10 +21,10 @@ REPOSITORY = HERE.parents[2]
 
 
 # Far more than a slow machine takes: a run of five tasks is ten seconds on a quiet one, and a minute on a busy one.
-_PATIENCE_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 
 
-def _until(condition: Callable[[], object], seconds: float = _PATIENCE_SECONDS, what: str = "it") -> object:
+def _until(condition: Callable[[], object], seconds: float = _TIMEOUT_SECONDS, what: str = "it") -> object:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = condition()

@@ -152,7 +152,7 @@ PASSING: dict[str, Step] = {
     "maintenance": says(403, "cluster_block_exception"),
     "a proxy without a server": empty(503),
     "a gateway": says(502, content_type="text/html"),
-    "a gateway's patience": empty(504),
+    "a gateway's retry_budget": empty(504),
     "a request's": empty(408),
     "an error within": says(500, "null_pointer_exception"),
 }

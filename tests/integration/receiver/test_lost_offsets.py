@@ -26,8 +26,8 @@ from tests.integration.receiver.kafka_bytes import batches_of, cut_off
 from headrace.devstack.kafka import KafkaServer
 from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import EventKind, PartitionState
-from headrace.receiver import partition_troubles
-from headrace.receiver.jumps import Jumps, KafkaEvidence
+from headrace.receiver import partition_errors as partition_troubles
+from headrace.receiver.offset_gaps import KafkaEvidence, OffsetGaps
 
 pytestmark = pytest.mark.slow
 
@@ -254,7 +254,7 @@ def test_a_segment_that_is_gone_is_a_gap_and_aborted_transactions_are_none(rig: 
     assert gaps(rig) == [(rig.topic, 0, begin, until)]
     assert rig.offsets()[rig.topic, 0] == [*range(begin), *range(until, 9_000), 11_001]
     # Where there are transactions, the loss of as many is told from them by what Kafka has of them.
-    (run,) = Jumps(lambda: KafkaEvidence(RangeClients.of(rig.stream.inputs[0]))).lost(
+    (run,) = OffsetGaps(lambda: KafkaEvidence(RangeClients.of(rig.stream.inputs[0]))).lost(
         rig.ledger.positions.list("air")[0].partition, [(begin, until), (9_000, 11_001)]
     )
     assert run == (begin, until)

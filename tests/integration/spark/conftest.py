@@ -35,7 +35,7 @@ from headrace.wal.writer import WriteAheadLogWriter
 JOBS = Path(__file__).parents[3] / "spark_jobs"
 SECRET = "a secret for the tests"
 # Several engineers' JVMs may share the machine.
-PATIENCE = 240.0
+FIRST_LOOK_SECONDS = 240.0
 
 BATCH_TIME_MS = 1_700_000_010_000
 # 2023-11-14 22:13:20.123 UTC
@@ -161,7 +161,7 @@ class BatchLedger:
         )
 
 
-def until(what: str, found: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+def until(what: str, found: Callable[[], Any], seconds: float = FIRST_LOOK_SECONDS) -> Any:
     """What ``found`` gives once it is true; looks five times a second."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -273,7 +273,7 @@ class Application:
             env=environment(**env),
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=FIRST_LOOK_SECONDS,
             check=False,
         )
 

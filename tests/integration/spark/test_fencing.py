@@ -16,7 +16,7 @@ from headrace.ledger.rows import AttemptRow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PATIENCE = 240.0
+FIRST_LOOK_SECONDS = 240.0
 # Of a job, which is renewed every 5 s while Spark starts, and of a batch.
 JOB_LEASE_MS = 15_000
 BATCH_LEASE_MS = 3_000
@@ -88,7 +88,7 @@ def test_a_batchs_driver_that_was_suspended_past_its_lease_cannot_report_success
     # Its work ends well now, and its driver wakes up to tell of it.
     (folder / "go").touch()
     zombie.send_signal(signal.SIGCONT)
-    assert zombie.wait(PATIENCE) == 75, application.log("zombie")
+    assert zombie.wait(FIRST_LOOK_SECONDS) == 75, application.log("zombie")
     assert [attempt.state for attempt in attempts(application, time_ms)] == [
         AttemptState.FENCED,
         AttemptState.COMPLETED,
@@ -114,7 +114,7 @@ def test_a_jobs_driver_that_was_suspended_past_its_lease_gives_way_to_the_next(a
     assert f"{after.holder} took over" in str(old.error)
 
     zombie.send_signal(signal.SIGCONT)
-    assert zombie.wait(PATIENCE) == 75, application.log("job-0") + application.log("job-1")
+    assert zombie.wait(FIRST_LOOK_SECONDS) == 75, application.log("job-0") + application.log("job-1")
     application.until("the end of its family", lambda: not any(map(_alive, family)), 60)
     application.produce("four", "five")
     assert application.job().epoch == after.epoch

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SECRET = "a secret for the tests"
 # Several engineers' JVMs may share the machine.
-PATIENCE = 240.0
+FIRST_LOOK_SECONDS = 240.0
 
 TRANSFORM = """
 import os
@@ -138,7 +138,7 @@ def test_a_later_attempt_ends_the_earlier_ones_work(application: Any) -> None:
     first = _stuck(application, time_ms, "first")
     second = application.run_batch(time_ms)
     assert second.returncode == 0, second.stderr
-    assert first.wait(PATIENCE) == 75, application.log("first")
+    assert first.wait(FIRST_LOOK_SECONDS) == 75, application.log("first")
     states = [attempt.state for attempt in application.ledger.batches.attempts("clicks", time_ms)]
     assert states == [AttemptState.FENCED, AttemptState.COMPLETED]
 
@@ -148,7 +148,7 @@ def test_sigterm_ends_a_batch_and_its_jobs_and_nothing_else(application: Any) ->
     time_ms = application.allocate_next()
     stuck = _stuck(application, time_ms, "stuck")
     stuck.send_signal(signal.SIGTERM)
-    assert stuck.wait(PATIENCE) == 143, application.log("stuck")
+    assert stuck.wait(FIRST_LOOK_SECONDS) == 143, application.log("stuck")
     row = application.ledger.batches.get("clicks", time_ms)
     assert row.state is BatchState.FAILED
     assert "SIGTERM" in str(row.error)
@@ -169,7 +169,7 @@ def _stuck(application: Any, time_ms: int, name: str) -> subprocess.Popen[str]:
 
 def test_a_second_job_is_refused_while_the_first_is_alive(application: Any) -> None:
     second = application.start_job()
-    assert second.wait(PATIENCE) == 75
+    assert second.wait(FIRST_LOOK_SECONDS) == 75
     assert "is held by" in application.log("receiver")
 
 
@@ -177,7 +177,7 @@ def test_a_stop_request_drains_and_ends_well(application: Any) -> None:
     # The last test of this module: it stops the application.
     process = application.processes[0]
     application.ledger.jobs.request_stop("clicks", "the tests are over")
-    assert process.wait(PATIENCE) == 0, application.log("receiver")
+    assert process.wait(FIRST_LOOK_SECONDS) == 0, application.log("receiver")
     job = application.job()
     assert (job.state, job.error) == (JobState.STOPPED, None)
     assert not [position for position in application.ledger.positions.list("clicks") if position.error]

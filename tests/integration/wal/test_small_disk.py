@@ -134,7 +134,7 @@ with (disk / "filler").open("ab", buffering=0) as file:
 del writer
 gc.collect()
 successor = open_writer(2)
-(tail,) = successor.inheritance.torn_tails
+(tail,) = successor.recovery.torn_tails
 assert tail.length == 4
 assert is_out_of_space(write_until_full(successor))
 (disk / "filler").unlink()

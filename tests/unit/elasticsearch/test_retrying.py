@@ -8,7 +8,7 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError
-from headrace.elasticsearch.retrying import Patience
+from headrace.elasticsearch.retrying import RetryBudget
 
 
 class JumpingClock(SystemClock):
@@ -27,21 +27,21 @@ class JumpingClock(SystemClock):
 
 def test_a_wait_that_takes_longer_is_told_of_now_and_again(caplog: pytest.LogCaptureFixture) -> None:
     clock = JumpingClock()
-    patience = Patience(
+    retry_budget = RetryBudget(
         "index 'orders'", max_seconds=300, clock=clock, cancelled=threading.Event(), jitter=random.Random(1)
     )
     with caplog.at_level(logging.WARNING), pytest.raises(ElasticsearchUnavailableError):
         while True:
-            patience.wait("connection refused")
+            retry_budget.wait("connection refused")
     told = [record.getMessage() for record in caplog.records]
     assert 5 <= len(told) <= 11
     assert all("index 'orders' makes no progress" in line and "connection refused" in line for line in told)
 
 
 def test_a_short_hiccup_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    patience = Patience("index 'orders'", max_seconds=300, clock=JumpingClock(), cancelled=threading.Event())
+    retry_budget = RetryBudget("index 'orders'", max_seconds=300, clock=JumpingClock(), cancelled=threading.Event())
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
-            patience.wait("429")
-            patience.progressed()
+            retry_budget.wait("429")
+            retry_budget.progressed()
     assert not caplog.records

@@ -112,7 +112,7 @@ def test_a_target_that_comes_late_is_waited_for(striker: Striker, victims: Found
 
 
 def test_a_target_that_never_comes_is_a_miss(striker: Striker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(striking, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(striking, "_TIMEOUT_SECONDS", 0.1)
     blow = striker.strike(fault("batch kill -9"))
     assert not blow.hit
     assert "there was no batch" in str(blow.missed)
@@ -121,7 +121,7 @@ def test_a_target_that_never_comes_is_a_miss(striker: Striker, monkeypatch: pyte
 def test_a_target_that_has_just_ended_does_not_count(
     striker: Striker, victims: Found, process: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(striking, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(striking, "_TIMEOUT_SECONDS", 0.2)
     process.kill()
     wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
     victims.groups = [[process]]

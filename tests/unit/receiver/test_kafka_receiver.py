@@ -13,10 +13,10 @@ from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
 from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger.rows import EpochEnd
-from headrace.receiver import partition_troubles
+from headrace.receiver import partition_errors as partition_troubles
 from headrace.receiver.errors import KafkaClientError
-from headrace.receiver.jumps import Jumps
 from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.offset_gaps import OffsetGaps
 from headrace.receiver.partition_state import FetchState, Gap
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeEvidence, FakeKafka
 
@@ -36,7 +36,7 @@ class Setting:
         self.receiver = KafkaReceiver(
             {},
             on_lost_offsets=policy,
-            jumps=Jumps(lambda: self.evidence),
+            offset_gaps=OffsetGaps(lambda: self.evidence),
             clock=self.clock,
             consumer_factory=self._consumer,
         )

@@ -181,7 +181,7 @@ def test_no_write_is_tried_before_there_is_room(setting: Setting, monkeypatch: p
 
 
 def test_a_stop_does_not_wait_for_a_full_disk(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_DRAIN_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "_DRAIN_TIMEOUT_SECONDS", 0.5)
     setting.kafka.produce("flights", 0, b"a")
     running = setting.start(storage=Disk(setting.storage))
     eventually(lambda: "disk is full" in paused_for(setting))

@@ -17,7 +17,7 @@ from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits, Stream
 from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
-from headrace.wal import inheritance
+from headrace.wal import log_recovery
 from headrace.wal.log_scan import scan_log
 from headrace.wal.storage import LogStorage
 
@@ -327,7 +327,7 @@ def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger may have taken it: rebuilt from a log that denies it, it would lose it."""
-    monkeypatch.setattr("headrace.receiver.block_store.LEDGER_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.receiver.block_store.LEDGER_TIMEOUT_SECONDS", 0.0)
     plain = type(setting.ledger.blocks).add
 
     def add(self: Any, *args: Any) -> Any:
@@ -493,8 +493,8 @@ def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, mo
                 looked.append(row.alive(setting.ledger.now_ms()))
                 yield each
 
-    scan_segment = inheritance.scan_segment
-    monkeypatch.setattr(inheritance, "scan_segment", lambda *given, **options: Slow(scan_segment(*given, **options)))
+    scan_segment = log_recovery.scan_segment
+    monkeypatch.setattr(log_recovery, "scan_segment", lambda *given, **options: Slow(scan_segment(*given, **options)))
     with setting.running(lease_ms=1_000):
         setting.kafka.produce("flights", 0, b"x")
         eventually(lambda: setting.positions() == [9, 0])

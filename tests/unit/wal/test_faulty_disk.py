@@ -200,7 +200,7 @@ def test_a_torn_tail_that_cannot_be_cut_is_left_and_passed_over(log: Log) -> Non
     writer.roll_if_due(None)
     log.files.read_only = True
     successor = log.open_writer()
-    (tail,) = successor.inheritance.torn_tails
+    (tail,) = successor.recovery.torn_tails
     assert (tail.length, tail.kept) == (4, None)
     log.files.heal()
     log.write(successor)

@@ -165,7 +165,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             },
             accepted=self._of,
         )
-        assert writer.inheritance.damage == ()
+        assert writer.recovery.damage == ()
         return Life(lease, writer)
 
     @rule(index=st.integers(0, RECEIVERS - 1), knows=st.booleans())

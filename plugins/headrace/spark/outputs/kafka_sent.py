@@ -84,11 +84,11 @@ class SentRecords:
 class Marker:
     """The batch's offset in its own group, at partition 0 of the topic."""
 
-    def __init__(self, config: Mapping[str, Any], group: str, topic: str, *, patience_seconds: float) -> None:
+    def __init__(self, config: Mapping[str, Any], group: str, topic: str, *, timeout_seconds: float) -> None:
         self._config = config
         self._group = group
         self._topic = topic
-        self._patience = patience_seconds
+        self._timeout_seconds = timeout_seconds
         self._consumer = Consumer(
             {**config, "group.id": group, "enable.auto.commit": False, "allow.auto.create.topics": False}
         )
@@ -100,11 +100,11 @@ class Marker:
         """Make the marker part of the producer's transaction. Raises KafkaException."""
         metadata = json.dumps({"attempt": sent.attempt, "bytes": sent.bytes})
         offset = TopicPartition(self._topic, 0, sent.messages, metadata=metadata)
-        producer.send_offsets_to_transaction([offset], self._consumer.consumer_group_metadata(), self._patience)
+        producer.send_offsets_to_transaction([offset], self._consumer.consumer_group_metadata(), self._timeout_seconds)
 
     def find(self, topic_id: str) -> Sent | None:
         """The marker of a committed transaction. Waits while one is being committed; raises KafkaException."""
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._timeout_seconds
         while True:
             try:
                 (found,) = self._consumer.committed([TopicPartition(self._topic, 0)], timeout=_QUESTION_SECONDS)

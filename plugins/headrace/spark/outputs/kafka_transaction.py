@@ -36,7 +36,7 @@ _SETTINGS: Mapping[str, Any] = {
     "queue.buffering.max.messages": 200_000,
     "delivery.report.only.error": True,
 }
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 _FENCED = (
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -78,11 +78,11 @@ class BatchTransaction:
         if known is not None:
             return known, True
         producer = self._producer()
-        marker = Marker(self.config, self.name, self.topic, patience_seconds=_PATIENCE_SECONDS)
+        marker = Marker(self.config, self.name, self.topic, timeout_seconds=_TIMEOUT_SECONDS)
         sending = _Sending(producer, self)
         try:
             # Fences earlier attempts: what they had begun is aborted, what they were committing is committed.
-            producer.init_transactions(_PATIENCE_SECONDS)
+            producer.init_transactions(_TIMEOUT_SECONDS)
             # The record again: it may have come, and the marker gone, since it was looked for.
             known = marker.find(topic) or self.records.find(topic)
             sent = known or sending.send(batches, marker, topic)
@@ -184,7 +184,7 @@ class _Sending:
         if self._open:
             # Who comes next fences this producer, if Kafka does not answer now.
             with contextlib.suppress(KafkaException, SystemError):
-                self._producer.abort_transaction(_PATIENCE_SECONDS)
+                self._producer.abort_transaction(_TIMEOUT_SECONDS)
 
     def _begin(self) -> None:
         if not self._open:
@@ -202,11 +202,11 @@ class _Sending:
     def _commit(self) -> None:
         while True:
             try:
-                self._producer.commit_transaction(_PATIENCE_SECONDS)
+                self._producer.commit_transaction(_TIMEOUT_SECONDS)
                 break
             except KafkaException as error:
                 # Not known whether it is committed: asking again tells.
-                if not error.args[0].retriable() or self.seconds > 2 * self._batch.timeout_seconds + _PATIENCE_SECONDS:
+                if not error.args[0].retriable() or self.seconds > 2 * self._batch.timeout_seconds + _TIMEOUT_SECONDS:
                     raise
         self._open = False
 

@@ -44,7 +44,7 @@ def update_state(
     Args:
         inputs: the batch's decoded records by input id; for an empty batch DataFrames without rows.
         batch: its batch time, attempt and context.
-        leaving: with ``state.window``, the decoded records of the batches of `leaving_batches`, by input id; None
+        leaving: with ``state.window``, the decoded records of the batches of `evicted_batches`, by input id; None
             when there are none.
         keep_from_ms: the oldest batch time that may run again; by default as far back as ``state.remember`` says.
 

@@ -13,7 +13,7 @@ from tests.integration.spark.state.stateful import (
     initial_counts,
 )
 
-from headrace.spark.state import leaving_batch_times, update_state
+from headrace.spark.state import evicted_batch_times, update_state
 from headrace.spark.state.windowed import add_and_subtract
 from headrace.stream import KafkaInput
 
@@ -58,7 +58,7 @@ def test_reduce_by_key_and_window_with_inverse_function_and_filter_function(
     stateful = make(windowed_count, window="20 s")
     for batch, words in enumerate(inputs):
         left = [
-            (time - FIRST_MS) // INTERVAL_MS for time in leaving_batch_times(stateful.stream, stateful.time_ms(batch))
+            (time - FIRST_MS) // INTERVAL_MS for time in evicted_batch_times(stateful.stream, stateful.time_ms(batch))
         ]
         assert left == ([batch - 2] if batch >= 2 else [])
         stateful.run(batch, words, leaving=[word for gone in left for word in inputs[gone]] if left else None)
@@ -71,7 +71,7 @@ def test_recovery_with_invertible_reduce_by_key_and_window_operation(make: Make)
     stateful.run(1, ["a", "b"])
     stateful.run(2, ["c"], leaving=["a"])
     # Run again, the batch finds what it found; nothing leaves twice.
-    assert leaving_batch_times(stateful.stream, stateful.time_ms(2)) == [stateful.time_ms(0)]
+    assert evicted_batch_times(stateful.stream, stateful.time_ms(2)) == [stateful.time_ms(0)]
     stateful.run(2, ["c"], leaving=["a"], attempt=2)
     assert stateful.state(2) == {"a": 1, "b": 1, "c": 1}
 
@@ -80,7 +80,7 @@ def test_coalesced_batches_let_all_that_left_meanwhile_leave(make: Make) -> None
     stateful = make(windowed_count, window="20 s")
     for batch in (0, 1):
         stateful.run(batch, ["a"])
-    leaving = leaving_batch_times(stateful.stream, stateful.time_ms(4))
+    leaving = evicted_batch_times(stateful.stream, stateful.time_ms(4))
     assert leaving == [stateful.time_ms(batch) for batch in (0, 1, 2)]
     stateful.run(4, ["b"], leaving=["a", "a"])
     assert stateful.state(4) == {"b": 1}
@@ -90,8 +90,8 @@ def test_what_was_never_in_the_table_does_not_leave(make: Make) -> None:
     """Batches from before the stream had a state."""
     stateful = make(windowed_count, window="20 s", initial=f"{initial_counts.__module__}:initial_counts")
     stateful.run(5, ["a"])
-    assert leaving_batch_times(stateful.stream, stateful.time_ms(6)) == []
-    assert leaving_batch_times(stateful.stream, stateful.time_ms(7)) == [stateful.time_ms(5)]
+    assert evicted_batch_times(stateful.stream, stateful.time_ms(6)) == []
+    assert evicted_batch_times(stateful.stream, stateful.time_ms(7)) == [stateful.time_ms(5)]
 
 
 def test_with_several_inputs_leaving_is_a_mapping(make: Make) -> None:

@@ -20,12 +20,12 @@ from headrace.elasticsearch.dead_letters import MAPPINGS, DeadLetter, dead_lette
 from headrace.elasticsearch.errors import DeadLettersRefusedError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.originals import OriginalRecords
-from headrace.elasticsearch.retrying import request_patiently
+from headrace.elasticsearch.retrying import request_with_retries
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason
 
 
-class DeadLetterOffice:
+class DeadLetterWriter:
     """Collects a task's dead letters and writes them, a bounded number at a time."""
 
     MOST_HELD = 1000
@@ -118,11 +118,11 @@ class DeadLetterOffice:
         if self._index_ensured:
             return
         path = f"/{quote(self._options.dead_letters, safe='')}"
-        patience = self._sender.patience()
-        if request_patiently(self._transport, patience, "HEAD", path).status != 200:
+        retry_budget = self._sender.retry_budget()
+        if request_with_retries(self._transport, retry_budget, "HEAD", path).status != 200:
             # Another task may be first, or the user may index but not create: writing the letters tells.
             body = json.dumps({"mappings": MAPPINGS}).encode()
-            request_patiently(self._transport, patience, "PUT", path, body)
+            request_with_retries(self._transport, retry_budget, "PUT", path, body)
         self._index_ensured = True
 
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
-def leaving_batches(ledger: Ledger, stream: Stream, batch_time_ms: int) -> tuple[BatchOrigin, ...]:
+def evicted_batches(ledger: Ledger, stream: Stream, batch_time_ms: int) -> tuple[BatchOrigin, ...]:
     """Where the records are that leave the state's window with this batch, oldest first.
 
     Those of a batch that was abandoned leave too, if later versions of the table were built on its own.
     """
-    times = leaving_batch_times(stream, batch_time_ms)
+    times = evicted_batch_times(stream, batch_time_ms)
     if not times:
         return ()
     found = ledger.batches.origins(stream.name, times, abandoned=True)
@@ -32,7 +32,7 @@ def leaving_batches(ledger: Ledger, stream: Stream, batch_time_ms: int) -> tuple
     )
 
 
-def leaving_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
+def evicted_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
     """The batch times whose records leave the state's window with this batch, oldest first; most often one.
 
     Several where earlier times have no state of their own, because they were coalesced say; none that was not in the

@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.triggers.base import LedgerTrigger
 
-PATIENCE = 1.0
+FIRST_LOOK_SECONDS = 1.0
 """How long to look before deferring, in seconds."""
 _LOOK_EVERY = 0.1
 
 
-def look_for_a_moment(trigger: LedgerTrigger, ledger: Ledger, seconds: float | None = None) -> dict[str, Any] | None:
-    """What the trigger finds within ``seconds`` (by default ``PATIENCE``) and at least one look; None if nothing."""
-    deadline = time.monotonic() + (PATIENCE if seconds is None else seconds)
+def look_before_deferring(
+    trigger: LedgerTrigger, ledger: Ledger, seconds: float | None = None
+) -> dict[str, Any] | None:
+    """What the trigger finds within ``seconds`` (by default ``FIRST_LOOK_SECONDS``), looking at least once; or None."""
+    deadline = time.monotonic() + (FIRST_LOOK_SECONDS if seconds is None else seconds)
     while True:
         payload = trigger.look(ledger)
         if payload is not None or time.monotonic() > deadline:

@@ -51,7 +51,7 @@ def test_cleanup_may_take_a_segment_while_it_is_looked_for(
     racing = CleanedMeanwhile(storage)
     racing.victim = segments[victim]
     successor = WriteAheadLogWriter(racing, "", receiver, 3, clock=clock)
-    left = [previous.segment for previous in successor.inheritance.segments]
+    left = [previous.segment for previous in successor.recovery.segments]
     assert left == ([segments[1]] if victim == 0 else [segments[0]])
     write(successor, 1)
 
@@ -63,7 +63,7 @@ def test_what_a_crash_left_is_told_with_its_place(storage: FaultyStorage, open_w
     storage.write_faults.append(WriteFault(77))
     with pytest.raises(WriteFailedError):
         write(crashed, 1)
-    (tail,) = open_writer(2).inheritance.torn_tails
+    (tail,) = open_writer(2).recovery.torn_tails
     assert (tail.segment, tail.offset, tail.length) == (segment, whole, 77)
 
 
@@ -71,20 +71,20 @@ def test_damage_is_told(storage: FaultyStorage, open_writer: OpenWriter) -> None
     crashed = open_writer(1)
     first, _ = write(crashed, 0), write(crashed, 1)
     storage.flip_bit(first.handle.segment, 8 * (first.handle.offset + first.handle.length - 1))
-    (damage,) = open_writer(2).inheritance.damage
+    (damage,) = open_writer(2).recovery.damage
     assert (damage.segment, damage.offset) == (first.handle.segment, first.handle.offset)
 
 
 def test_a_torn_tail_is_cut_off_and_its_bytes_are_kept(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     segment, torn = crash(storage, open_writer)
     length = storage.size(segment) - len(torn)
-    (tail,) = open_writer(2).inheritance.torn_tails
+    (tail,) = open_writer(2).recovery.torn_tails
     assert tail.kept is not None
     assert tail.kept in str(tail)
     assert storage.read(tail.kept) == torn
     assert storage.size(segment) == length
     # Who comes next finds a clean log.
-    assert open_writer(3).inheritance.torn_tails == ()
+    assert open_writer(3).recovery.torn_tails == ()
 
 
 def test_a_tail_that_a_writer_still_has_open_is_left(storage: FaultyStorage, open_writer: OpenWriter) -> None:
@@ -95,7 +95,7 @@ def test_a_tail_that_a_writer_still_has_open_is_left(storage: FaultyStorage, ope
         file.write(b"half a frame")
     length = storage.size(segment)
     successor = open_writer(2)
-    (tail,) = successor.inheritance.torn_tails
+    (tail,) = successor.recovery.torn_tails
     assert (tail.length, tail.kept) == (12, None)
     assert storage.size(segment) == length
     write(successor, 1)
@@ -114,9 +114,9 @@ def test_bytes_on_which_the_ledger_relies_are_damage_and_stay(
     storage.cut(frame.handle.segment, frame.handle.offset + 60)
     before = storage.read(frame.handle.segment)
     successor = open_writer(2, accepted=lambda path: accepted if path == frame.handle.segment else [])
-    (damage,) = successor.inheritance.damage
+    (damage,) = successor.recovery.damage
     assert (damage.offset, damage.ranges) == (frame.handle.offset, ranges)
-    assert successor.inheritance.torn_tails == ()
+    assert successor.recovery.torn_tails == ()
     assert storage.read(frame.handle.segment) == before
     # And the log goes on saying so, to those without a ledger too.
     write(successor, 1)
@@ -128,7 +128,7 @@ def test_no_more_than_ten_copies_are_kept_of_a_receiver(storage: FaultyStorage, 
     kept = []
     for life in range(COPIES_KEPT + 3):
         crash(storage, open_writer, 2 * life + 1)
-        kept += [tail.kept for tail in open_writer(2 * life + 2).inheritance.torn_tails]
+        kept += [tail.kept for tail in open_writer(2 * life + 2).recovery.torn_tails]
     assert len(kept) == COPIES_KEPT + 3
     assert storage.list("torn") == kept[3:]
 
@@ -147,7 +147,7 @@ def test_what_was_inherited_is_synced_before_it_is_vouched_for(tmp_path: Path, r
     files.heal()
     (segment,) = storage.list()
     files.calls.clear()
-    (inherited,) = WriteAheadLogWriter(storage, "", receiver, 2).inheritance.segments
+    (inherited,) = WriteAheadLogWriter(storage, "", receiver, 2).recovery.segments
     assert inherited.length == storage.size(segment)
     name = segment.rsplit("/", 1)[1]
     assert ("fsync", name) in files.calls
@@ -179,7 +179,7 @@ def test_what_the_disk_does_not_read_again_and_again_is_damage(
     accepted = [BlockInfo(receiver, 1, frame.sequence, 0, frame.handle, ranges, 1, frame.payload_bytes)]
     files.fail("pread", errno.EIO, path=Path(segment).name, times=times)
     successor = WriteAheadLogWriter(storage, "", receiver, 2, clock=clock, accepted=lambda _: accepted)
-    found = successor.inheritance
+    found = successor.recovery
     assert [(each.segment, each.length) for each in found.segments] == [(segment, length)]
     assert [each.ranges for each in found.damage] == ([ranges] if times == READ_TRIES else [])
     assert found.torn_tails == ()

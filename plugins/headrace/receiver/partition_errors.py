@@ -18,8 +18,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
 from headrace.receiver.damage_search import DamageSearch
-from headrace.receiver.jumps import Offsets
 from headrace.receiver.leader_epochs import LeaderEpochs
+from headrace.receiver.offset_gaps import Offsets
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Findings:
     jumped: dict[tuple[str, int], Offsets] = field(default_factory=dict)
 
 
-class PartitionTroubles:
+class PartitionErrors:
     """The consuming thread's. ``lock`` guards what others look at in ``owned``."""
 
     def __init__(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.errors import RangesGoneError
-from headrace.receiver.jumps import Jumps, jumps_between
+from headrace.receiver.offset_gaps import OffsetGaps, gaps_between
 from headrace.testing.fake_kafka import FakeEntry, FakeEvidence, FakeKafka
 
 
@@ -22,12 +22,12 @@ class Setting:
         for kind, count in kinds:
             self.kafka.produce("a", 0, *[FakeEntry(b"v", kind=kind)] * count)  # type: ignore[arg-type]
         self.evidence = FakeEvidence(self.kafka)
-        self.jumps = Jumps(lambda: self.evidence, committed_only=committed_only)
+        self.gaps = OffsetGaps(lambda: self.evidence, committed_only=committed_only)
 
     def lost(self) -> list[tuple[int, int]]:
         entries = self.kafka.logs["a", 0].entries
         seen = np.array([offset for offset, entry in enumerate(entries) if entry.kind == "data"], dtype=np.int64)
-        return self.jumps.lost(self.partition, jumps_between(seen, 0, len(entries)))
+        return self.gaps.lost(self.partition, gaps_between(seen, 0, len(entries)))
 
 
 def test_without_compaction_and_transactions_nothing_explains_a_jump() -> None:
@@ -42,7 +42,7 @@ def test_compaction_explains_every_jump_and_so_does_not_being_allowed_to_ask(com
     assert setting.lost() == []
     assert setting.evidence.questions == 1
     # Compaction is known to have removed them, or it is not.
-    assert setting.jumps.excused == (0 if compacted else 10_000)
+    assert setting.gaps.excused == (0 if compacted else 10_000)
 
 
 def test_control_records_are_not_asked_after_once_there_are_transactions() -> None:
@@ -52,7 +52,7 @@ def test_control_records_are_not_asked_after_once_there_are_transactions() -> No
     asked = setting.evidence.questions
     assert setting.lost() == []
     assert setting.evidence.questions == asked
-    assert setting.jumps.excused == 2 * 69
+    assert setting.gaps.excused == 2 * 69
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_transactions_of_other_topics_excuse_no_loss(kinds: list[tuple[str, int]
     setting.evidence.transactions = True
     entries = setting.kafka.logs["a", 0].entries
     seen = np.array([offset for offset, entry in enumerate(entries) if entry.kind == "data"], dtype=np.int64)
-    jumps = jumps_between(seen, 0, len(entries))
+    jumps = gaps_between(seen, 0, len(entries))
     # One by one, as they come.
-    assert [part for jump in jumps for part in setting.jumps.lost(setting.partition, [jump])] == jumps
-    assert setting.jumps.excused == 0
+    assert [part for jump in jumps for part in setting.gaps.lost(setting.partition, [jump])] == jumps
+    assert setting.gaps.excused == 0
 
 
 def test_an_open_transaction_shows_that_the_topic_has_control_records() -> None:
@@ -75,14 +75,14 @@ def test_an_open_transaction_shows_that_the_topic_has_control_records() -> None:
     assert setting.lost() == [(5_000, 5_064)]
     setting.evidence.open_transaction = True
     assert setting.lost() == []
-    assert setting.jumps.excused == 64
+    assert setting.gaps.excused == 64
 
 
 def test_a_single_control_record_is_excused_and_counted() -> None:
     setting = Setting(("data", 5), ("control", 1), ("data", 2))
     setting.evidence.transactions = True
     assert setting.lost() == []
-    assert setting.jumps.excused == 1
+    assert setting.gaps.excused == 1
 
 
 def test_what_is_excused_counts_up_to_what_is_lost() -> None:
@@ -90,7 +90,7 @@ def test_what_is_excused_counts_up_to_what_is_lost() -> None:
     setting = Setting(("data", 5), ("control", 1), ("data", 2), ("gone", 50), ("data", 1), ("control", 1))
     setting.evidence.transactions = True
     assert setting.lost() == [(8, 58)]
-    assert setting.jumps.excused == 1
+    assert setting.gaps.excused == 1
 
 
 def test_aborted_records_are_told_from_lost_ones() -> None:
@@ -120,6 +120,6 @@ def test_what_can_no_longer_be_looked_at_counts_as_lost(monkeypatch: pytest.Monk
 @given(st.sets(st.integers(0, 40)), st.integers(0, 5))
 def test_jumps_are_all_that_is_missing(offsets: set[int], beyond: int) -> None:
     until = max(offsets, default=0) + 1 + beyond
-    found = jumps_between(np.array(sorted(offsets), dtype=np.int64), 0, until)
+    found = gaps_between(np.array(sorted(offsets), dtype=np.int64), 0, until)
     assert {each for begin, end in found for each in range(begin, end)} == set(range(until)) - offsets
     assert all(before[1] < after[0] for before, after in itertools.pairwise(found))

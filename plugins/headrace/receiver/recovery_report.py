@@ -6,14 +6,14 @@ from headrace.ledger import Ledger
 from headrace.ledger.rows import ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.wal.errors import tell_ranges
-from headrace.wal.inheritance import Inheritance
+from headrace.wal.log_recovery import LogRecovery
 from headrace.wal.repair import cut_is_told, untold_cuts
 from headrace.wal.scan import TornTail
 from headrace.wal.segments import receiver_directory
 from headrace.wal.storage import LogStorage
 
 
-def tell_inheritance(found: Inheritance, lease: ReceiverLease, ledger: Ledger, log: LogStorage) -> None:
+def report_recovery(found: LogRecovery, lease: ReceiverLease, ledger: Ledger, log: LogStorage) -> None:
     """An event for each torn tail that was cut off (``log_repaired``, with the path of the copy), also by a receiver
     that was killed before it could tell, and for what is damaged, or could not be cut (``log_damaged``): once, though a
     writer that ends before its first block leaves what it found to the next one."""

@@ -101,7 +101,7 @@ class KafkaEvidence:
         return self._questions
 
 
-class Jumps:
+class OffsetGaps:
     """Tells losses from jumps that have a reason; the consuming thread's, which waits for Kafka's answers."""
 
     def __init__(self, evidence: Callable[[], Evidence], *, committed_only: bool = True) -> None:
@@ -163,7 +163,7 @@ class Jumps:
         most = _MOST_CONTROL_RECORDS if topic in self._transactional else 1
         if self._committed_only and jump[1] - jump[0] > most:
             try:
-                return jumps_between(evidence.record_offsets(partition, jump), *jump)
+                return gaps_between(evidence.record_offsets(partition, jump), *jump)
             except RangesGoneError as error:
                 logger.warning("what %s passed over can no longer be looked at: %s", partition, error)
         return [jump]
@@ -187,26 +187,26 @@ class Jumps:
                 logger.warning("what is around %s of %s cannot be looked at: %s", jump, partition, error)
                 continue
             records += len(offsets)
-            places += jumps_between(offsets, begin, until)
+            places += gaps_between(offsets, begin, until)
         empty = sum(until - begin for begin, until in [*places, jump])
         # Each transaction that leaves a control record wrote a record, of which some may be beyond what is looked at.
         return records * 2 >= empty and len(places) >= min(_FEWEST_PLACES, jump[1] - jump[0] - 1)
 
 
-class JumpJudge(Protocol):
-    """See `Jumps`."""
+class GapJudge(Protocol):
+    """See `OffsetGaps`."""
 
     excused: int
 
     def lost(self, partition: TopicPartition, jumps: Sequence[Offsets]) -> list[Offsets]: ...
 
 
-def kafka_jumps(clients: Callable[[], RangeClients], *, committed_only: bool) -> Jumps:
-    """Jumps that are asked after by clients of their own."""
-    return Jumps(lambda: KafkaEvidence(clients()), committed_only=committed_only)
+def kafka_offset_gaps(clients: Callable[[], RangeClients], *, committed_only: bool) -> OffsetGaps:
+    """OffsetGaps that are asked after by clients of their own."""
+    return OffsetGaps(lambda: KafkaEvidence(clients()), committed_only=committed_only)
 
 
-def jumps_between(offsets: np.ndarray[Any, Any], from_offset: int, until_offset: int) -> list[Offsets]:
+def gaps_between(offsets: np.ndarray[Any, Any], from_offset: int, until_offset: int) -> list[Offsets]:
     """The stretches of ``[from_offset, until_offset)`` without any of ``offsets``, which ascend."""
     edges = np.concatenate(([from_offset - 1], offsets, [until_offset]))
     wide = np.flatnonzero(np.diff(edges) > 1)

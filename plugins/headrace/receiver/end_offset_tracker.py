@@ -87,7 +87,7 @@ class _End:
     offset: int
 
 
-class Drainage:
+class EndOffsetTracker:
     """Makes a receiver's claims; the pushing thread's.
 
     ``stored`` tells the position of each of the receiver's partitions in the ledger, ``now_ms`` the ledger's time.

@@ -17,7 +17,7 @@ from headrace.ledger.tables import batches, unclaimed_times
 _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
-class BatchTurns(Role):
+class BatchOrdering(Role):
     """Says what a batch waits for."""
 
     def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> builtins.list[EarlierBatch]:
@@ -33,7 +33,7 @@ class BatchTurns(Role):
 def earlier_unfinished(
     connection: Connection, stream: str, batch_time_ms: int, now_ms: int, limit: int
 ) -> list[EarlierBatch]:
-    """`BatchTurns.earlier_unfinished` within a transaction."""
+    """`BatchOrdering.earlier_unfinished` within a transaction."""
     alive = {row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if not row.target}
     found = []
     for state in _UNFINISHED:

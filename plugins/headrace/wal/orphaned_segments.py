@@ -11,7 +11,7 @@ from headrace.wal.segments import SegmentName
 from headrace.wal.storage import LogStorage
 
 
-def is_unaccepted(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> bool:
+def is_orphaned(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> bool:
     """Whether a recovery would find no accepted block in the segment; its writer must have ended.
 
     Frames carry their writer's last accepted sequence, so a block is accepted if a frame behind it says so: in the

@@ -13,7 +13,7 @@ SHOWN = 20
 """How many partitions an error names."""
 
 
-def check_kept(questions: OffsetQuestions, runs: Sequence[RangeRun]) -> None:
+def check_available(questions: OffsetQuestions, runs: Sequence[RangeRun]) -> None:
     """Make sure that Kafka has every offset of ``runs``, of the same topics.
 
     Raises:

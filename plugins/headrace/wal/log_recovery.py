@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Inheritance:
+class LogRecovery:
     """Earlier segments that no later header speaks of yet, oldest first; the bytes that a crash left behind them, cut
     off where that was possible (``kept``), and what is damaged in them."""
 
@@ -36,13 +36,13 @@ class Inheritance:
     damage: tuple[DamagedFrameError, ...] = ()
 
 
-def take_inheritance(
+def recover_log(
     storage: LogStorage,
     names: list[SegmentName],
     accepted: Accepted | None = None,
     *,
     progress: Callable[[], None] = lambda: None,
-) -> Inheritance:
+) -> LogRecovery:
     """Looks at the newest of ``names`` (in the order of writing), and at those before it as long as they have no
     header that could speak of their own predecessors; cuts torn tails off. Their writers must be fenced.
 
@@ -72,7 +72,7 @@ def take_inheritance(
         segments.append(PreviousSegment(name.path, length, PreviousState.INHERITED))
         if scan.opening is not None:
             break
-    return Inheritance(tuple(reversed(segments)), tuple(reversed(torn_tails)), tuple(reversed(damage)))
+    return LogRecovery(tuple(reversed(segments)), tuple(reversed(torn_tails)), tuple(reversed(damage)))
 
 
 def _read_through(

@@ -19,7 +19,7 @@ _WELL_SECONDS = 60.0
 HANG_SECONDS = 60.0
 
 
-class PlacedReceiver:
+class ReceiverTrackingInfo:
     """Keeps one receiver going until told not to. Times are seconds of the tracker's monotonic clock."""
 
     def __init__(

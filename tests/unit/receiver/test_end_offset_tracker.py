@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.blocks import TopicPartition
-from headrace.receiver.drainage import Drainage, Ends, Key
+from headrace.receiver.end_offset_tracker import EndOffsetTracker, Ends, Key
 
 P0, P1 = TopicPartition("a", "id-a", 0), TopicPartition("a", "id-a", 1)
 
@@ -36,16 +36,16 @@ class Setting:
     def __init__(self, lateness_ms: int = 0) -> None:
         self.kafka = Kafka()
         self.now_ms = 10_000
-        self.drainage = Drainage(self.kafka, lambda: self.stored, lambda: self.now_ms, lateness_ms=lateness_ms)
+        self.tracker = EndOffsetTracker(self.kafka, lambda: self.stored, lambda: self.now_ms, lateness_ms=lateness_ms)
         self.stored = {P0: 0, P1: 0}
 
     def look(self) -> bool:
-        return self.drainage.look()
+        return self.tracker.look()
 
     def claims(self) -> dict[TopicPartition, int]:
         """What the next heartbeat tells, and the ledger hears."""
-        claims = self.drainage.claims()
-        self.drainage.told(claims)
+        claims = self.tracker.claims()
+        self.tracker.told(claims)
         return claims
 
 
