@@ -162,7 +162,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for sent, latency in latencies:
             minutes.setdefault(int((sent - counted_from) // 60), []).append(latency)
         with Ledger.open(f"sqlite:///{folder}/orders/ledger.db") as ledger:
-            batches = ledger.batches.list(STREAM, 10_000)
+            batches = ledger.batches.page(STREAM, 10_000)
         run = run_seconds(api)
         return {
             "tasks": 1 if options.single_task else 5,

@@ -140,13 +140,13 @@ def measure(bootstrap: str, topic: str, records: int, folder: Path, stream: Stre
     process = multiprocessing.get_context("spawn").Process(target=receive, args=(task, there))
     process.start()
     deadline = time.monotonic() + 300
-    while sum(row.next_offset for row in ledger.positions.list("bench")) < records:
+    while sum(row.next_offset for row in ledger.positions.all("bench")) < records:
         assert time.monotonic() < deadline and process.is_alive()
         time.sleep(0.05)
     here.send("stop")
     report, max_rss, cpu_seconds = here.recv()
     process.join()
-    blocks = [each.at_ms for each in ledger.events.list("bench", limit=100_000) if each.kind == "block_added"]
+    blocks = [each.at_ms for each in ledger.events.page("bench", limit=100_000) if each.kind == "block_added"]
     # The first block's own making is part of the work: about one block interval before it was added.
     seconds = (blocks[-1] - blocks[0] + stream.block_interval_ms) / 1000
     log_bytes = sum(path.stat().st_size for path in (folder / "storage").rglob("*") if path.is_file())

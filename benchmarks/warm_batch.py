@@ -87,7 +87,7 @@ def receiver_job(stream: Stream, ledger: Ledger, env: dict[str, str], log: Path)
 
 def one_batch(stream: Stream, ledger: Ledger, bootstrap: str, records: int, env: dict[str, str]) -> dict[str, float]:
     def received() -> int:
-        return sum(position.next_offset for position in ledger.positions.list(stream.name))
+        return sum(position.next_offset for position in ledger.positions.all(stream.name))
 
     before = received()
     fill(bootstrap, stream.inputs[0].topics[0], records)

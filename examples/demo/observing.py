@@ -99,8 +99,8 @@ class Observer:
         except StreamNotFoundError:
             # The first task to run registers it.
             return Snapshot(self._to_produce, produced)
-        positions = self._ledger.positions.list(self._stream)
-        batches = self._ledger.batches.list(self._stream, _MOST_BATCHES)
+        positions = self._ledger.positions.all(self._stream)
+        batches = self._ledger.batches.page(self._stream, _MOST_BATCHES)
         job = self._ledger.jobs.current(self._stream)
         documents = self._elasticsearch
         failed = next((batch.error for batch in batches if batch.state.value == "failed"), None)

@@ -58,7 +58,7 @@ def _malformed_in_doubt(load: Load, held: Mapping[Place, bytes | None], seed: in
 def examine_batches(ledger: Ledger, bootstrap_servers: str) -> list[str]:
     """Whether the batches' offset ranges cover Kafka's, each offset once."""
     taken: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for batch in ledger.batches.list(STREAM, _MOST_BATCHES):
+    for batch in ledger.batches.page(STREAM, _MOST_BATCHES):
         for one in ledger.batches.inputs(STREAM, batch.batch_time_ms):
             taken[one.partition.partition].append((one.from_offset, one.until_offset, batch.batch_time_ms))
     return uncovered(offsets(bootstrap_servers, TOPIC), taken, topic=TOPIC)

@@ -157,7 +157,7 @@ class _Run:
         self._journal.say("judging")
         servers = self._ground.kafka.bootstrap_servers
         kafka, proof = examine_records(servers, self._elasticsearch, self._load, seed=self._seed)
-        batches = self._ledger.batches.list(STREAM, _MOST_BATCHES)
+        batches = self._ledger.batches.page(STREAM, _MOST_BATCHES)
         return Judgement(
             seed=self._seed,
             kafka=kafka,
@@ -168,7 +168,7 @@ class _Run:
             collateral=self._journal.collateral,
             batches=Counter(batch.state.value for batch in batches if batch.records),
             uncovered=examine_batches(self._ledger, servers),
-            gaps=[str(gap) for gap in self._ledger.gaps.list(STREAM)],
+            gaps=[str(gap) for gap in self._ledger.gaps.page(STREAM)],
             receiver_jobs=self._victims.jobs(),
             fsck=run_fsck(self._ground.ledger_url, self._ground.airflow.environment()),
             not_possible=[f"disk full: {self._ground.no_disk}"] if self._ground.disk is None else [],

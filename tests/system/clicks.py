@@ -154,7 +154,7 @@ class Clicks:
 
     def batches(self) -> list[BatchRow]:
         """All batches, oldest first."""
-        return self.ledger.batches.list(STREAM, 10_000, oldest_first=True)
+        return self.ledger.batches.page(STREAM, 10_000, oldest_first=True)
 
     def settle(self, *, seconds: float = 600.0) -> None:
         """Wait until every record in Kafka is in a batch that has completed and whose log has gone."""

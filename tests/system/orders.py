@@ -155,7 +155,7 @@ class Orders:
         proof = self.prove()
         assert proof.holds, list(proof.problems())
         assert proof.dead_lettered == len(self._malformed) > 0
-        assert self.ledger.gaps.list(STREAM) == []
+        assert self.ledger.gaps.page(STREAM) == []
 
     def assert_nobody_was_needed(self) -> None:
         """A task waits for the receiver job's end, in a run that did not fail, and no batch waits for a person: where

@@ -128,7 +128,7 @@ def _logical(batch_time_ms: int) -> datetime:
 
 
 def _job_state(ledger: Ledger) -> JobState | None:
-    if STREAM not in {row.name for row in ledger.streams.list()}:
+    if STREAM not in {row.name for row in ledger.streams.all()}:
         return None
     job = ledger.jobs.current(STREAM)
     return None if job is None else job.state

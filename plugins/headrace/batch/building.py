@@ -264,11 +264,11 @@ class _InputBuilder:
             raise self._part_is_gone([f"topic {topic} does not exist" for topic in missing])
         incarnations = {
             (row.topic, row.topic_id): row.incarnation
-            for row in self.ledger.topics.list(self.stream.name, self.source.id)
+            for row in self.ledger.topics.all(self.stream.name, self.source.id)
         }
         positions = {
             row.partition: row.starting_offset
-            for row in self.ledger.positions.list(self.stream.name)
+            for row in self.ledger.positions.all(self.stream.name)
             if row.input_id == self.source.id
         }
         there = {

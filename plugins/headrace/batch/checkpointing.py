@@ -117,14 +117,14 @@ def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) ->
             "moved_blocks": [dataclasses.astuple(block) for block in ledger.history.moved(stream)],
             "runs": ledger.runs.newest(stream),
             "replay_definitions": [dataclasses.asdict(row) for row in ledger.history.replay_definitions(stream)],
-            "topics": [dataclasses.asdict(topic) for topic in ledger.topics.list(stream)],
-            "positions": [dataclasses.asdict(position) for position in ledger.positions.list(stream)],
+            "topics": [dataclasses.asdict(topic) for topic in ledger.topics.all(stream)],
+            "positions": [dataclasses.asdict(position) for position in ledger.positions.all(stream)],
             # After the positions: what these passed over because it was lost is among the gaps then.
-            "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.list(stream, limit=GAPS)],
+            "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.page(stream, limit=GAPS)],
             # So that one which somebody deletes is told from those that cleanup does.
             "segments": {
                 segment.path: segment.last_batch_time_ms
-                for segment in ledger.segments.list(stream, limit=SEGMENTS)
+                for segment in ledger.segments.page(stream, limit=SEGMENTS)
                 if segment.removing_at_ms is None
             },
             "job": None if job is None else {"holder": job.holder, "lease_ms": job.lease_ms},
@@ -136,7 +136,7 @@ def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) ->
                     "job_epoch": receiver.job_epoch,
                     "last_accepted_sequence": receiver.last_accepted_sequence,
                 }
-                for receiver in ledger.receivers.list(stream)
+                for receiver in ledger.receivers.all(stream)
             ],
         },
     )

@@ -88,7 +88,7 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
 def _begins_an_hour(stream: Stream, ledger: Ledger) -> bool:
     """Whether the newest batch is of another hour than the one before it, if there is one."""
     own = [state for state in BatchState if state is not BatchState.ABSORBED]
-    hours = [batch.batch_time_ms // _HOUR_MS for batch in ledger.batches.list(stream.name, 2, own)]
+    hours = [batch.batch_time_ms // _HOUR_MS for batch in ledger.batches.page(stream.name, 2, own)]
     return len(hours) == 1 or len(set(hours)) == 2
 
 
@@ -143,7 +143,7 @@ def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:
     """
     swept = 0
     files = sorted(segments_in(log.list()))
-    rows = {(row.receiver_id.input_id, row.receiver_id.index): row for row in ledger.receivers.list(stream.name)}
+    rows = {(row.receiver_id.input_id, row.receiver_id.index): row for row in ledger.receivers.all(stream.name)}
     for receiver, of_receiver in groupby(files, key=lambda name: (name.input_id, name.index)):
         names = list(of_receiver)
         row = rows.get(receiver)

@@ -36,7 +36,7 @@ class SlowRuns:
 
 def slow_runs(ledger: Ledger, stream: str, *, coalesces: bool) -> SlowRuns | None:
     """What there is to say of a stream whose runs take longer than its interval; None where they do not."""
-    newest = ledger.batches.list(stream, _BATCHES, _TAKEN)
+    newest = ledger.batches.page(stream, _BATCHES, _TAKEN)
     if len(newest) < _BATCHES:
         return None
     interval_ms = ledger.streams.get(stream).batch_interval_ms

@@ -54,7 +54,7 @@ def remove_old(stream: Stream, ledger: Ledger, folder: LogStorage, *, needed_ms:
     if stream.limits.history is None:
         return Removed()
     history_ms = milliseconds(stream.limits.history)
-    newest = ledger.batches.list(stream.name, limit=1)
+    newest = ledger.batches.page(stream.name, limit=1)
     # Of a stream that had stopped the last batches stay, however old they are: its next one builds on them.
     ends_ms = [ledger.now_ms() - history_ms, needed_ms, *(batch.batch_time_ms - history_ms for batch in newest)]
     batches = _remove_batches(stream, ledger, min(ends_ms))

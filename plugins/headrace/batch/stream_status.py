@@ -60,14 +60,14 @@ class StreamStatus:
 def stream_status(ledger: Ledger, row: StreamRow) -> StreamStatus:
     """The status of a stream at the moment."""
     now_ms = ledger.now_ms()
-    job, receivers = ledger.jobs.current(row.name), ledger.receivers.list(row.name)
+    job, receivers = ledger.jobs.current(row.name), ledger.receivers.all(row.name)
     stopped = row.desired_state is DesiredState.STOPPED
     troubles = [] if stopped else input_troubles(job, receivers, now_ms)
     live = [each for each in receivers if each.alive(now_ms)]
     stats = [each.stats for each in live if "total_lag" in each.stats]
     seconds = [each.get("lag_seconds") for each in stats]
     known = [each for each in seconds if each is not None]
-    last = next(iter(ledger.batches.list(row.name, 1, [BatchState.COMPLETED])), None)
+    last = next(iter(ledger.batches.page(row.name, 1, [BatchState.COMPLETED])), None)
     oldest = _oldest_unfinished(ledger, row, now_ms)
     lag_seconds = max(known) if known and len(known) == len(seconds) else None
     return StreamStatus(
@@ -95,7 +95,7 @@ def last_error(ledger: Ledger, batch: BatchRow) -> str | None:
 
 
 def _oldest_unfinished(ledger: Ledger, row: StreamRow, now_ms: int) -> OldestUnfinished | None:
-    allocated = next(iter(ledger.batches.list(row.name, 1, UNFINISHED, oldest_first=True)), None)
+    allocated = next(iter(ledger.batches.page(row.name, 1, UNFINISHED, oldest_first=True)), None)
     waiting = ledger.blocks.waiting(row.name, now_ms)
     if waiting is not None and (allocated is None or waiting.first_ms < allocated.batch_time_ms):
         return OldestUnfinished(waiting.first_ms, NOT_ALLOCATED, None, (now_ms - waiting.first_ms) / 1000)

@@ -47,7 +47,7 @@ def list_batches(
 
     with opened(ledger) as found:
         found.streams.get(name)
-        rows = [replace(row, error=last_error(found, row)) for row in found.batches.list(name, limit)]
+        rows = [replace(row, error=last_error(found, row)) for row in found.batches.page(name, limit)]
         waiting = _waiting(found, name, limit=1000)
         who = _who_takes(found, name)
     if as_json:
@@ -136,7 +136,7 @@ def _waiting(ledger: Ledger, name: str, *, limit: int) -> list[UnclaimedTime]:
 def _who_takes(ledger: Ledger, name: str) -> str:
     """Whether runs come to batch times that wait, and what to do where none does."""
     row = ledger.streams.get(name)
-    newest = next(iter(ledger.batches.list(name, limit=1)), None)
+    newest = next(iter(ledger.batches.page(name, limit=1)), None)
     idle_ms = None if newest is None else ledger.now_ms() - newest.allocated_at_ms
     if idle_ms is None or idle_ms > max(_IDLE_MS, _IDLE_INTERVALS * row.batch_interval_ms):
         since = "yet" if newest is None else f"since {time_text(newest.allocated_at_ms)}"

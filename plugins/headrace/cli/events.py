@@ -42,7 +42,7 @@ def events(
             if not follow:
                 return
             time.sleep(1)
-            rows = found.events.list(name, last, kinds)
+            rows = found.events.page(name, last, kinds)
 
 
 def _print_event(row: EventRow, *, as_json: bool) -> None:

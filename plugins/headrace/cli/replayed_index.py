@@ -41,7 +41,7 @@ class ReplayedIndex:
         indexes = _indexes(ledger, stream, replay, output)
         self._indexes = {time_ms: indexes.get(time_ms) for time_ms in sorted(completed)}
         self._written = ledger.batches.written(stream, output, 0, _BEYOND_MS)
-        self._running = [row.batch_time_ms for row in ledger.batches.list(stream, _BEYOND_MS, [BatchState.RUNNING])]
+        self._running = [row.batch_time_ms for row in ledger.batches.page(stream, _BEYOND_MS, [BatchState.RUNNING])]
 
     @property
     def newest_ms(self) -> int:

@@ -33,7 +33,7 @@ def streams(
         if name is not None:
             _show(found, name, as_json=as_json)
             return
-        rows = [_summary(found, row) for row in found.streams.list()]
+        rows = [_summary(found, row) for row in found.streams.all()]
     if as_json:
         print_json(rows)
     else:
@@ -191,7 +191,7 @@ def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
 
     job = ledger.jobs.current(row.name)
     state = _job_state(job, ledger.now_ms())
-    newest = ledger.batches.list(row.name, limit=1)
+    newest = ledger.batches.page(row.name, limit=1)
     status = stream_status(ledger, row)
     return {
         "name": row.name,
@@ -264,8 +264,8 @@ def _slow_runs(ledger: Ledger, row: StreamRow) -> str | None:
 def _show(ledger: Ledger, name: str, *, as_json: bool) -> None:
     row = ledger.streams.get(name)
     job = ledger.jobs.current(name)
-    receivers = ledger.receivers.list(name)
-    positions = ledger.positions.list(name)
+    receivers = ledger.receivers.all(name)
+    positions = ledger.positions.all(name)
     if as_json:
         print_json(
             {

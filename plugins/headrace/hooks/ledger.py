@@ -84,7 +84,7 @@ class LedgerHook(BaseHook):
             conn_id = self._connection_id()
             environ = _environ(self.get_connection(conn_id)) if conn_id else None
             with _open(self._ledger, environ, create=False) as ledger:
-                return True, f"The ledger holds {len(ledger.streams.list())} stream(s)."
+                return True, f"The ledger holds {len(ledger.streams.all())} stream(s)."
         except Exception as error:  # the button shows whatever went wrong
             return False, str(error)
 

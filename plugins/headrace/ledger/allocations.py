@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +40,7 @@ class BatchAllocations(Role):
         with self._database.write_stream(stream) as (connection, locked):
             return _seal(connection, locked, batch_time_ms)
 
-    def blocks_of(self, stream: str, batch_time_ms: int, *, absorb: Iterable[int] = ()) -> builtins.list[StoredBlock]:
+    def blocks_of(self, stream: str, batch_time_ms: int, *, absorb: Iterable[int] = ()) -> list[StoredBlock]:
         """The blocks of the batch time in the order they were added, and those of the times it absorbed, oldest first.
 
         After `seal` they are final. Their rows go when the log is cleaned.
@@ -217,7 +216,7 @@ class _Taken:
     blocks: int = 0
 
 
-def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) -> builtins.list[BatchInputRow]:
+def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) -> list[BatchInputRow]:
     """What a batch of these blocks takes of each partition."""
     sums: dict[tuple[str, TopicPartition], _Taken] = {}
     for block in taken:

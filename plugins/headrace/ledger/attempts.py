@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -211,7 +210,7 @@ class BatchAttempts(Role):
             _event(connection, locked, attempt, EventKind.BATCH_FAILED, payload)
             return settle(connection, locked, batch)
 
-    def attempts(self, stream: str, batch_time_ms: int) -> builtins.list[AttemptRow]:
+    def attempts(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
         """The attempts at the batch and at its replays, oldest first."""
         query = select_attempts().where(
             batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms
@@ -219,7 +218,7 @@ class BatchAttempts(Role):
         with self._database.read() as connection:
             return [attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
 
-    def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> builtins.list[BatchOutputRow]:
+    def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> list[BatchOutputRow]:
         """The newest record or failure of each output, by id. One that is being written has neither. Of a replay, what
         the definition wrote that the batch was last begun with.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-
 from sqlalchemy import Connection, select
 
 from headrace.clock import time_text, times_text
@@ -20,7 +18,7 @@ _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 class BatchOrdering(Role):
     """Says what a batch waits for."""
 
-    def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> builtins.list[EarlierBatch]:
+    def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> list[EarlierBatch]:
         """The oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first.
 
         One that has completed once is finished, also when it is run again and fails.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterable
 
 from sqlalchemy import select
@@ -42,7 +41,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         with self._database.read() as connection:
             return find_batch(connection, stream, batch_time_ms)
 
-    def list(
+    def page(
         self,
         stream: str,
         limit: int = 100,
@@ -50,7 +49,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         *,
         before_ms: int | None = None,
         oldest_first: bool = False,
-    ) -> builtins.list[BatchRow]:
+    ) -> list[BatchRow]:
         """Up to ``limit`` batches, newest first or oldest first, of times below ``before_ms``."""
         order = batches.c.batch_time_ms.asc() if oldest_first else batches.c.batch_time_ms.desc()
         query = select(batches).where(batches.c.stream == stream)
@@ -58,19 +57,19 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
             query = query.where(batches.c.batch_time_ms < before_ms)
         # Each state by its index: sorting all of several states would read them all.
         parts = [query] if states is None else [query.where(batches.c.state == BatchState(state)) for state in states]
-        rows: builtins.list[BatchRow] = []
+        rows: list[BatchRow] = []
         with self._database.read() as connection:
             for part in parts:
                 rows += [batch_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
-    def uncleaned(self, stream: str, limit: int | None = None) -> builtins.list[BatchRow]:
+    def uncleaned(self, stream: str, limit: int | None = None) -> list[BatchRow]:
         """The oldest ``limit`` batches that may still have something in the log, or all of them."""
         query = select(batches).where(batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None))
         with self._database.read() as connection:
             return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))]
 
-    def inputs(self, stream: str, batch_time_ms: int) -> builtins.list[BatchInputRow]:
+    def inputs(self, stream: str, batch_time_ms: int) -> list[BatchInputRow]:
         """The batch's offset range of every partition. They stay when its blocks go."""
         query = select(batch_inputs).where(
             batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
@@ -99,7 +98,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         with self._database.read() as connection:
             return connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalar_one_or_none()
 
-    def absorbable(self, stream: str, batch_time_ms: int) -> builtins.list[int]:
+    def absorbable(self, stream: str, batch_time_ms: int) -> list[int]:
         """The batch times below this one that have blocks and no batch, oldest first, back to the batch before it.
 
         Those before another batch are left: with them the records of a batch would be more than one range of offsets.
@@ -112,4 +111,4 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         with self._database.read() as connection:
             after_ms = connection.execute(newest_first.limit(1)).scalar_one_or_none() or 0
             query = select(time).where(unclaimed_times.c.stream == stream, time > after_ms, time < batch_time_ms)
-            return builtins.list(connection.execute(query.order_by(time)).scalars())
+            return list(connection.execute(query.order_by(time)).scalars())

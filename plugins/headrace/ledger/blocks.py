@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -155,7 +154,7 @@ class Blocks(Role):
             record_block(connection, receiver_id.stream, locked.now_ms, block_id, payload)
             return AddedBlock(block_id, batch_time_ms, late=is_late(locked.row, block, batch_time_ms))
 
-    def unclaimed(self, stream: str, limit: int = 1000) -> builtins.list[UnclaimedTime]:
+    def unclaimed(self, stream: str, limit: int = 1000) -> list[UnclaimedTime]:
         """The oldest ``limit`` batch times that have blocks and no batch."""
         query = select(unclaimed_times).where(unclaimed_times.c.stream == stream)
         with self._database.read() as connection:
@@ -172,12 +171,12 @@ class Blocks(Role):
             first_ms, last_ms, times, records = connection.execute(query).one()
         return WaitingTimes(first_ms, last_ms, times, int(records)) if times else None
 
-    def of_batch(self, stream: str, batch_time_ms: int) -> builtins.list[StoredBlock]:
+    def of_batch(self, stream: str, batch_time_ms: int) -> list[StoredBlock]:
         """The blocks of one batch time in the order they were added. Their rows go when the log is cleaned."""
         with self._database.read() as connection:
             return stored_blocks(connection, stream, [batch_time_ms])
 
-    def of_segment(self, stream: str, path: str) -> builtins.list[StoredBlock]:
+    def of_segment(self, stream: str, path: str) -> list[StoredBlock]:
         """The blocks of a segment in the order they were added; none if the ledger never heard of it."""
         query = (
             select(blocks, segments.c.path)
@@ -189,8 +188,8 @@ class Blocks(Role):
 
 
 def _check_positions(
-    connection: Connection, receiver_id: ReceiverId, ranges: builtins.list[OffsetRange]
-) -> tuple[builtins.list[int], int]:
+    connection: Connection, receiver_id: ReceiverId, ranges: list[OffsetRange]
+) -> tuple[list[int], int]:
     """Check that every range begins at its partition's position; the partitions' watermarks in the order of the ranges,
     and their latest batch time.
     """
@@ -202,7 +201,7 @@ def _check_positions(
         )
     }
     latest_ms = 0
-    watermarks: builtins.list[int] = []
+    watermarks: list[int] = []
     expected: dict[tuple[str, str, int], int] = {}
     for r in ranges:
         key = (r.partition.topic, r.partition.topic_id, r.partition.partition)
@@ -240,7 +239,7 @@ def _not_owned(
 def _move_positions(
     connection: Connection,
     receiver_id: ReceiverId,
-    moves: builtins.list[tuple[OffsetRange, int]],
+    moves: list[tuple[OffsetRange, int]],
     epoch_ends: Mapping[TopicPartition, EpochEnd],
     *,
     batch_time_ms: int,
@@ -278,7 +277,7 @@ def _insert(
     connection: Connection,
     locked: LockedStream,
     block: BlockInfo,
-    ranges: builtins.list[OffsetRange],
+    ranges: list[OffsetRange],
     *,
     batch_time_ms: int,
     segment_id: int,

@@ -7,7 +7,6 @@ stay).
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterable
 from typing import Any
 
@@ -57,7 +56,7 @@ class Cleanup(Role):
                 raise StreamNotFoundError(stream)
             return _needed_from(connection, stream, row.batch_interval_ms, self._database.now_ms(connection))
 
-    def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> builtins.list[SegmentRow]:
+    def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> list[SegmentRow]:
         """The oldest closed segments whose every block is done with. Those whose removal was cut short come too.
 
         Done with: in a batch of a time below ``before_ms`` that has completed and is checkpointed, or was abandoned,
@@ -88,14 +87,14 @@ class Cleanup(Role):
 
     def claim_removal(
         self, stream: str, paths: Iterable[str], before_ms: int, *, window_reach_ms: int | None = None
-    ) -> builtins.list[SegmentRow]:
+    ) -> list[SegmentRow]:
         """Begin to remove those of the segments that are removable still; only their files may be deleted.
 
         Args:
             window_reach_ms: how far before a batch the stream's windows need the log. What `needed_from` says at this
                 moment counts then too: an attempt that has begun since ``before_ms`` was found reads what it planned.
         """
-        wanted = builtins.list(paths)
+        wanted = list(paths)
         with self._database.write_stream(stream) as (connection, locked):
             if window_reach_ms is not None:
                 needed_ms = _needed_from(connection, stream, locked.row.batch_interval_ms, locked.now_ms)
@@ -130,7 +129,7 @@ class Cleanup(Role):
                 segment = _claimed(connection, stream, path)
                 if segment is None:
                     return folded
-                ids = builtins.list(
+                ids = list(
                     connection.execute(
                         select(blocks.c.block_id).where(blocks.c.segment_id == segment.segment_id).limit(FOLD_CHUNK)
                     ).scalars()
@@ -143,7 +142,7 @@ class Cleanup(Role):
                     record(connection, stream, locked.now_ms, EventKind.SEGMENT_REMOVED, {"path": path})
                     return folded
 
-    def cleanable_batches(self, stream: str, before_ms: int, limit: int = 100) -> builtins.list[BatchRow]:
+    def cleanable_batches(self, stream: str, before_ms: int, limit: int = 100) -> list[BatchRow]:
         """The oldest batches below ``before_ms`` that are done with and have nothing left in the log.
 
         `mark_cleaned` says so of each. Their manifests stay: they name the ranges by which Kafka is read again.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Collection, Mapping
 from itertools import takewhile
 from typing import Any
@@ -91,20 +90,18 @@ class Events(Role):
         with self._database.write_stream(stream) as (connection, locked):
             record(connection, stream, locked.now_ms, kind, payload or {}, batch_time_ms=batch_time_ms)
 
-    def list(
+    def page(
         self, stream: str, after_id: int = 0, kinds: Collection[EventKind] | None = None, limit: int = 1000
-    ) -> builtins.list[EventRow]:
+    ) -> list[EventRow]:
         """Up to ``limit`` events with ids above ``after_id``, oldest first."""
         query = _selected().where(events.c.stream == stream, events.c.event_id > after_id)
         return self._limited(query, kinds, limit, newest_first=False)
 
-    def latest(
-        self, stream: str, kinds: Collection[EventKind] | None = None, limit: int = 100
-    ) -> builtins.list[EventRow]:
+    def latest(self, stream: str, kinds: Collection[EventKind] | None = None, limit: int = 100) -> list[EventRow]:
         """The newest ``limit`` events, newest first."""
         return self._limited(_selected().where(events.c.stream == stream), kinds, limit, newest_first=True)
 
-    def of_batch(self, stream: str, batch_time_ms: int) -> builtins.list[EventRow]:
+    def of_batch(self, stream: str, batch_time_ms: int) -> list[EventRow]:
         """The events of one batch, oldest first."""
         query = _selected().where(events.c.stream == stream, events.c.batch_time_ms == batch_time_ms)
         with self._database.read() as connection:
@@ -122,7 +119,7 @@ class Events(Role):
 
     def _limited(
         self, query: Any, kinds: Collection[EventKind] | None, limit: int, *, newest_first: bool
-    ) -> builtins.list[EventRow]:
+    ) -> list[EventRow]:
         order = events.c.event_id.desc() if newest_first else events.c.event_id.asc()
         # Each kind by its index: together they would be searched for among all events, or sorted.
         parts = [query] if kinds is None else [query.where(events.c.kind == kind.value) for kind in kinds]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
@@ -45,7 +44,7 @@ def add_gap(
 class Gaps(Role):
     """The gaps of the streams."""
 
-    def list(self, stream: str, limit: int = 1000) -> builtins.list[GapRow]:
+    def page(self, stream: str, limit: int = 1000) -> list[GapRow]:
         """The newest ``limit`` gaps, newest first."""
         query = select(gaps).where(gaps.c.stream == stream).order_by(gaps.c.gap_id.desc()).limit(limit)
         with self._database.read() as connection:

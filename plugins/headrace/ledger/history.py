@@ -6,7 +6,6 @@ changes one of them takes its mark away, so that the second leaves it out.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -38,13 +37,13 @@ _SETTLED = or_(
 class History(Role):
     """Says what a checkpoint has to hold, and keeps account of what is filed."""
 
-    def unfiled(self, stream: str) -> builtins.list[BatchRow]:
+    def unfiled(self, stream: str) -> list[BatchRow]:
         """The batches that no file of the history holds as they are, oldest first."""
         query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0)
         with self._database.read() as connection:
             return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
 
-    def begin_filing(self, stream: str, count: int, *, after: int = 0) -> tuple[int, builtins.list[BatchRow]] | None:
+    def begin_filing(self, stream: str, count: int, *, after: int = 0) -> tuple[int, list[BatchRow]] | None:
         """Mark the oldest ``count`` unfiled batches that are over and checkpointed, None while there are fewer.
 
         Gives the number of the file to write them into, the ledger's time or a number above ``after``, and the batches.
@@ -73,7 +72,7 @@ class History(Role):
     def filed_elsewhere(self, stream: str, kept: Collection[int]) -> int:
         """How many batches are in files of the history that are not among these."""
         query = select(func.count()).where(
-            batches.c.stream == stream, batches.c.history > 0, batches.c.history.not_in(builtins.list(kept))
+            batches.c.stream == stream, batches.c.history > 0, batches.c.history.not_in(list(kept))
         )
         with self._database.read() as connection:
             return int(connection.execute(query).scalar_one())
@@ -83,13 +82,13 @@ class History(Role):
         with self._database.write_stream(stream) as (connection, _):
             return connection.execute(
                 update(batches)
-                .where(batches.c.stream == stream, batches.c.history > 0, batches.c.history.not_in(builtins.list(kept)))
+                .where(batches.c.stream == stream, batches.c.history > 0, batches.c.history.not_in(list(kept)))
                 .values(history=0)
             ).rowcount
 
-    def replays_of(self, stream: str, times: Sequence[int]) -> dict[int, builtins.list[FiledReplay]]:
+    def replays_of(self, stream: str, times: Sequence[int]) -> dict[int, list[FiledReplay]]:
         """By batch time what became of these batches in replays, each with the counts of its recorded outputs."""
-        found: dict[int, builtins.list[FiledReplay]] = {time_ms: [] for time_ms in times}
+        found: dict[int, list[FiledReplay]] = {time_ms: [] for time_ms in times}
         with self._database.read() as connection:
             for part in chunks(times):
                 counts: dict[tuple[int, str, int], dict[str, Any]] = {}
@@ -124,7 +123,7 @@ class History(Role):
                     found[time_ms].append(FiledReplay(**fields, recorded=counts.get(key, {})))
         return found
 
-    def moved(self, stream: str) -> builtins.list[MovedBlock]:
+    def moved(self, stream: str) -> list[MovedBlock]:
         """The blocks of unclaimed batch times that are not those of their cuts, or of their event times: such a time
         was sealed when they were added. They are few, and the log cannot tell of them.
         """
@@ -149,7 +148,7 @@ class History(Role):
                 for row in connection.execute(query.order_by(blocks.c.block_id))
             ]
 
-    def replay_definitions(self, stream: str) -> builtins.list[ReplayDefinitionRow]:
+    def replay_definitions(self, stream: str) -> list[ReplayDefinitionRow]:
         """Every definition that a replay of the stream's was begun by."""
         query = select(replay_definitions).where(replay_definitions.c.stream == stream)
         order = (replay_definitions.c.target, replay_definitions.c.revision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping
 from typing import Any
 
@@ -163,10 +162,10 @@ class Jobs(Role):
 
     def current(self, stream: str) -> JobRow | None:
         """The newest job, whatever its state; None before the first."""
-        jobs = self.list(stream, limit=1)
+        jobs = self.page(stream, limit=1)
         return jobs[0] if jobs else None
 
-    def list(self, stream: str, limit: int = 20) -> builtins.list[JobRow]:
+    def page(self, stream: str, limit: int = 20) -> list[JobRow]:
         """The stream's jobs, newest first."""
         query = select(receiver_jobs).where(receiver_jobs.c.stream == stream)
         with self._database.read() as connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from headrace.ledger.tables import positions, streams
 class PositionWatermarks(Role):
     """Says which partitions a batch by timestamp waits for."""
 
-    def unpassed(self, stream: str, batch_time_ms: int) -> builtins.list[PositionRow]:
+    def unpassed(self, stream: str, batch_time_ms: int) -> list[PositionRow]:
         """The partitions that hold up a batch by timestamp: more records of times before it may come of them.
 
         A partition has passed the batch time when a stored record has that timestamp or a later one, or when all that

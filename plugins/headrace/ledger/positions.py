@@ -6,7 +6,6 @@ has released it, or is dead: never while it may still store records of it.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -132,7 +131,7 @@ class Positions(PositionWatermarks):
             PositionNotFoundError: a partition has no position.
         """
         receiver_id = lease.receiver_id
-        given = [partitions] if isinstance(partitions, TopicPartition) else builtins.list(partitions)
+        given = [partitions] if isinstance(partitions, TopicPartition) else list(partitions)
         with self._database.write_stream(receiver_id.stream) as (connection, locked):
             require_receiver(connection, locked, lease)
             for row in _rows(connection, receiver_id.stream, receiver_id.input_id, given):
@@ -224,7 +223,7 @@ class Positions(PositionWatermarks):
             for row in _rows(connection, job.stream, input_id, partitions):
                 _set_state(connection, locked, row, PartitionState(state), error)
 
-    def list(self, stream: str, input_id: str | None = None, *, live: bool = False) -> builtins.list[PositionRow]:
+    def all(self, stream: str, input_id: str | None = None, *, live: bool = False) -> list[PositionRow]:
         """The positions of a stream, or of one input, by topic, incarnation and partition.
 
         Args:
@@ -314,9 +313,9 @@ def _require_dead(connection: Connection, locked: LockedStream, receiver_id: Rec
 
 def _rows(
     connection: Connection, stream: str, input_id: str, partitions: Iterable[TopicPartition]
-) -> builtins.list[PositionRow]:
+) -> list[PositionRow]:
     """The rows of these partitions, in the order given."""
-    wanted = builtins.list(partitions)
+    wanted = list(partitions)
     query = _of_input(stream, input_id)
     if len(wanted) == 1:
         query = query.where(*(positions.c[name] == value for name, value in partition_key(wanted[0]).items()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -169,14 +168,14 @@ class Receivers(Role):
             for receiver_id, rate in rates.items():
                 connection.execute(_this(receiver_id).values(max_rate=rate))
 
-    def list(self, stream: str) -> builtins.list[ReceiverRow]:
+    def all(self, stream: str) -> list[ReceiverRow]:
         """The stream's receivers by input and index, whether they live or not."""
         order = (receivers.c.input_id, receivers.c.receiver_index)
         with self._database.read() as connection:
             rows = connection.execute(select(receivers).where(receivers.c.stream == stream).order_by(*order))
             return [receiver_row(row) for row in rows]
 
-    def unsealed(self, stream: str, batch_time_ms: int) -> builtins.list[ReceiverRow]:
+    def unsealed(self, stream: str, batch_time_ms: int) -> list[ReceiverRow]:
         """The live receivers that may yet add blocks cut before ``batch_time_ms``."""
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)

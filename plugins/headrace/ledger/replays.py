@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,7 +90,7 @@ class BatchReplays(Role):
             record(connection, stream, locked.now_ms, EventKind.REPLAY_STARTED, payload, batch_time_ms=batch_time_ms)
             return attempt
 
-    def replays(self, stream: str, target: str, from_ms: int, until_ms: int) -> builtins.list[ReplayRow]:
+    def replays(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[ReplayRow]:
         """What became of the batches of times ``[from_ms, until_ms)`` in a replay, oldest first."""
         query = select(replays).where(
             replays.c.stream == stream,
@@ -102,7 +101,7 @@ class BatchReplays(Role):
         with self._database.read() as connection:
             return [replay_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
 
-    def unreplayed(self, stream: str, target: str, from_ms: int, until_ms: int) -> builtins.list[int]:
+    def unreplayed(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[int]:
         """The completed batches of times ``[from_ms, until_ms)`` that the replay has not completed, oldest first.
 
         Also those that it completed by another definition than its newest.
@@ -125,7 +124,7 @@ class BatchReplays(Role):
             ~done,
         )
         with self._database.read() as connection:
-            return builtins.list(connection.execute(query.order_by(batches.c.batch_time_ms)).scalars())
+            return list(connection.execute(query.order_by(batches.c.batch_time_ms)).scalars())
 
 
 def settle_replay(
@@ -215,7 +214,7 @@ def _revision(connection: Connection, locked: LockedStream, target: str, definit
     return int(revision)
 
 
-def _output_ids(definition: str) -> builtins.list[str]:
+def _output_ids(definition: str) -> list[str]:
     try:
         fields = json.loads(definition)
     except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
@@ -60,7 +59,7 @@ class Segments(Role):
             row = connection.execute(query).one_or_none()
             return None if row is None else segment_row(row)
 
-    def list(self, stream: str, limit: int = 1000) -> builtins.list[SegmentRow]:
+    def page(self, stream: str, limit: int = 1000) -> list[SegmentRow]:
         """The oldest ``limit`` segments that have not been removed."""
         query = select(segments).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
         with self._database.read() as connection:

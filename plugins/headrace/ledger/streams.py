@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from collections.abc import Collection, Sequence
 
@@ -136,7 +135,7 @@ class Streams(Role):
             row = _get(connection, name)
             return row if revision == row.revision else require_revision(connection, row, revision)
 
-    def revisions(self, name: str, numbers: Collection[int]) -> builtins.list[StreamRevision]:
+    def revisions(self, name: str, numbers: Collection[int]) -> list[StreamRevision]:
         """The definitions of these revisions, in their order, as far as the ledger has them."""
         query = select(stream_revisions).where(
             stream_revisions.c.stream == name, stream_revisions.c.revision.in_(numbers)
@@ -145,7 +144,7 @@ class Streams(Role):
             rows = connection.execute(query.order_by(stream_revisions.c.revision))
             return [revision_row(row) for row in rows]
 
-    def list(self) -> builtins.list[StreamRow]:
+    def all(self) -> list[StreamRow]:
         """All streams by name."""
         with self._database.read() as connection:
             return [stream_row(row) for row in connection.execute(select(streams).order_by(streams.c.name))]

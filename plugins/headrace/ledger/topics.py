@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
@@ -27,7 +26,7 @@ class Topics(Role):
 
     def observe_all(
         self, job: JobLease, input_id: str, seen: Iterable[tuple[str, str, int]], *, appeared: bool = False
-    ) -> builtins.list[TopicRow]:
+    ) -> list[TopicRow]:
         """Note that the input sees these topics (name, id, partitions) now, in one transaction; cheap when nothing
         changed. The rows, in the order given.
 
@@ -38,8 +37,8 @@ class Topics(Role):
         Raises:
             LeaseLostError: the job's epoch is stale.
         """
-        wanted = builtins.list(seen)
-        known = {(row.topic, row.topic_id): row for row in self.list(job.stream, input_id)}
+        wanted = list(seen)
+        known = {(row.topic, row.topic_id): row for row in self.all(job.stream, input_id)}
         rows = [known.get((topic, topic_id)) for topic, topic_id, _ in wanted]
         unchanged = [
             row
@@ -56,7 +55,7 @@ class Topics(Role):
                 for each in wanted
             ]
 
-    def list(self, stream: str, input_id: str | None = None) -> builtins.list[TopicRow]:
+    def all(self, stream: str, input_id: str | None = None) -> list[TopicRow]:
         """All topics of the stream, or of one input, past incarnations among them."""
         order = (topics.c.input_id, topics.c.topic, topics.c.incarnation)
         query = select(topics).where(topics.c.stream == stream)

@@ -13,7 +13,7 @@ def only_receiving_helps(ledger: Ledger, stream: str, batch_by: str) -> bool:
     """By timestamp a batch waits for records that are still in Kafka: unless there is another one to be finished, it
     has to get them, or the log would stay as full as it is. Raises LedgerUnavailableError.
     """
-    if batch_by != "timestamp" or ledger.batches.list(stream, 1, _UNFINISHED):
+    if batch_by != "timestamp" or ledger.batches.page(stream, 1, _UNFINISHED):
         return False
     waiting_ms = ledger.batches.next_unclaimed(stream)
     return waiting_ms is None or bool(ledger.positions.unpassed(stream, waiting_ms))

@@ -156,13 +156,13 @@ class Partitioning:
         self._ledger.positions.set_state(self._lease, self._source.id, [row.partition], PartitionState.ACTIVE)
 
     def _rows(self) -> list[PositionRow]:
-        return self._ledger.positions.list(self._stream.name, self._source.id)
+        return self._ledger.positions.all(self._stream.name, self._source.id)
 
     def _live(self) -> list[PositionRow]:
-        return self._ledger.positions.list(self._stream.name, self._source.id, live=True)
+        return self._ledger.positions.all(self._stream.name, self._source.id, live=True)
 
     def _topics(self) -> list[TopicRow]:
-        return self._ledger.topics.list(self._stream.name, self._source.id)
+        return self._ledger.topics.all(self._stream.name, self._source.id)
 
 
 def _holder(row: PositionRow) -> int | None:

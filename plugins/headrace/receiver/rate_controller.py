@@ -45,7 +45,7 @@ class RateController:
 
     def begin(self) -> None:
         """Go on from the rates in the ledger, at the newest completed batch; without backpressure lift them."""
-        rates = {row.receiver_id: row.max_rate for row in self._ledger.receivers.list(self._stream.name)}
+        rates = {row.receiver_id: row.max_rate for row in self._ledger.receivers.all(self._stream.name)}
         if self._settings is None:
             self._unsent = {receiver: None for receiver, rate in rates.items() if rate is not None}
             self._send()
@@ -66,7 +66,7 @@ class RateController:
         self._next_look = now + _LOOK_SECONDS
         slots = 1 if self._stream.is_ordered else self._stream.limits.max_concurrent_batches
         batches = self._completed(_MOST_BATCHES + slots)
-        running = self._ledger.batches.list(self._stream.name, slots, [BatchState.RUNNING])
+        running = self._ledger.batches.page(self._stream.name, slots, [BatchState.RUNNING])
         # Built batches were read from Kafka by batches, not by receivers.
         fresh = [each for each in batches if each.batch_time_ms > self._seen_ms and not each.built]
         for batch in sorted(fresh, key=lambda each: (each.completed_at_ms or 0, each.batch_time_ms)):
@@ -77,7 +77,7 @@ class RateController:
         self._send()
 
     def _completed(self, limit: int) -> list[BatchRow]:
-        return self._ledger.batches.list(self._stream.name, limit, [BatchState.COMPLETED])
+        return self._ledger.batches.page(self._stream.name, limit, [BatchState.COMPLETED])
 
     def _learn(self, batch: BatchRow, scheduling_delay_ms: int, at_once: int) -> None:
         if batch.started_at_ms is None or batch.completed_at_ms is None:
@@ -104,7 +104,7 @@ class RateController:
         """What each receiver brought to the batch, as far as its partitions are still its own."""
         owners = {
             (row.input_id, row.partition): row.receiver_index
-            for row in self._ledger.positions.list(self._stream.name, live=True)
+            for row in self._ledger.positions.all(self._stream.name, live=True)
         }
         records: Counter[ReceiverId] = Counter()
         for each in self._ledger.batches.inputs(self._stream.name, batch_time_ms):

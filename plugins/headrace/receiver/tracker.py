@@ -197,7 +197,7 @@ class ReceiverTracker:
         return find_stop_request(open_storage(self._stream.folder_url), since_ms=max(self._now_ms, acquired_ms))
 
     def _begin(self) -> None:
-        for before in self._ledger.jobs.list(self._stream.name, limit=2):
+        for before in self._ledger.jobs.page(self._stream.name, limit=2):
             if before.epoch != self._lease.epoch:
                 self._health.inherit(before.attributes)
         for partitioning in self._partitioning.values():
@@ -208,7 +208,7 @@ class ReceiverTracker:
     def _rows(self) -> list[ReceiverRow] | None:
         """The receivers as the ledger has them; None while it does not answer."""
         rows: list[list[ReceiverRow]] = []
-        self._tolerantly(lambda: rows.append(self._ledger.receivers.list(self._stream.name)))
+        self._tolerantly(lambda: rows.append(self._ledger.receivers.all(self._stream.name)))
         return rows[0] if rows else None
 
     def _excuse(self) -> None:

@@ -29,7 +29,7 @@ def find_beginning(ledger: Ledger, stream: str) -> Beginning:
         return Beginning(
             None, f"stream {stream!r} has no receiver job yet: its receiver DAG starts it, unless that is paused"
         )
-    receivers = ledger.receivers.list(stream)
+    receivers = ledger.receivers.all(stream)
     if receivers:
         first_ms = min(receiver.registered_at_ms for receiver in receivers)
         # A receiver's row is that of its newest instance.

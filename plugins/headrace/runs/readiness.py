@@ -75,7 +75,7 @@ def blocks_ready(
     if now_ms < batch_time_ms:
         return Readiness(False, f"the batch's interval ends in {batch_time_ms - now_ms} ms")
     row = ledger.streams.get(stream)
-    receivers = ledger.receivers.list(stream)
+    receivers = ledger.receivers.all(stream)
     live = [each for each in receivers if each.alive(now_ms)]
     job = ledger.jobs.current(stream)
     batch_by, otherwise = _received_by(job, row, live)
@@ -162,7 +162,7 @@ def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_t
         return Readiness(True, "a later batch is allocated, so nothing can join this one any more")
     behind = _declared(row, ledger.positions.unpassed(row.name, batch_time_ms))
     if not behind:
-        if ledger.positions.list(row.name):
+        if ledger.positions.all(row.name):
             return Readiness(True, "every active partition has passed the batch time or is drained")
         # Also for a time from before the stream: the topic may begin with records of it, and to seal it would make them
         # late.

@@ -88,7 +88,7 @@ class JobWatch:
         for key, label in (("ui_url", "Spark's user interface"), ("application_id", "Spark application")):
             if value := job.attributes.get(key):
                 self._tell_once(key, f"{label}: {value}")
-        receivers = ledger.receivers.list(self.stream)
+        receivers = ledger.receivers.all(self.stream)
         unasked = [each for each in input_troubles(job, receivers, ledger.now_ms()) if not each.starting]
         self._warn_of([*map(str, unasked), *(job.attributes.get("troubles") or ())])
         for receiver in receivers:
@@ -196,7 +196,7 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
     now_ms = ledger.now_ms()
     if (trouble := _job_trouble(job, now_ms)) is not None or job is None:
         return Receiving(False, trouble or "")
-    rows = [row for row in ledger.receivers.list(stream) if row.job_epoch == job.epoch]
+    rows = [row for row in ledger.receivers.all(stream) if row.job_epoch == job.epoch]
     for row in rows:
         if (trouble := _receiver_trouble(row, now_ms, max_silence_ms)) is not None:
             return Receiving(False, trouble)
@@ -210,7 +210,7 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
 
 
 def _partition_trouble(ledger: Ledger, stream: str) -> str | None:
-    failed = [row for row in ledger.positions.list(stream, live=True) if row.state.value == "failed"]
+    failed = [row for row in ledger.positions.all(stream, live=True) if row.state.value == "failed"]
     if failed:
         # What the stream read once and no longer declares is missed by nobody.
         declared = {one.id: one for one in Stream.from_json(ledger.streams.get(stream).definition).inputs}

@@ -73,7 +73,7 @@ class BatchDrain:
     def pending(self) -> Pending:
         """Batch times that run now, and, where somebody runs batches at all, those that wait for it."""
         name = self._stream.name
-        running = {row.batch_time_ms for row in self._ledger.batches.list(name, states=[BatchState.RUNNING])}
+        running = {row.batch_time_ms for row in self._ledger.batches.page(name, states=[BatchState.RUNNING])}
         # A running batch whose process is gone is not worth waiting for.
         now_ms = self._ledger.now_ms()
         alive = {
@@ -84,7 +84,7 @@ class BatchDrain:
         job = self._ledger.jobs.current(name)
         if not self._somebody_runs_batches(job) or (job is not None and REPLACED_BY in job.attributes):
             return tuple(sorted(alive))
-        allocated = {row.batch_time_ms for row in self._ledger.batches.list(name, states=[BatchState.ALLOCATED])}
+        allocated = {row.batch_time_ms for row in self._ledger.batches.page(name, states=[BatchState.ALLOCATED])}
         unclaimed = {row.batch_time_ms for row in self._ledger.blocks.unclaimed(name)}
         return tuple(sorted(alive | allocated | unclaimed))
 
@@ -92,5 +92,5 @@ class BatchDrain:
         since_ms = 0 if job is None else job.acquired_at_ms
         return any(
             row.started_at_ms is not None and row.started_at_ms >= since_ms
-            for row in self._ledger.batches.list(self._stream.name, 20)
+            for row in self._ledger.batches.page(self._stream.name, 20)
         )

@@ -34,7 +34,7 @@ def reported_times(installation) -> Counter[int]:
 
 def completed(installation, stream: str) -> dict:
     with installation.ledger() as ledger:
-        return {batch.batch_time_ms: batch for batch in ledger.batches.list(stream, 1000, ["completed"])}
+        return {batch.batch_time_ms: batch for batch in ledger.batches.page(stream, 1000, ["completed"])}
 
 
 def stop_receiving(installation, until, stream: str) -> None:
@@ -134,7 +134,7 @@ def test_batches_are_started_by_what_was_received_each_with_records_of_its_own(i
             (ranges,) = ledger.batches.inputs("orders", batch.batch_time_ms)
             assert ranges.from_offset == reached
             reached = ranges.until_offset
-        (position,) = ledger.positions.list("orders")
+        (position,) = ledger.positions.all("orders")
         assert reached == position.next_offset
 
 

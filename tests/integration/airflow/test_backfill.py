@@ -105,13 +105,13 @@ def test_what_was_missed_while_the_scheduler_was_down_is_caught_up_each_batch_ti
         until(lambda: all(_is_complete(installation, at_ms) for at_ms in down), what="the missed batches")
 
         reached = 0
-        for batch in ledger.batches.list("clicks", 1000, oldest_first=True):
+        for batch in ledger.batches.page("clicks", 1000, oldest_first=True):
             for taken in ledger.batches.inputs("clicks", batch.batch_time_ms):
                 assert taken.from_offset == reached
                 reached = taken.until_offset
             for block in ledger.blocks.of_batch("clicks", batch.batch_time_ms):
                 assert batch.batch_time_ms - INTERVAL_MS <= block.info.cut_time_ms < batch.batch_time_ms
-        (position,) = ledger.positions.list("clicks")
+        (position,) = ledger.positions.all("clicks")
         assert reached == position.next_offset
     runs = [batch_time(run) for run in installation.api.runs(BATCHES, limit=500)]
     assert [runs.count(at_ms) for at_ms in down] == [1] * 10
@@ -289,7 +289,7 @@ def test_cleaning_airflows_database_as_documented_leaves_the_batches(installatio
     until(lambda: datetime.fromisoformat(run["start_date"]) + keep < datetime.now(UTC), what="the run's age")
     with installation.ledger() as ledger:
         # The others are being run meanwhile.
-        batches = [batch for batch in ledger.batches.list("clicks", 1000) if batch.completed_at_ms is not None]
+        batches = [batch for batch in ledger.batches.page("clicks", 1000) if batch.completed_at_ms is not None]
     started = datetime.now(UTC)
     installation.api.unpause("clean_airflow_db")
     cleaning = until(lambda: installation.api.runs("clean_airflow_db"), what="the cleaning's run")[-1]
@@ -331,7 +331,7 @@ def _json_values(text: str) -> list[dict]:
 
 def _completed_with_records(installation) -> bool:
     with installation.ledger() as ledger:
-        return any(batch.records for batch in ledger.batches.list("clicks", states=["completed"]))
+        return any(batch.records for batch in ledger.batches.page("clicks", states=["completed"]))
 
 
 def _is_complete(installation, at_ms: int) -> bool:

@@ -47,7 +47,7 @@ def written(installation, run) -> dict[str, tuple[str, int]]:
 def batches(installation) -> list:
     """The batches that are not a part of another one, oldest first."""
     with installation.ledger() as ledger:
-        rows = ledger.batches.list("flights", 1000, oldest_first=True)
+        rows = ledger.batches.page("flights", 1000, oldest_first=True)
     return [row for row in rows if row.absorbed_by_ms is None]
 
 
@@ -181,7 +181,7 @@ def test_in_order_one_run_at_a_time_and_nobody_waits_for_ever(installation, unti
         stop_receiving(installation, until, "visits")
         until(lambda: not ledger.blocks.unclaimed("visits"), what="the last batch")
         until(lambda: not _unfinished(installation), what="the runs' ends")
-        done = [batch for batch in ledger.batches.list("visits", 1000, oldest_first=True) if batch.records]
+        done = [batch for batch in ledger.batches.page("visits", 1000, oldest_first=True) if batch.records]
         ended = [batch.completed_at_ms for batch in done]
         assert len(ended) >= 5
         assert ended == sorted(ended)
@@ -203,7 +203,7 @@ def _missed_by_the_schedule(installation, ledger) -> int:
 def _times_of(ledger) -> set[int]:
     """The batch times with records so far, with a batch or without one."""
     waiting = {time.batch_time_ms for time in ledger.blocks.unclaimed("visits")}
-    return waiting | {row.batch_time_ms for row in ledger.batches.list("visits") if row.records}
+    return waiting | {row.batch_time_ms for row in ledger.batches.page("visits") if row.records}
 
 
 def _unfinished(installation) -> list:

@@ -63,7 +63,7 @@ def test_times_before_the_first_run_are_claimed_and_others_follow_by_the_clock(i
     with installation.ledger() as ledger:
         # Every offset from the first on, in one batch each.
         reached = 0
-        for batch in ledger.batches.list("flights", oldest_first=True):
+        for batch in ledger.batches.page("flights", oldest_first=True):
             if batch.batch_time_ms <= upto_ms:
                 (taken,) = ledger.batches.inputs("flights", batch.batch_time_ms)
                 assert taken.from_offset == reached
@@ -83,9 +83,9 @@ def _gaps(installation, upto_ms: int) -> set[int]:
     with installation.ledger() as ledger:
         first_ms = min(
             [time.batch_time_ms for time in ledger.blocks.unclaimed("flights")]
-            + [batch.batch_time_ms for batch in ledger.batches.list("flights", oldest_first=True)]
+            + [batch.batch_time_ms for batch in ledger.batches.page("flights", oldest_first=True)]
         )
-        done = {batch.batch_time_ms for batch in ledger.batches.list("flights", states=["completed"])}
+        done = {batch.batch_time_ms for batch in ledger.batches.page("flights", states=["completed"])}
         return set(range(first_ms, upto_ms + 1, int(INTERVAL.total_seconds() * 1000))) - done
 
 
@@ -230,7 +230,7 @@ def test_a_mark_that_no_trigger_heard_is_heard_by_the_next_run(installation, unt
     triggerer.start()
     until(lambda: job(installation)[1] and job(installation)[0].epoch == before.epoch + 1, what="the next job")
     with installation.ledger() as ledger:
-        assert ledger.jobs.list("flights")[1].state.value == "stopped"
+        assert ledger.jobs.page("flights")[1].state.value == "stopped"
 
 
 def test_marking_the_deferred_task_stops_the_job(installation, until):

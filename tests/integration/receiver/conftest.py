@@ -149,7 +149,7 @@ class Rig:
     def positions(self) -> dict[tuple[str, int], int]:
         return {
             (row.partition.topic, row.partition.partition): row.next_offset
-            for row in self.ledger.positions.list("air")
+            for row in self.ledger.positions.all("air")
             if row.state != "ended"
         }
 
@@ -199,7 +199,7 @@ class Rig:
         return dict(job.attributes["inputs"]["records"])
 
     def stats(self) -> dict[str, Any]:
-        rows = self.ledger.receivers.list("air")
+        rows = self.ledger.receivers.all("air")
         return rows[0].stats if rows else {}
 
 

@@ -34,7 +34,7 @@ def test_a_broker_that_is_gone_is_waited_for_visibly(server_folder: Path, make_r
         rig.await_positions({(rig.topic, 0): 200}, 90)
         rig.eventually(lambda: rig.stats().get("connected") is True and rig.stats()["client_error"] is None)
         rig.eventually(lambda: rig.health()["error"] is None and rig.stats()["unasked"] == [])
-        (row,) = rig.ledger.receivers.list("air")
+        (row,) = rig.ledger.receivers.all("air")
         assert row.restarts == 0
         rig.end()
     assert rig.offsets() == {(rig.topic, 0): list(range(200))}
@@ -61,6 +61,6 @@ def test_a_rotten_record_stops_its_partition_and_no_other(server_folder: Path, m
         rig.await_positions({(rig.topic, 0): 1, (rig.topic, 1): 10})
         trouble = rig.stats()["troubled"][f"{rig.topic}-0"]
         assert "CRC" in trouble["error"]
-        assert all(row.state is PartitionState.ACTIVE for row in rig.ledger.positions.list("air"))
+        assert all(row.state is PartitionState.ACTIVE for row in rig.ledger.positions.all("air"))
         rig.end()
     assert rig.offsets() == {(rig.topic, 0): [0], (rig.topic, 1): list(range(10))}

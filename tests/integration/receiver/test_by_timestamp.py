@@ -70,7 +70,7 @@ class Timed:
         return blocks_ready(self.rig.ledger, "air", batch_time_ms=at_ms, grace_ms=0).ready
 
     def drained(self) -> list[int]:
-        return [row.drained_ms for row in self.rig.ledger.positions.list("air")]
+        return [row.drained_ms for row in self.rig.ledger.positions.all("air")]
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_who_reads_what_is_not_committed_is_drained_at_the_logs_end(timed: Timed
         seen: dict[int, int] = {}
 
         def is_drained() -> bool:
-            for row in timed.rig.ledger.positions.list("air"):
+            for row in timed.rig.ledger.positions.all("air"):
                 if row.partition.partition == 0:
                     seen[row.next_offset] = row.drained_ms
             return seen.get(600, 0) > 0
@@ -197,7 +197,7 @@ def test_a_broker_that_is_gone_ends_the_claims(server_folder: Path, make_rig: Ca
         server.stop()
         ledger = timed.rig.ledger
         stopped_ms = ledger.now_ms()
-        timed.rig.eventually(lambda: ledger.receivers.list("air")[0].heartbeat_ms > stopped_ms + 6_000)
+        timed.rig.eventually(lambda: ledger.receivers.all("air")[0].heartbeat_ms > stopped_ms + 6_000)
         assert max(timed.drained()) <= stopped_ms
         batch_time_ms = ledger.now_ms() // SECOND * SECOND
         assert not blocks_ready(ledger, "air", batch_time_ms=batch_time_ms, grace_ms=0).ready

@@ -73,7 +73,7 @@ def assert_fenced(rig: Any, zombie: Unkillable, records: int) -> None:
     zombie.process.join(60)
     assert zombie.process.exitcode == 1
     assert zombie.error() is not None
-    (row,) = rig.ledger.receivers.list("air")
+    (row,) = rig.ledger.receivers.all("air")
     assert (row.epoch, row.alive(rig.ledger.now_ms())) == (2, True)
     rig.produce(100, tag="after")
     rig.await_positions({(rig.topic, 0): records + 100})
@@ -81,7 +81,7 @@ def assert_fenced(rig: Any, zombie: Unkillable, records: int) -> None:
     blocks = epochs_of_blocks(rig)
     assert blocks == sorted(blocks), "an earlier epoch's block came after a later one's"
     assert rig.offsets() == {(rig.topic, 0): list(range(records + 100))}
-    ended = rig.ledger.events.list("air", kinds=[EventKind.RECEIVER_STOPPED, EventKind.RECEIVER_FAILED])
+    ended = rig.ledger.events.page("air", kinds=[EventKind.RECEIVER_STOPPED, EventKind.RECEIVER_FAILED])
     assert ended == [], "the zombie reported an end of the receiver that is not its own"
 
 
@@ -110,7 +110,7 @@ def test_of_two_supervisors_of_one_receiver_the_later_one_stores(rig: Any, stubb
     rig.await_positions({(rig.topic, 0): 100})
     task = ReceiverTask(rig.stream.model_dump_json(), ReceiverId("air", "records", 0), rig.job, LEASE_MS)
     stubborn.start(task)
-    rig.eventually(lambda: [row.epoch for row in rig.ledger.receivers.list("air")] == [2])
+    rig.eventually(lambda: [row.epoch for row in rig.ledger.receivers.all("air")] == [2])
     rig.produce(20_000, tag="both")
     rig.await_positions({(rig.topic, 0): 20_100})
     assert_fenced(rig, stubborn.handles[0], 20_100)

@@ -49,10 +49,10 @@ def eventually(what, condition, seconds=60):
         time.sleep(0.02)
 
 def position():
-    return ledger.positions.list("air")[0].next_offset
+    return ledger.positions.all("air")[0].next_offset
 
 def receiver():
-    rows = ledger.receivers.list("air")
+    rows = ledger.receivers.all("air")
     return rows[0] if rows else None
 
 # Some do not stop in time: a disk that others fill as well.
@@ -117,7 +117,7 @@ offsets = [
 ]
 assert offsets == list(range(produced)), "each record once"
 kinds = [EventKind.RECEIVING_PAUSED, EventKind.RECEIVING_RESUMED]
-events = [event.payload.get("cause", "resumed") for event in ledger.events.list("air", kinds=kinds)]
+events = [event.payload.get("cause", "resumed") for event in ledger.events.page("air", kinds=kinds)]
 print(json.dumps({"state": report[0].state.value, "events": events, "records": report[0].records}))
 """
 

@@ -68,7 +68,7 @@ def test_brokers_that_are_not_there_are_waited_for_and_hold_up_nobody(
     # -- no broker at the start
     rig.begin(rig.define(starting_offsets="latest"))
     rig.eventually(lambda: "cannot be asked" in troubles(rig))
-    (event,) = rig.ledger.events.list("air", kinds=[EventKind.RECEIVER_ERROR])
+    (event,) = rig.ledger.events.page("air", kinds=[EventKind.RECEIVER_ERROR])
     assert "cannot be asked" in str(event.payload)
     first.start()
     rig.eventually(lambda: "not exist" in troubles(rig))
@@ -91,7 +91,7 @@ def test_brokers_that_are_not_there_are_waited_for_and_hold_up_nobody(
     rig.produce(10, partition=1)
     rig.await_positions({(rig.topic, 0): 30, (rig.topic, 1): 20})
     rig.eventually(lambda: rig.stats().get("leaderless") == 0 and not rig.stats()["troubled"])
-    (row,) = rig.ledger.receivers.list("air")
+    (row,) = rig.ledger.receivers.all("air")
     assert row.restarts == 0
     # No offset was ever committed, for want of a coordinator, and nothing waits for it.
     rig.end()

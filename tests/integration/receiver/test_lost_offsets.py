@@ -59,19 +59,19 @@ def folder_of(server: KafkaServer, rig: Any, partition: int = 0) -> Path:
 def gaps(rig: Any) -> list[tuple[str, int, int, int]]:
     return sorted(
         (gap.partition.topic, gap.partition.partition, gap.from_offset, gap.until_offset)
-        for gap in rig.ledger.gaps.list("air")
+        for gap in rig.ledger.gaps.page("air")
     )
 
 
 def state_of(rig: Any, partition: int) -> tuple[PartitionState, str]:
-    (row,) = [row for row in rig.ledger.positions.list("air") if row.partition.partition == partition]
+    (row,) = [row for row in rig.ledger.positions.all("air") if row.partition.partition == partition]
     return row.state, row.error or ""
 
 
 def assert_told(rig: Any, wanted: list[tuple[str, int, int, int]]) -> None:
     """In the ledger, as events and in the receiver's numbers."""
     assert gaps(rig) == wanted
-    events = [event.payload for event in rig.ledger.events.list("air", kinds=[EventKind.GAP])]
+    events = [event.payload for event in rig.ledger.events.page("air", kinds=[EventKind.GAP])]
     assert [(e["topic"], e["partition"], e["from_offset"], e["until_offset"]) for e in events] == wanted
     lost = sum(until - begin for _, _, begin, until in wanted)
     rig.eventually(lambda: rig.stats().get("lost_offsets") == lost)
@@ -97,7 +97,7 @@ def test_what_retention_took_stops_its_partition_and_is_a_gap_where_it_may_be(ri
     rig.begin(rig.define(on_lost_offsets="fail"))
     rig.eventually(lambda: state_of(rig, 0)[0] is PartitionState.FAILED)
     assert "offsets [100, 150) are gone" in state_of(rig, 0)[1]
-    (failed,) = rig.ledger.events.list("air", kinds=[EventKind.PARTITION_FAILED])
+    (failed,) = rig.ledger.events.page("air", kinds=[EventKind.PARTITION_FAILED])
     assert "[100, 150)" in str(failed.payload)
     rig.produce(10, partition=1)
     rig.await_positions({(rig.topic, 0): 100, (rig.topic, 1): 10})
@@ -181,8 +181,8 @@ def test_a_log_that_was_cut_off_fails_its_partition_even_where_it_has_grown_agai
         rig.produce(20, tag="new")
     rig.eventually(lambda: state_of(rig, 0)[0] is PartitionState.FAILED)
     assert "truncat" in state_of(rig, 0)[1]
-    rig.eventually(lambda: rig.ledger.events.list("air", kinds=[EventKind.OFFSETS_REUSED]))
-    (event,) = rig.ledger.events.list("air", kinds=[EventKind.OFFSETS_REUSED])
+    rig.eventually(lambda: rig.ledger.events.page("air", kinds=[EventKind.OFFSETS_REUSED]))
+    (event,) = rig.ledger.events.page("air", kinds=[EventKind.OFFSETS_REUSED])
     assert (event.payload["partition"], event.payload["from_offset"], event.payload["until_offset"]) == (0, 3, 6)
     rig.produce(5, partition=1)
     rig.await_positions({(rig.topic, 0): 6, (rig.topic, 1): 5})
@@ -205,7 +205,7 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_told_of(
     rig.produce(2, partition=1)
     rig.begin(rig.define(on_lost_offsets="reset"))
     rig.await_positions({(rig.topic, 0): 23, (rig.topic, 1): 5})
-    (event,) = rig.ledger.events.list("air", kinds=[EventKind.OFFSETS_REUSED])
+    (event,) = rig.ledger.events.page("air", kinds=[EventKind.OFFSETS_REUSED])
     assert (event.payload["partition"], event.payload["from_offset"], event.payload["until_offset"]) == (0, 3, 6)
     rig.end()
     # It is told once, and what was read of an honest log is read on.
@@ -213,7 +213,7 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_told_of(
     rig.begin(rig.define(on_lost_offsets="reset"))
     rig.await_positions({(rig.topic, 0): 25, (rig.topic, 1): 5})
     rig.end()
-    assert len(rig.ledger.events.list("air", kinds=[EventKind.OFFSETS_REUSED])) == 1
+    assert len(rig.ledger.events.page("air", kinds=[EventKind.OFFSETS_REUSED])) == 1
     assert gaps(rig) == []
     assert rig.offsets() == {(rig.topic, 0): list(range(25)), (rig.topic, 1): list(range(5))}
 
@@ -255,7 +255,7 @@ def test_a_segment_that_is_gone_is_a_gap_and_aborted_transactions_are_none(rig: 
     assert rig.offsets()[rig.topic, 0] == [*range(begin), *range(until, 9_000), 11_001]
     # Where there are transactions, the loss of as many is told from them by what Kafka has of them.
     (run,) = OffsetGaps(lambda: KafkaEvidence(RangeClients.of(rig.stream.inputs[0]))).lost(
-        rig.ledger.positions.list("air")[0].partition, [(begin, until), (9_000, 11_001)]
+        rig.ledger.positions.all("air")[0].partition, [(begin, until), (9_000, 11_001)]
     )
     assert run == (begin, until)
 

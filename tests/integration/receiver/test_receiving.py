@@ -197,7 +197,7 @@ def test_a_topic_that_grows_is_read_from_the_beginning_of_its_new_partitions(rig
     rig.produce(5, partition=2)
     rig.await_positions({(rig.topic, 0): 10, (rig.topic, 1): 0, (rig.topic, 2): 5})
     rig.end()
-    assert len(rig.ledger.events.list("air", kinds=[EventKind.PARTITIONS_GREW])) == 1
+    assert len(rig.ledger.events.page("air", kinds=[EventKind.PARTITIONS_GREW])) == 1
 
 
 def test_a_new_topic_joins_by_the_pattern(rig: Any) -> None:
@@ -249,7 +249,7 @@ def test_a_topic_created_again_while_nobody_looked_is_told_by_its_id(rig: Any) -
     rig.begin(rig.define())
     rig.await_positions({(rig.topic, 0): 20})
     rig.end()
-    (event,) = rig.ledger.events.list("air", kinds=[EventKind.TOPIC_RECREATED])
+    (event,) = rig.ledger.events.page("air", kinds=[EventKind.TOPIC_RECREATED])
     assert rig.topic in str(event.payload)
     rows = rig.rows()
     assert [row["value"] for row in rows if row["incarnation"] == 2] == [b"new-%d" % number for number in range(20)]
@@ -265,11 +265,11 @@ def test_a_topic_that_is_deleted_ends_its_partitions_and_no_others(rig: Any) -> 
     rig.await_positions({(rig.topic, 0): 5, (other, 0): 0})
     rig.admin.delete_topics([rig.topic])[rig.topic].result()
     rig.eventually(lambda: set(rig.positions()) == {(other, 0)})
-    (ended,) = [row for row in rig.ledger.positions.list("air") if row.partition.topic == rig.topic]
+    (ended,) = [row for row in rig.ledger.positions.all("air") if row.partition.topic == rig.topic]
     assert (ended.state, ended.error) == (PartitionState.ENDED, "the topic was deleted")
     rig.produce(5, topic=other)
     rig.await_positions({(other, 0): 5})
-    (row,) = rig.ledger.receivers.list("air")
+    (row,) = rig.ledger.receivers.all("air")
     assert row.restarts == 0
     rig.end()
 
@@ -280,7 +280,7 @@ def test_two_receivers_share_and_the_one_left_takes_over(rig: Any, killable: Any
     rig.begin(rig.define(receivers=2), restart_seconds=12.0)
 
     def owners() -> list[int]:
-        indexes = [row.receiver_index for row in rig.ledger.positions.list("air")]
+        indexes = [row.receiver_index for row in rig.ledger.positions.all("air")]
         return sorted(-1 if index is None else index for index in indexes)
 
     rig.eventually(lambda: owners() == [0, 0, 1, 1])
@@ -304,7 +304,7 @@ def test_a_stop_drains_a_receiver_under_load(rig: Any, killable: Any) -> None:
     rig.begin(rig.define())
     rig.eventually(lambda: sum(rig.positions().values()) > 0)
     assert rig.end().end is TrackerEnd.STOPPED
-    (row,) = rig.ledger.receivers.list("air")
+    (row,) = rig.ledger.receivers.all("air")
     assert row.state is ReceiverState.STOPPED
     stored = rig.offsets()[rig.topic, 0]
     assert stored == list(range(rig.positions()[rig.topic, 0]))
@@ -327,7 +327,7 @@ def test_a_foreign_member_of_the_group_makes_commits_fail_and_nothing_else(rig: 
 
     def told() -> bool:
         rogue.poll(0)
-        errors = rig.ledger.events.list("air", kinds=[EventKind.RECEIVER_ERROR])
+        errors = rig.ledger.events.page("air", kinds=[EventKind.RECEIVER_ERROR])
         failures = rig.stats().get("commit_failures", 0)
         return failures > 0 and any("rogue" in str(event.payload) for event in errors)
 

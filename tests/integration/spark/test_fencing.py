@@ -65,7 +65,7 @@ def test_of_two_jobs_started_at_once_one_runs_and_the_other_says_who_holds_the_l
     (lost,) = [number for number, process in enumerate(both) if process.poll() is not None]
     assert both[lost].returncode == 75
     job = application.running_job(both[1 - lost], f"job-{1 - lost}")
-    assert [row.epoch for row in application.ledger.jobs.list("clicks")] == [1]
+    assert [row.epoch for row in application.ledger.jobs.page("clicks")] == [1]
     told = application.log(f"job-{lost}")
     assert f"is held by {job.holder}" in told
     assert f"process {job.attributes['pid']} on {job.attributes['host']}) since 2" in told
@@ -109,7 +109,7 @@ def test_a_jobs_driver_that_was_suspended_past_its_lease_gives_way_to_the_next(a
     application.until("the takeover", lambda: application.job().epoch == before.epoch + 1)
     after = application.running_job(successor, "successor")
     application.until("a receiver", lambda: _receiving(application, after.epoch))
-    old = application.ledger.jobs.list("clicks")[1]
+    old = application.ledger.jobs.page("clicks")[1]
     assert (old.state, old.epoch) == (JobState.FAILED, before.epoch)
     assert f"{after.holder} took over" in str(old.error)
 
@@ -120,8 +120,8 @@ def test_a_jobs_driver_that_was_suspended_past_its_lease_gives_way_to_the_next(a
     assert application.job().epoch == after.epoch
     assert application.job().alive(application.ledger.now_ms()), "the zombie's end was its own alone"
     # Every record once: the batches' ranges follow each other without a hole or an overlap.
-    (partition,) = application.ledger.positions.list("clicks")
-    application.until("the last records", lambda: application.ledger.positions.list("clicks")[0].next_offset == 5)
+    (partition,) = application.ledger.positions.all("clicks")
+    application.until("the last records", lambda: application.ledger.positions.all("clicks")[0].next_offset == 5)
     reached = 2
     while reached < 5:
         at_ms = application.allocate_next()
@@ -141,5 +141,5 @@ def _alive(process: psutil.Process) -> bool:
 
 def _receiving(application: Any, epoch: int) -> bool:
     return any(
-        row.job_epoch == epoch and row.state.value == "running" for row in application.ledger.receivers.list("clicks")
+        row.job_epoch == epoch and row.state.value == "running" for row in application.ledger.receivers.all("clicks")
     )

@@ -478,7 +478,7 @@ def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows
         TooManyDeadLettersError, match=r"22 rows .* 18 are dead letters, more than the 50% of dead_letter_limit"
     ):
         run(spark, batch, partitions=2)
-    time_ms = batch.ledger.batches.list(batch.stream.name)[0].batch_time_ms
+    time_ms = batch.ledger.batches.page(batch.stream.name)[0].batch_time_ms
     assert batch.ledger.batches.get(batch.stream.name, time_ms).state is not BatchState.COMPLETED
     assert len(documents(elasticsearch, letters)) == 18
     raised = output.model_copy(update={"dead_letter_limit": DeadLetterLimit(share=1)})

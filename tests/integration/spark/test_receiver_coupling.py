@@ -51,7 +51,7 @@ def alive(process: psutil.Process) -> bool:
 def test_a_killed_half_takes_the_other_and_the_receivers_with_it(application: Any, victim: str, submit: bool) -> None:
     process = application.start_job(submit=submit)
     job = application.running_job(process)
-    application.until("a receiver", lambda: application.ledger.receivers.list("clicks"))
+    application.until("a receiver", lambda: application.ledger.receivers.all("clicks"))
     members = family(process)
     java = next(member for member in members if member.name() == "java")
     driver = psutil.Process(job.attributes["pid"])

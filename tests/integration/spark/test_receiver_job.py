@@ -154,7 +154,7 @@ def test_sigterm_ends_a_batch_and_its_jobs_and_nothing_else(application: Any) ->
     assert "SIGTERM" in str(row.error)
     assert application.run_batch(time_ms).returncode == 0
     assert application.job().state is JobState.RUNNING
-    assert [receiver.restarts for receiver in application.ledger.receivers.list("clicks")] == [0]
+    assert [receiver.restarts for receiver in application.ledger.receivers.all("clicks")] == [0]
 
 
 def _stuck(application: Any, time_ms: int, name: str) -> subprocess.Popen[str]:
@@ -180,4 +180,4 @@ def test_a_stop_request_drains_and_ends_well(application: Any) -> None:
     assert process.wait(FIRST_LOOK_SECONDS) == 0, application.log("receiver")
     job = application.job()
     assert (job.state, job.error) == (JobState.STOPPED, None)
-    assert not [position for position in application.ledger.positions.list("clicks") if position.error]
+    assert not [position for position in application.ledger.positions.all("clicks") if position.error]

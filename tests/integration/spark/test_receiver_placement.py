@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def receivers(application: Any) -> list[ReceiverRow]:
-    rows: list[ReceiverRow] = application.ledger.receivers.list("clicks")
+    rows: list[ReceiverRow] = application.ledger.receivers.all("clicks")
     return rows
 
 
@@ -106,7 +106,7 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
         assert producer.flush(30) == 0
         application.until(
             f"{records} records of each topic",
-            lambda: [row.next_offset for row in application.ledger.positions.list("clicks")] == [records] * 2,
+            lambda: [row.next_offset for row in application.ledger.positions.all("clicks")] == [records] * 2,
         )
 
     application.running_job(application.start_job(PYSPARK_PYTHON=sys.executable, SPARK_CONF_DIR=str(cluster.conf_dir)))
@@ -131,7 +131,7 @@ def test_receivers_are_spread_and_come_back_from_a_failed_task_and_a_lost_execut
     application.until("two tasks", lambda: sum(running(application).values()) == 2)
     assert first not in running(application)
     assert sorted(row.epoch for row in receivers(application)) in ([epochs[0], epochs[0] + 2], [epochs[0] + 1] * 2)
-    events = application.ledger.events.list("clicks", kinds=[EventKind.RECEIVER_ERROR])
+    events = application.ledger.events.page("clicks", kinds=[EventKind.RECEIVER_ERROR])
     # Besides, a receiver waits for an executor that leaves a slot for batches.
     ends = [text for event in events if "NoFreeSlotError" not in (text := str(event.payload))]
     assert len(ends) == 2, ends

@@ -104,7 +104,7 @@ def test_the_package_and_the_users_code_reach_executors_that_have_neither(
     application.ledger.jobs.request_stop("clicks", "make room")
     assert process.wait(240) == 0, application.log("receiver")
     assert application.job().state is JobState.STOPPED
-    assert [row.state for row in application.ledger.receivers.list("clicks")] == [ReceiverState.STOPPED]
+    assert [row.state for row in application.ledger.receivers.all("clicks")] == [ReceiverState.STOPPED]
     done = application.run_batch(time_ms, "--way", "submit", **pythons)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[3:5] == ["('A', 1)", "('B', 2)"]

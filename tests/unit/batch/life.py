@@ -110,7 +110,7 @@ class Life:
 
     def assign(self) -> None:
         """Deal the partitions out; where another owns one, it is given back first."""
-        for row in self.ledger.positions.list(NAME):
+        for row in self.ledger.positions.all(NAME):
             index = self.random.randrange(2) if row.input_id == "clicks" else 0
             owner = None if row.receiver_index is None else ReceiverId(NAME, row.input_id, row.receiver_index)
             if owner is not None and row.receiver_index != index:
@@ -135,7 +135,7 @@ class Life:
         receiver = self.receivers[receiver_id]
         owned = [
             row
-            for row in self.ledger.positions.list(NAME, receiver_id.input_id)
+            for row in self.ledger.positions.all(NAME, receiver_id.input_id)
             if row.receiver_index == receiver_id.index and row.state is PartitionState.ACTIVE
         ]
         if not owned:
@@ -199,14 +199,14 @@ class Life:
 
     def skip(self) -> None:
         """Control records, or what Kafka has lost."""
-        row = self.random.choice(self.ledger.positions.list(NAME))
+        row = self.random.choice(self.ledger.positions.all(NAME))
         if row.receiver_index is not None and row.state is PartitionState.ACTIVE:
             lease = self.receivers[ReceiverId(NAME, row.input_id, row.receiver_index)].lease
             gap = self.random.choice((None, "retention"))
             self.ledger.positions.advance(lease, row.partition, row.next_offset, row.next_offset + 3, gap=gap)
 
     def fail_partition(self) -> None:
-        row = self.random.choice(self.ledger.positions.list(NAME))
+        row = self.random.choice(self.ledger.positions.all(NAME))
         state = self.random.choice((PartitionState.FAILED, PartitionState.ACTIVE, PartitionState.ACTIVE))
         self.ledger.positions.set_state(self.job, row.input_id, [row.partition], state, "it says so")
 
@@ -264,13 +264,13 @@ class Life:
 
     def finish(self) -> None:
         """Complete what can be, oldest first."""
-        for batch in self.ledger.batches.list(NAME, 1000, oldest_first=True):
+        for batch in self.ledger.batches.page(NAME, 1000, oldest_first=True):
             if batch.state in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
                 self.clock.advance(2)
                 self.run(batch.batch_time_ms, "yes")
 
     def replay(self) -> None:
-        done = self.ledger.batches.list(NAME, 20, [BatchState.COMPLETED])
+        done = self.ledger.batches.page(NAME, 20, [BatchState.COMPLETED])
         if not done:
             return
         time_ms = self.random.choice(done).batch_time_ms
@@ -289,7 +289,7 @@ class Life:
             self.ledger.batches.complete_attempt(attempt)
 
     def abandon(self) -> None:
-        for batch in self.ledger.batches.list(NAME, 50, [BatchState.FAILED])[:1]:
+        for batch in self.ledger.batches.page(NAME, 50, [BatchState.FAILED])[:1]:
             if batch.steps is None:
                 self.ledger.batches.abandon(NAME, batch.batch_time_ms, "never mind")
 

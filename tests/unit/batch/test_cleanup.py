@@ -63,14 +63,14 @@ def test_a_batch_within_the_remember_window_keeps_its_log(receiving: Receiving) 
 
 def test_events_go_after_a_week(receiving: Receiving) -> None:
     events = receiving.ledger.events
-    before = events.list("shop")
+    before = events.page("shop")
     assert before
     receiving.clock.advance(EVENTS_KEPT_MS)
     events.append("shop", EventKind.COMMIT_FAILED)
     assert clean_up(receiving.stream, receiving.ledger, receiving.storage).events == 0
     receiving.clock.advance(1)
     assert clean_up(receiving.stream, receiving.ledger, receiving.storage).events == len(before)
-    assert [event.kind for event in events.list("shop")] == [EventKind.COMMIT_FAILED]
+    assert [event.kind for event in events.page("shop")] == [EventKind.COMMIT_FAILED]
 
 
 def test_what_a_crashed_allocation_left_goes_when_its_batch_is_cleaned(receiving: Receiving) -> None:
@@ -125,7 +125,7 @@ def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(recei
     early = receiving.store(1).batch_time_ms
     receiving.clock.advance(10_000)
     allocate(receiving.stream, receiving.ledger, receiving.storage, early + 10_000, takes_over=True)
-    assert [batch.batch_time_ms for batch in receiving.ledger.batches.list("shop", 2)] == [early + 10_000, early]
+    assert [batch.batch_time_ms for batch in receiving.ledger.batches.page("shop", 2)] == [early + 10_000, early]
     assert clean() == 1
 
 

@@ -61,8 +61,8 @@ def test_an_earlier_ledger_is_refused_until_it_is_migrated(earlier: Path) -> Non
         Ledger.open(url)
     Ledger.migrate(url)
     with Ledger.open(url) as ledger:
-        assert len(ledger.batches.list(NAME)) == 8
-        assert ledger.receivers.list(NAME)[0].max_rate is None
+        assert len(ledger.batches.page(NAME)) == 8
+        assert ledger.receivers.all(NAME)[0].max_rate is None
 
 
 def test_an_earlier_streams_work_goes_on_and_its_next_checkpoint_holds_all(
@@ -80,7 +80,7 @@ def test_an_earlier_streams_work_goes_on_and_its_next_checkpoint_holds_all(
         kept = read_kept(folder)
         assert kept.checkpoint.version == 2
         assert {time_ms: batch.row for time_ms, batch in kept.batches.items()}.keys() == {
-            row.batch_time_ms for row in ledger.batches.list(NAME)
+            row.batch_time_ms for row in ledger.batches.page(NAME)
         }
 
 
@@ -98,9 +98,9 @@ def test_a_ledger_is_rebuilt_from_a_checkpoint_of_the_version_before(
         for table in ("streams", "topics", "positions", "blocks", "batch_inputs", "unclaimed_times"):
             assert found[table] == expected[table], table
         # What was cleaned was in no checkpoint then. It counts as completed, and nobody runs it again.
-        states = {row.batch_time_ms: row.state for row in lost.batches.list(NAME)}
-        assert {row.batch_time_ms: row.state for row in ledger.batches.list(NAME)} == states
-        cleaned = [row.batch_time_ms for row in lost.batches.list(NAME) if row.cleaned_at_ms is not None]
+        states = {row.batch_time_ms: row.state for row in lost.batches.page(NAME)}
+        assert {row.batch_time_ms: row.state for row in ledger.batches.page(NAME)} == states
+        cleaned = [row.batch_time_ms for row in lost.batches.page(NAME) if row.cleaned_at_ms is not None]
         assert cleaned
         for time_ms in cleaned:
             row = ledger.batches.get(NAME, time_ms)

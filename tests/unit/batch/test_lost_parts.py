@@ -67,14 +67,14 @@ def break_block(receiving: Receiving, number: int) -> None:
 
 def gaps(ledger: Ledger) -> list[tuple[int, int]]:
     """Each has its event too."""
-    found = [(gap.from_offset, gap.until_offset) for gap in ledger.gaps.list("shop")]
+    found = [(gap.from_offset, gap.until_offset) for gap in ledger.gaps.page("shop")]
     events = ledger.events.latest("shop", kinds=[EventKind.GAP])
     assert [(event.payload["from_offset"], event.payload["until_offset"]) for event in events] == found
     return found
 
 
 def position(ledger: Ledger) -> int:
-    (row,) = ledger.positions.list("shop")
+    (row,) = ledger.positions.all("shop")
     assert row.partition == PARTITION
     return row.next_offset
 
@@ -96,7 +96,7 @@ def test_a_damaged_block_in_the_middle_is_a_gap(receiving: Receiving, rebuild: R
         rebuild()
     ledger, report = rebuild(RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
     assert (gaps(ledger), report.counts["gaps_found"]) == ([(1, 3)], 1)
-    assert "is damaged at offset" in ledger.gaps.list("shop")[0].reason
+    assert "is damaged at offset" in ledger.gaps.page("shop")[0].reason
     assert told(report, "[1, 3) of clicks/clicks-0 is a gap")
     # The last block counts only if something tells: the checkpoint does.
     assert position(ledger) == (7 if when == "after" else 6)
@@ -184,7 +184,7 @@ def test_without_a_checkpoint_a_deleted_first_segment_takes_the_beginning_with_i
     assert (position(ledger), gaps(ledger)) == (6, [])
     assert told(report, f"Segment {name} is missing from the log")
     assert told(report, "Where clicks/clicks-0 began is not known", "offsets before 4 may be lost")
-    (event,) = ledger.events.list("shop", kinds=[EventKind.LEDGER_REBUILT])
+    (event,) = ledger.events.page("shop", kinds=[EventKind.LEDGER_REBUILT])
     assert event.payload["lost"] == [f"segment {name} is missing"]
 
 

@@ -168,7 +168,7 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     assert check_stream(rebuilt, NAME, kafka=False).findings == []
     assert rebuilt.streams.at_revision(NAME, 2).definition == life.stream.to_json()
     # The blocks are in the order in which they were added, so that the same manifests can be drawn up of them.
-    folder, rows = life.storage.below(NAME), rebuilt.batches.list(NAME, 1000)
+    folder, rows = life.storage.below(NAME), rebuilt.batches.page(NAME, 1000)
     origins = rebuilt.batches.origins(NAME, [row.batch_time_ms for row in rows])
     for row in rows:
         if row.batch_time_ms in origins and origins[row.batch_time_ms].source == "log":
@@ -203,18 +203,18 @@ def test_what_no_checkpoint_saw_comes_back_from_the_log(
     assert not any(before.batches.find(NAME, block.batch_time_ms) for block in dropped.values())
     assert all_blocks(rebuilt).keys() <= all_blocks(before).keys()
     assert contents(rebuilt)["batch_inputs"] == contents(before)["batch_inputs"]
-    expected = {(row.input_id, row.partition): row.next_offset for row in before.positions.list(NAME)}
+    expected = {(row.input_id, row.partition): row.next_offset for row in before.positions.all(NAME)}
     for block in sorted(dropped.values(), key=lambda block: block.block_id, reverse=True):
         for r in block.info.ranges:
             expected[block.info.receiver.input_id, r.partition] = r.from_offset
     # Where only control records follow, they are read past again.
-    positions = {(row.input_id, row.partition): row.next_offset for row in rebuilt.positions.list(NAME)}
+    positions = {(row.input_id, row.partition): row.next_offset for row in rebuilt.positions.all(NAME)}
     assert all(positions[place] <= expected[place] for place in positions)
     check_whole(rebuilt)
     # What was passed over before the checkpoint is; since then nothing was, and nothing is.
     assert set(holes(rebuilt)) <= set(holes(before))
     assert contents(rebuilt)["gaps"] == contents(before)["gaps"]
-    for batch in before.batches.list(NAME, 1000):
+    for batch in before.batches.page(NAME, 1000):
         found = rebuilt.batches.get(NAME, batch.batch_time_ms)
         assert (found.records, found.blocks, found.manifest_sha256) == (
             batch.records,
@@ -243,7 +243,7 @@ def check_whole(ledger: Ledger) -> None:
             place = (block.info.receiver.input_id, r.partition)
             assert ends.get(place, 0) <= r.from_offset
             ends[place] = r.until_offset
-    for row in ledger.positions.list(NAME):
+    for row in ledger.positions.all(NAME):
         assert row.next_offset >= ends.get((row.input_id, row.partition), 0)
 
 
@@ -302,9 +302,9 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(live: Callable[..., Li
     with Ledger.open(new_url, clock=life.clock) as ledger:
         report = recover(NAME, ledger, folder, dry_run=True)
         assert ledger.rebuild.is_new(NAME)
-        assert ledger.streams.list() == []
+        assert ledger.streams.all() == []
         assert set(report.steps) == {Step.LEDGER_REBUILT, Step.CHECKPOINT_WRITTEN}
-        assert report.counts["batches"] == len(life.ledger.batches.list(NAME, 1000))
+        assert report.counts["batches"] == len(life.ledger.batches.page(NAME, 1000))
         assert {path: folder.read(path) for path in folder.list()} == before
         done = recover(NAME, ledger, folder)
         assert done.counts == report.counts
@@ -320,7 +320,7 @@ def test_it_is_refused_while_something_could_still_live(live: Callable[..., Life
         life.clock.advance(LEASE_MS - 1)
         with pytest.raises(RecoveryRefusedError, match="again in 1 seconds"):
             recover(NAME, ledger, life.storage.below(NAME))
-        assert ledger.streams.list() == []
+        assert ledger.streams.all() == []
         recover(NAME, ledger, life.storage.below(NAME), force=True)
         assert not ledger.rebuild.is_new(NAME)
 
@@ -336,7 +336,7 @@ def test_old_writers_and_attempts_stay_fenced(live: Callable[..., Life], new_url
     old = dict(life.receivers)
     attempts = {
         batch.batch_time_ms: [attempt.number for attempt in life.ledger.batches.attempts(NAME, batch.batch_time_ms)]
-        for batch in life.ledger.batches.list(NAME, 1000)
+        for batch in life.ledger.batches.page(NAME, 1000)
     }
     life.ledger = rebuild(life, new_url)
     life.start_job()
@@ -345,7 +345,7 @@ def test_old_writers_and_attempts_stay_fenced(live: Callable[..., Life], new_url
             life.ledger.receivers.heartbeat(receiver.lease, sealed_through_ms=0)
     for receiver_id, receiver in life.receivers.items():
         assert receiver.lease.epoch > old[receiver_id].lease.epoch + 100
-    for batch in life.ledger.batches.list(NAME, 1000, [BatchState.COMPLETED]):
+    for batch in life.ledger.batches.page(NAME, 1000, [BatchState.COMPLETED]):
         begun = life.ledger.batches.begin_attempt(
             NAME, batch.batch_time_ms, holder="new", way="connect", lease_ms=1, force=True
         )
@@ -365,8 +365,8 @@ def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life])
     assert checkpoint_paths(folder) == []
     assert set(recover(NAME, life.ledger, folder).steps) == {Step.CHECKPOINT_WRITTEN}
     kept = {time_ms: batch.row.state for time_ms, batch in read_kept(folder).batches.items()}
-    assert kept == {row.batch_time_ms: row.state for row in life.ledger.batches.list(NAME, 1000)}
-    assert life.ledger.events.list(NAME, kinds=[EventKind.CHECKPOINT_REWRITTEN])
+    assert kept == {row.batch_time_ms: row.state for row in life.ledger.batches.page(NAME, 1000)}
+    assert life.ledger.events.page(NAME, kinds=[EventKind.CHECKPOINT_REWRITTEN])
     newest = checkpoint_paths(folder)[-1]
     folder.write_atomically(newest, b"{}")
     assert set(recover(NAME, life.ledger, folder).steps) == {Step.CHECKPOINT_WRITTEN}
@@ -442,7 +442,7 @@ def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life
     life.checkpoint()
     folder = life.storage.below(NAME)
     manifests = folder.list("manifests")
-    (batch, *_) = life.ledger.batches.list(NAME, 1)
+    (batch, *_) = life.ledger.batches.page(NAME, 1)
     left = f"manifests/{batch.batch_time_ms}-0123456789abcdef.json"
     unclaimed = f"manifests/{batch.batch_time_ms + 10_000_000}-0123456789abcdef.json"
     for path in (left, unclaimed):

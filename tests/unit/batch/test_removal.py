@@ -73,7 +73,7 @@ def end(receiving: Receiving, time_ms: int) -> None:
 
 
 def times(ledger: Ledger, name: str = "shop") -> list[int]:
-    return [row.batch_time_ms for row in ledger.batches.list(name, 1_000, oldest_first=True)]
+    return [row.batch_time_ms for row in ledger.batches.page(name, 1_000, oldest_first=True)]
 
 
 def rows(ledger: Ledger, table: Any) -> int:
@@ -102,7 +102,7 @@ def test_what_is_older_than_the_history_is_removed_with_its_files(receiving: Rec
     assert len(kept) <= len(folder.list("manifests")) <= len(kept) + KEEP + 1
     assert len(history_numbers(folder)) <= (len(kept) + KEEP) // 4 + 1
     assert [path.rpartition("/")[2] for path in folder.list("sent")] == [f"{START_MS + 30 * INTERVAL_MS}.json"]
-    assert len(receiving.ledger.segments.list("shop", limit=1_000)) < 10
+    assert len(receiving.ledger.segments.page("shop", limit=1_000)) < 10
     row = receiving.ledger.streams.get("shop")
     assert (row.removed_from_ms, row.removed_until_ms) == (START_MS + INTERVAL_MS, kept[0] - INTERVAL_MS)
     assert findings(receiving.ledger) == []

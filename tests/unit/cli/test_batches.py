@@ -81,7 +81,7 @@ def test_a_backlog_to_which_nobody_comes_is_told_from_one_on_its_way(
 
 def test_the_error_of_a_batch_whose_output_failed_is_listed(run: Callable[..., Result], url: str) -> None:
     with Ledger.open(url) as ledger:
-        (batch,) = ledger.batches.list("shop")
+        (batch,) = ledger.batches.page("shop")
         begin = {"holder": "test", "way": "connect", "lease_ms": 60_000}
         attempt = ledger.batches.begin_attempt("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
         ledger.batches.fail_attempt(attempt, "the index is read-only")
@@ -105,7 +105,7 @@ def test_unclaimed_batch_times_are_listed_by_themselves(run: Callable[..., Resul
 
 def test_a_batch_is_given_up_with_a_reason_as_a_gap(run: Callable[..., Result], url: str) -> None:
     with Ledger.open(url) as ledger:
-        (batch,) = ledger.batches.list("shop")
+        (batch,) = ledger.batches.page("shop")
     time = str(batch.batch_time_ms)
     assert run("abandon", "shop", time).exit_code == 2, "it needs a reason"
     assert run("abandon", "shop", time, "--reason", " ").exit_code == 2
@@ -113,7 +113,7 @@ def test_a_batch_is_given_up_with_a_reason_as_a_gap(run: Callable[..., Result], 
     assert "5 records are a gap now" in result.stdout
     with Ledger.open(url) as ledger:
         assert ledger.batches.get("shop", batch.batch_time_ms).state is BatchState.ABANDONED
-        (gap,) = ledger.gaps.list("shop")
+        (gap,) = ledger.gaps.page("shop")
     assert (gap.from_offset, gap.until_offset, gap.reason) == (0, 5, "batch abandoned: poison")
     assert run("abandon", "shop", time, "--reason", "again").exit_code == 0
 

@@ -224,7 +224,7 @@ def test_check_finds_a_transform_where_a_batch_would(stream: Stream, tmp_path: P
 
 def test_a_row_is_one_line_where_nobody_looks_at_a_terminal(stream: Stream) -> None:
     with Ledger.open(stream.ledger) as ledger:
-        (batch,) = ledger.batches.list("shop")
+        (batch,) = ledger.batches.page("shop")
     assert time_text(batch.batch_time_ms) in run(stream, "batches", "list", "shop").stdout
 
 

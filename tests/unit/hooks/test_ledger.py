@@ -19,7 +19,7 @@ from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, State, Str
 
 def test_a_url_is_opened_as_it_is(tmp_path):
     with LedgerHook(f"sqlite:///{tmp_path}/ledger.db").opened() as ledger:
-        assert ledger.streams.list() == []
+        assert ledger.streams.all() == []
 
 
 @pytest.mark.parametrize("kind", ["headrace_ledger", "sqlite"])
@@ -32,7 +32,7 @@ def test_a_connection_without_host_is_a_file(tmp_path, monkeypatch, kind):
     assert "no ledger at" in message
     assert list(tmp_path.iterdir()) == [], "the Test button makes nothing"
     with LedgerHook("connection:my_ledger").opened() as ledger:
-        assert ledger.streams.list() == []
+        assert ledger.streams.all() == []
     assert hook.test_connection() == (True, "The ledger holds 0 stream(s).")
 
 

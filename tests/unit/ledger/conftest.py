@@ -64,7 +64,7 @@ class World:
         return self.ledger.receivers.register(self.job, receiver_id, host="here", lease_ms=10_000)
 
     def position(self, partition: int = 0) -> int:
-        rows = self.ledger.positions.list(STREAM)
+        rows = self.ledger.positions.all(STREAM)
         return next(row.next_offset for row in rows if row.partition == self.partitions[partition])
 
     def block(

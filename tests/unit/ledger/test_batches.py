@@ -121,12 +121,12 @@ def test_batches_are_listed_by_state_newest_first(filled: Any) -> None:
     filled.allocate(T2)
     filled.complete(T1)
     batches = filled.ledger.batches
-    assert [row.batch_time_ms for row in batches.list("flights")] == [T2, T1]
-    assert [row.batch_time_ms for row in batches.list("flights", states=["completed"])] == [T1]
-    both = batches.list("flights", states=[BatchState.COMPLETED, BatchState.ALLOCATED], oldest_first=True)
+    assert [row.batch_time_ms for row in batches.page("flights")] == [T2, T1]
+    assert [row.batch_time_ms for row in batches.page("flights", states=["completed"])] == [T1]
+    both = batches.page("flights", states=[BatchState.COMPLETED, BatchState.ALLOCATED], oldest_first=True)
     assert [row.batch_time_ms for row in both] == [T1, T2]
-    assert [row.batch_time_ms for row in batches.list("flights", limit=1)] == [T2]
-    assert [row.batch_time_ms for row in batches.list("flights", before_ms=T2)] == [T1]
+    assert [row.batch_time_ms for row in batches.page("flights", limit=1)] == [T2]
+    assert [row.batch_time_ms for row in batches.page("flights", before_ms=T2)] == [T1]
 
 
 def test_an_offset_leads_to_its_batch(filled: Any) -> None:
@@ -283,9 +283,9 @@ def test_an_abandoned_batch_is_a_gap(filled: Any) -> None:
         batches.renew_attempt(attempt)
     with pytest.raises(BatchStateError, match="poison"):
         batches.begin_attempt("flights", T1, **RUN, force=True)
-    gaps = {(gap.partition.partition, gap.from_offset, gap.until_offset) for gap in filled.ledger.gaps.list("flights")}
+    gaps = {(gap.partition.partition, gap.from_offset, gap.until_offset) for gap in filled.ledger.gaps.page("flights")}
     assert gaps == {(0, 0, 20), (1, 0, 5)}
-    assert filled.ledger.gaps.list("flights")[0].batch_time_ms == T1
+    assert filled.ledger.gaps.page("flights")[0].batch_time_ms == T1
 
 
 def test_a_completed_batch_is_not_abandoned(filled: Any) -> None:

@@ -30,7 +30,7 @@ def test_a_block_moves_its_positions_and_gets_the_first_interval_end_after_its_c
     (stored,) = world.ledger.batches.blocks_of("flights", NOW_MS + 1000)
     assert stored.block_id == added.block_id
     assert stored.info == world.block({0: (0, 10), 1: (0, 5)}, sequence=0)
-    (event,) = world.ledger.events.list("flights", kinds=[EventKind.BLOCK_ADDED])
+    (event,) = world.ledger.events.page("flights", kinds=[EventKind.BLOCK_ADDED])
     assert event.payload == {"receiver": "flights/kafka/0", "batch_time_ms": NOW_MS + 1000, "records": 15}
 
 

@@ -36,7 +36,7 @@ def removable(world: Any, before_ms: int = NOW_MS * 2) -> list[str]:
 
 
 def test_a_new_segment_closes_the_one_before(logged: Any) -> None:
-    segments = logged.ledger.segments.list("flights")
+    segments = logged.ledger.segments.page("flights")
     assert [(segment.path, segment.closed_at_ms is None) for segment in segments] == [
         ("a", False),
         ("b", False),
@@ -174,9 +174,9 @@ def test_folding_keeps_what_the_batch_took(logged: Any) -> None:
     assert cleanup.fold_blocks("flights", "a") == 2
     assert cleanup.fold_blocks("flights", "a") == 0
     assert removable(logged) == []
-    assert [segment.path for segment in logged.ledger.segments.list("flights")] == ["b", "c"]
+    assert [segment.path for segment in logged.ledger.segments.page("flights")] == ["b", "c"]
     assert logged.ledger.segments.get("flights", "a").removed_at_ms is not None
-    assert len(logged.ledger.events.list("flights", kinds=[EventKind.BLOCK_ADDED])) == 2
+    assert len(logged.ledger.events.page("flights", kinds=[EventKind.BLOCK_ADDED])) == 2
     assert len(batches.blocks_of("flights", T1)) == 1
     (taken,) = batches.inputs("flights", T1)
     assert (taken.from_offset, taken.until_offset, taken.blocks) == (0, 30, 3)
@@ -220,7 +220,7 @@ def test_a_block_of_an_earlier_segment_does_not_reopen_it(world: Any) -> None:
     world.ledger.segments.opened(world.receiver, "b")
     world.add({0: (0, 10)}, handle=BlockHandle("a", 0, 100))
     world.add({0: (10, 20)}, handle=BlockHandle("b", 0, 100))
-    assert [segment.closed_at_ms is None for segment in world.ledger.segments.list("flights")] == [False, True]
+    assert [segment.closed_at_ms is None for segment in world.ledger.segments.page("flights")] == [False, True]
 
 
 def test_a_segment_has_one_writer(world: Any) -> None:
@@ -262,12 +262,12 @@ def test_events_are_read_in_order_and_followed(world: Any) -> None:
     events.append("flights", EventKind.COMMIT_FAILED, {"error": "x"})
     events.append("flights", EventKind.OUTPUT_COMPLETED, batch_time_ms=T1)
     events.append("flights", EventKind.COMMIT_FAILED, {"error": "y"})
-    assert [event.kind for event in events.list("flights", start)] == [
+    assert [event.kind for event in events.page("flights", start)] == [
         "commit_failed",
         "output_completed",
         "commit_failed",
     ]
-    both = events.list("flights", start, [EventKind.COMMIT_FAILED, EventKind.OUTPUT_COMPLETED], limit=2)
+    both = events.page("flights", start, [EventKind.COMMIT_FAILED, EventKind.OUTPUT_COMPLETED], limit=2)
     assert [event.kind for event in both] == ["commit_failed", "output_completed"]
     assert [event.payload["error"] for event in events.latest("flights", [EventKind.COMMIT_FAILED])] == ["y", "x"]
     assert [event.kind for event in events.of_batch("flights", T1)] == ["output_completed"]
@@ -275,12 +275,12 @@ def test_events_are_read_in_order_and_followed(world: Any) -> None:
 
 def test_old_events_are_pruned(world: Any) -> None:
     events = world.ledger.events
-    before = len(events.list("flights"))
+    before = len(events.page("flights"))
     world.clock.advance(1000)
     events.append("flights", EventKind.COMMIT_FAILED)
     assert events.prune("flights", NOW_MS + 1000, limit=2) == 2
     assert events.prune("flights", NOW_MS + 1000) == before - 2
-    assert [event.kind for event in events.list("flights")] == ["commit_failed"]
+    assert [event.kind for event in events.page("flights")] == ["commit_failed"]
 
 
 def test_the_logs_bytes_are_those_of_its_files(world: Any) -> None:

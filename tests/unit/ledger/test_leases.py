@@ -34,7 +34,7 @@ def test_a_stream_is_registered_once_and_revised_when_it_changes(ledger: Any) ->
     assert register(ledger, definition=first.definition) == first
     revised = register(ledger, definition='{"outputs": [{"id": "a"}]}', block_interval_ms=100)
     assert (revised.revision, revised.outputs, revised.max_concurrent_batches) == (2, ("a",), 1)
-    assert [row.name for row in ledger.streams.list()] == ["flights"]
+    assert [row.name for row in ledger.streams.all()] == ["flights"]
 
 
 def test_the_batch_interval_is_fixed_once_there_are_blocks(world: Any) -> None:
@@ -56,7 +56,7 @@ def test_what_a_person_wants_is_an_event_when_it_changes(ledger: Any) -> None:
     register(ledger)
     assert ledger.streams.set_desired_state("flights", "stopped").desired_state is DesiredState.STOPPED
     ledger.streams.set_desired_state("flights", DesiredState.STOPPED)
-    assert len(ledger.events.list("flights", kinds=[EventKind.STREAM_STATE_CHANGED])) == 1
+    assert len(ledger.events.page("flights", kinds=[EventKind.STREAM_STATE_CHANGED])) == 1
 
 
 def test_a_live_job_keeps_others_out(world: Any) -> None:
@@ -72,11 +72,11 @@ def test_a_silent_job_is_taken_over_and_marked(world: Any) -> None:
     world.clock.advance(10_000)
     job = world.ledger.jobs.acquire("flights", holder="second", lease_ms=1000, versions={"python": "3.11"})
     assert job.epoch == 2
-    current, before = world.ledger.jobs.list("flights")
+    current, before = world.ledger.jobs.page("flights")
     assert (current.holder, current.versions, current.state) == ("second", {"python": "3.11"}, JobState.STARTING)
     assert before.state is JobState.FAILED
     assert "not heard of for 10000 ms; second took over" in before.error
-    assert [row.state for row in world.ledger.receivers.list("flights")] == [ReceiverState.LOST]
+    assert [row.state for row in world.ledger.receivers.all("flights")] == [ReceiverState.LOST]
     for step in (lambda: world.ledger.jobs.renew(world.job), lambda: world.ledger.jobs.release(world.job, "stopped")):
         with pytest.raises(LeaseLostError):
             step()
@@ -138,7 +138,7 @@ def test_a_receiver_hears_its_partitions(world: Any) -> None:
     assert {tp.partition: given.next_offset for tp, given in orders.assigned.items()} == {0: 10, 1: 0, 2: 0}
     assert (orders.revoked, orders.stop) == (frozenset(), False)
     assert (orders.now_ms, orders.lease_until_ms) == (NOW_MS, NOW_MS + 10_000)
-    (row,) = world.ledger.receivers.list("flights")
+    (row,) = world.ledger.receivers.all("flights")
     assert (row.stats, row.state, row.sealed_through_ms) == ({"rate": 5}, ReceiverState.RUNNING, NOW_MS)
 
 
@@ -146,7 +146,7 @@ def test_what_is_sealed_stays_sealed_and_stats_stay_until_replaced(world: Any) -
     receivers = world.ledger.receivers
     receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, stats={"rate": 5})
     receivers.heartbeat(world.receiver, sealed_through_ms=0, error="a hiccup")
-    (row,) = receivers.list("flights")
+    (row,) = receivers.all("flights")
     assert (row.sealed_through_ms, row.stats, row.last_error) == (NOW_MS, {"rate": 5}, "a hiccup")
 
 
@@ -196,7 +196,7 @@ def test_a_restarted_receiver_fences_the_one_before(world: Any) -> None:
         with pytest.raises(LeaseLostError):
             step()
     assert len(receivers.heartbeat(newer, sealed_through_ms=0).assigned) == 3
-    (row,) = receivers.list("flights")
+    (row,) = receivers.all("flights")
     assert (row.epoch, row.restarts) == (2, 1)
 
 
@@ -204,7 +204,7 @@ def test_a_receiver_ends_with_its_error(world: Any) -> None:
     receivers = world.ledger.receivers
     receivers.release(world.receiver, ReceiverState.FAILED, "boom")
     receivers.release(world.receiver, ReceiverState.FAILED, "boom")
-    (row,) = receivers.list("flights")
+    (row,) = receivers.all("flights")
     assert (row.state, row.last_error, row.alive(NOW_MS)) == (ReceiverState.FAILED, "boom", False)
     with pytest.raises(LeaseLostError):
         receivers.heartbeat(world.receiver, sealed_through_ms=0)
@@ -215,16 +215,16 @@ def test_a_receiver_ends_with_its_error(world: Any) -> None:
 def test_the_end_of_its_last_job_is_no_error_of_a_receiver_of_the_next(world: Any) -> None:
     ledger = world.ledger
     ledger.jobs.release(world.job, "failed", "no executors")
-    (row,) = ledger.receivers.list("flights")
+    (row,) = ledger.receivers.all("flights")
     assert row.last_error == "its job (epoch 1) failed"
     job = ledger.jobs.acquire("flights", holder="next", lease_ms=10_000)
     lease = ledger.receivers.register(job, row.receiver_id, host="here", lease_ms=10_000)
-    (row,) = ledger.receivers.list("flights")
+    (row,) = ledger.receivers.all("flights")
     assert row.last_error is None
     # What happened in this job stays with its restarts.
     ledger.receivers.release(lease, "failed", "disk full")
     ledger.receivers.register(job, row.receiver_id, host="here", lease_ms=10_000)
-    (row,) = ledger.receivers.list("flights")
+    (row,) = ledger.receivers.all("flights")
     assert (row.last_error, row.restarts) == ("disk full", 1)
 
 
@@ -238,10 +238,10 @@ def test_leases_pickle(world: Any) -> None:
 def test_a_receiver_says_why_it_pauses(world: Any) -> None:
     receivers = world.ledger.receivers
     receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS, paused_reason="the disk is full")
-    (row,) = receivers.list("flights")
+    (row,) = receivers.all("flights")
     assert (row.paused_reason, row.alive(NOW_MS)) == ("the disk is full", True)
     receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS)
-    assert receivers.list("flights")[0].paused_reason is None
+    assert receivers.all("flights")[0].paused_reason is None
 
 
 @pytest.mark.parametrize("end", ["release", "register", "job"])
@@ -254,7 +254,7 @@ def test_what_has_ended_is_not_paused(world: Any, end: str) -> None:
         world.lease(0)
     else:
         world.ledger.jobs.release(world.job, JobState.STOPPED)
-    assert receivers.list("flights")[0].paused_reason is None
+    assert receivers.all("flights")[0].paused_reason is None
 
 
 def test_a_receiver_hears_its_rate_and_its_successor_keeps_it(world: Any) -> None:
@@ -262,10 +262,10 @@ def test_a_receiver_hears_its_rate_and_its_successor_keeps_it(world: Any) -> Non
     assert receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS).max_rate is None
     receivers.set_rate(world.job, {me: 120.5, ReceiverId("flights", "kafka", 7): 3.0})
     assert receivers.heartbeat(world.receiver, sealed_through_ms=NOW_MS).max_rate == 120.5
-    assert [row.max_rate for row in receivers.list("flights")] == [120.5]
+    assert [row.max_rate for row in receivers.all("flights")] == [120.5]
     assert receivers.heartbeat(world.lease(0), sealed_through_ms=NOW_MS).max_rate == 120.5
     receivers.set_rate(world.job, {me: None})
-    assert receivers.list("flights")[0].max_rate is None
+    assert receivers.all("flights")[0].max_rate is None
 
 
 def test_only_the_present_job_sets_rates_and_only_real_ones(world: Any) -> None:
@@ -279,4 +279,4 @@ def test_only_the_present_job_sets_rates_and_only_real_ones(world: Any) -> None:
     world.ledger.jobs.acquire("flights", holder="second", lease_ms=1000)
     with pytest.raises(LeaseLostError):
         receivers.set_rate(world.job, {me: 5.0})
-    assert receivers.list("flights")[0].max_rate is None
+    assert receivers.all("flights")[0].max_rate is None

@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {"holder": "task", "way": "connect", "lease_ms": 5_000}
 
 
 def heard(world: World, *kinds: EventKind) -> list[EventRow]:
-    return world.ledger.events.list(STREAM, kinds=kinds or None)
+    return world.ledger.events.page(STREAM, kinds=kinds or None)
 
 
 def received(world: World, times: int = 3) -> None:
@@ -127,11 +127,11 @@ def test_a_stream_that_has_stopped_is_silent_and_a_listener_goes_on_where_it_was
     received(world, 1)
     last = heard(world)[-1].event_id
     world.ledger.jobs.release(world.job, JobState.STOPPED)
-    (stopped,) = world.ledger.events.list(STREAM, last)
+    (stopped,) = world.ledger.events.page(STREAM, last)
     assert stopped.kind == EventKind.JOB_STOPPED
     world.ledger.jobs.release(world.job, JobState.STOPPED)
     world.clock.advance(60_000)
-    assert world.ledger.events.list(STREAM, stopped.event_id) == []
+    assert world.ledger.events.page(STREAM, stopped.event_id) == []
 
 
 def test_a_listener_may_stop_the_stream(world: World) -> None:

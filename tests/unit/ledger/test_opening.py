@@ -212,7 +212,7 @@ def test_the_clock_is_the_databases(ledger_url: str) -> None:
 
 def test_threads_and_event_loops_share_a_ledger(world: Any) -> None:
     events = world.ledger.events
-    before = len(events.list("flights"))
+    before = len(events.page("flights"))
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: world.ledger.jobs.renew(world.job), range(40)))
         list(threads.map(lambda n: world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=n), range(40)))
@@ -221,8 +221,8 @@ def test_threads_and_event_loops_share_a_ledger(world: Any) -> None:
         return await asyncio.gather(*(asyncio.to_thread(world.ledger.jobs.current, "flights") for _ in range(20)))
 
     assert {row.epoch for row in asyncio.run(look())} == {1}
-    assert len(events.list("flights")) == before
-    assert world.ledger.receivers.list("flights")[0].sealed_through_ms == 39
+    assert len(events.page("flights")) == before
+    assert world.ledger.receivers.all("flights")[0].sealed_through_ms == 39
 
 
 def test_a_forked_child_has_connections_of_its_own(world: Any) -> None:

@@ -24,7 +24,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def kinds(world: Any, *wanted: EventKind) -> list[tuple[str, Any]]:
-    return [(event.kind, event.payload) for event in world.ledger.events.list("flights", kinds=wanted)]
+    return [(event.kind, event.payload) for event in world.ledger.events.page("flights", kinds=wanted)]
 
 
 def orders(world: Any, lease: Any) -> tuple[set[int], set[int]]:
@@ -49,7 +49,7 @@ def test_growth_is_an_event_and_partitions_never_shrink(world: Any) -> None:
 def test_a_topics_first_size_is_kept(world: Any) -> None:
     topics = world.ledger.topics
     topics.observe(world.job, "kafka", "departures", "id-1", 5)
-    (row,) = topics.list("flights", "kafka")
+    (row,) = topics.all("flights", "kafka")
     assert (row.first_partitions, row.partitions) == (3, 5)
 
 
@@ -61,13 +61,13 @@ def test_an_input_starts_with_the_topics_of_its_first_look(world: Any) -> None:
     assert [(row.topic, row.at_start) for row in later] == [("arrivals", True), ("delays", False)]
     (empty_at_first,) = topics.observe_all(world.job, "third", [("gates", "id-11", 1)], appeared=True)
     assert not empty_at_first.at_start
-    assert [row.topic for row in topics.list("flights", "other")] == ["arrivals", "delays", "weather"]
+    assert [row.topic for row in topics.all("flights", "other")] == ["arrivals", "delays", "weather"]
 
 
 def test_a_recreated_topic_is_another_incarnation(world: Any) -> None:
     row = world.ledger.topics.observe(world.job, "kafka", "departures", "id-2", 3)
     assert row.incarnation == 2
-    assert [(r.incarnation, r.current) for r in world.ledger.topics.list("flights")] == [(1, False), (2, True)]
+    assert [(r.incarnation, r.current) for r in world.ledger.topics.all("flights")] == [(1, False), (2, True)]
     assert len(kinds(world, EventKind.TOPIC_RECREATED)) == 1
     # Old metadata does not make a third one.
     assert world.ledger.topics.observe(world.job, "kafka", "departures", "id-1", 3).incarnation == 1
@@ -91,7 +91,7 @@ def test_ensuring_leaves_existing_positions(world: Any) -> None:
     more = TopicPartition("departures", "id-1", 3)
     world.ledger.positions.ensure_all(world.job, "kafka", {world.partitions[0]: 99, more: 40})
     world.ledger.positions.ensure(world.job, "kafka", more, 50)
-    rows = {row.partition.partition: row for row in world.ledger.positions.list("flights", "kafka")}
+    rows = {row.partition.partition: row for row in world.ledger.positions.all("flights", "kafka")}
     assert (rows[0].next_offset, rows[0].starting_offset) == (10, 0)
     assert (rows[3].next_offset, rows[3].receiver_index, rows[3].state) == (40, None, PartitionState.ACTIVE)
 
@@ -134,7 +134,7 @@ def test_a_requested_release_leaves_the_partition_free(world: Any) -> None:
     assert orders(world, world.receiver) == ({2}, {0, 1})
     positions.release(world.receiver, world.partitions[:2])
     positions.release(world.receiver, world.partitions[:2])
-    assert [row.receiver_index for row in positions.list("flights")] == [None, None, 0]
+    assert [row.receiver_index for row in positions.all("flights")] == [None, None, 0]
 
 
 def test_a_living_receiver_is_not_robbed(world: Any) -> None:
@@ -149,7 +149,7 @@ def test_a_dead_receiver_loses_its_partitions_and_cannot_come_back_to_them(world
     positions = world.ledger.positions
     positions.assign(world.job, "kafka", {world.partitions[0]: 1})
     positions.force_release(world.job, "kafka", world.partitions)
-    assert [row.receiver_index for row in positions.list("flights")] == [1, None, None]
+    assert [row.receiver_index for row in positions.all("flights")] == [1, None, None]
     with pytest.raises(PartitionNotAssignedError):
         world.add({0: (0, 10)})
     # It may live on, with nothing to read.
@@ -172,7 +172,7 @@ def test_a_position_advances_without_a_block(world: Any) -> None:
     positions = world.ledger.positions
     positions.advance(world.receiver, world.partitions[0], 10, 22)
     assert world.position() == 22
-    assert world.ledger.gaps.list("flights") == []
+    assert world.ledger.gaps.page("flights") == []
     world.add({0: (22, 30)})
     with pytest.raises(PositionConflictError) as refused:
         positions.advance(world.receiver, world.partitions[0], 22, 40)
@@ -183,7 +183,7 @@ def test_a_position_advances_without_a_block(world: Any) -> None:
 
 def test_a_jump_is_a_gap(world: Any) -> None:
     world.ledger.positions.advance(world.receiver, world.partitions[0], 0, 100, gap="lost to retention")
-    (gap,) = world.ledger.gaps.list("flights")
+    (gap,) = world.ledger.gaps.page("flights")
     assert (gap.partition, gap.from_offset, gap.until_offset) == (world.partitions[0], 0, 100)
     assert (gap.reason, gap.batch_time_ms, gap.at_ms) == ("lost to retention", None, NOW_MS)
     (event,) = kinds(world, EventKind.GAP)
@@ -199,7 +199,7 @@ def test_a_position_knows_the_leader_epoch_of_its_last_record(world: Any) -> Non
 
     def known() -> list[EpochEnd | None]:
         assigned = world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0).assigned
-        rows = {row.partition: row for row in world.ledger.positions.list("flights")}
+        rows = {row.partition: row for row in world.ledger.positions.all("flights")}
         ends = [assigned[each].epoch_end for each in (first, second)]
         for each, end in zip((first, second), ends, strict=True):
             told = (None, None) if end is None else (end.leader_epoch, end.end_offset)
@@ -226,7 +226,7 @@ def test_a_failed_partition_is_told_and_resumed(world: Any) -> None:
     given = receivers.heartbeat(world.receiver, sealed_through_ms=0).assigned[world.partitions[0]]
     assert (given.state, given.error) == (PartitionState.FAILED, "offsets lost")
     positions.set_state(world.job, "kafka", [world.partitions[0]], "active")
-    assert positions.list("flights")[0].error is None
+    assert positions.all("flights")[0].error is None
     assert len(kinds(world, EventKind.PARTITION_FAILED)) == 1
 
 
@@ -240,7 +240,7 @@ def test_a_partition_that_ends_with_its_topic_is_told_with_what_was_not_read_of_
         (first.partition, 1_000),
         (second.partition, None),
     ]
-    assert events[0]["next_offset"] == world.ledger.positions.list("flights")[0].next_offset
+    assert events[0]["next_offset"] == world.ledger.positions.all("flights")[0].next_offset
     assert events[0]["error"] == "the topic was deleted"
 
 
@@ -248,9 +248,9 @@ def test_positions_whose_topic_is_over_can_be_left_out(world: Any) -> None:
     positions = world.ledger.positions
     positions.set_state(world.job, "kafka", [world.partitions[0]], "ended", "the topic was deleted")
     positions.set_state(world.job, "kafka", [world.partitions[1]], "failed", "offsets lost")
-    assert [row.partition for row in positions.list("flights", live=True)] == list(world.partitions[1:])
-    assert [row.partition for row in positions.list("flights", "kafka", live=True)] == list(world.partitions[1:])
-    assert len(positions.list("flights")) == len(world.partitions)
+    assert [row.partition for row in positions.all("flights", live=True)] == list(world.partitions[1:])
+    assert [row.partition for row in positions.all("flights", "kafka", live=True)] == list(world.partitions[1:])
+    assert len(positions.all("flights")) == len(world.partitions)
 
 
 def test_live_positions_are_found_by_their_index_however_many_have_ended(world: Any) -> None:
@@ -269,7 +269,7 @@ def test_live_positions_are_found_by_their_index_however_many_have_ended(world: 
 
     event.listen(engine, "before_cursor_execute", explain)
     try:
-        world.ledger.positions.list("flights", "kafka", live=True)
+        world.ledger.positions.all("flights", "kafka", live=True)
     finally:
         event.remove(engine, "before_cursor_execute", explain)
     assert any("ix_positions_live" in line for line in statements), statements

@@ -80,7 +80,7 @@ def test_of_two_that_add_the_same_range_one_wins(live: Ledger) -> None:
     won = sorted(first + second)
     assert won == list(range(len(won)))
     assert won
-    (position,) = live.positions.list("flights")
+    (position,) = live.positions.all("flights")
     assert position.next_offset == 10 * len(won)
 
 
@@ -185,7 +185,7 @@ def test_of_two_that_coalesce_each_time_is_taken_once(live: Ledger) -> None:
     taken = [time_ms for batch in first + second for time_ms in batch]
     assert sorted(taken) == [time_ms for time_ms in times if time_ms <= times[2::3][-1]]
     assert (
-        sum(row.blocks for row in live.batches.list("flights", 1000))
+        sum(row.blocks for row in live.batches.page("flights", 1000))
         + sum(row.blocks for row in live.blocks.unclaimed("flights"))
         == 3 * ROUNDS
     )
@@ -194,7 +194,7 @@ def test_of_two_that_coalesce_each_time_is_taken_once(live: Ledger) -> None:
 def test_two_that_open_an_empty_database_migrate_it_once(fresh_url: str) -> None:
     assert race(fresh_url, *[("migrate", fresh_url)] * 3) == ["runner-0", "runner-1", "runner-2"]
     with Ledger.open(fresh_url, create=False) as ledger:
-        assert len(ledger.streams.list()) == 3
+        assert len(ledger.streams.all()) == 3
 
 
 def waiting_add(live: Ledger, lease: ReceiverLease, tp: TopicPartition, change: Any) -> Any:
@@ -227,4 +227,4 @@ def test_an_add_that_waited_sees_that_its_partition_moved_meanwhile(live: Ledger
     lease, tp = receiver(live)
     with pytest.raises(PositionConflictError):
         waiting_add(live, lease, tp, update(positions).values(next_offset=5))
-    assert live.positions.list("flights")[0].next_offset == 5
+    assert live.positions.all("flights")[0].next_offset == 5

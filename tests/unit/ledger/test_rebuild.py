@@ -120,7 +120,7 @@ def restored(ledger: Any) -> Any:
 
 def test_everything_is_as_it_was_found(restored: Any) -> None:
     assert restored.streams.get("flights") == STREAM
-    done, absorbed, open_ = restored.batches.list("flights", oldest_first=True)
+    done, absorbed, open_ = restored.batches.page("flights", oldest_first=True)
     assert done == replace(DONE, attempt=LAST_ATTEMPT)
     assert (absorbed.state, absorbed.absorbed_by_ms) == (BatchState.ABSORBED, T2)
     assert (open_.state, open_.records, open_.blocks, open_.absorbed) == (BatchState.ALLOCATED, 30, 3, (T1,))
@@ -128,10 +128,10 @@ def test_everything_is_as_it_was_found(restored: Any) -> None:
         block(n, T2).info for n in range(3)
     ]
     assert [(row.batch_time_ms, row.blocks) for row in restored.blocks.unclaimed("flights")] == [(T3, 1)]
-    assert len(restored.events.list("flights", kinds=[EventKind.LEDGER_REBUILT])) == 1
+    assert len(restored.events.page("flights", kinds=[EventKind.LEDGER_REBUILT])) == 1
     assert restored.segments.stored_bytes("flights") == 400
-    assert restored.topics.list("flights") == found().topics
-    assert restored.positions.list("flights") == found().positions
+    assert restored.topics.all("flights") == found().topics
+    assert restored.positions.all("flights") == found().positions
     assert restored.runs.assign("flights", "manual") == T1
 
 
@@ -180,7 +180,7 @@ def test_a_registration_anew_gives_way_and_what_was_received_does_not(ledger: An
     world.clock.advance(10_000)
     ledger.rebuild.restore("flights", found())
     assert ledger.jobs.current("flights") is None
-    assert {row.partition: row.next_offset for row in ledger.positions.list("flights")} == {OLD: 500, TP: 40}
+    assert {row.partition: row.next_offset for row in ledger.positions.all("flights")} == {OLD: 500, TP: 40}
     with pytest.raises(LedgerError, match="not lost"):
         ledger.rebuild.restore("flights", found())
 
@@ -202,4 +202,4 @@ def test_contradictions_change_nothing(ledger: Any) -> None:
         ledger.rebuild.restore("flights", found(blocks=[block(0, T1), block(0, T2)]))
     with pytest.raises(LedgerError, match="segments that were not"):
         ledger.rebuild.restore("flights", found(segments=[]))
-    assert ledger.positions.list("flights") == []
+    assert ledger.positions.all("flights") == []

@@ -47,7 +47,7 @@ def test_a_definition_of_older_code_gets_its_revision_and_the_newest_stays(ledge
     assert register(ledger, "late", 1_500) == 3
     row = ledger.streams.get(STREAM)
     assert (row.revision, row.definition) == (2, '{"name": "b"}')
-    payloads = [event.payload for event in ledger.events.list(STREAM, kinds=[EventKind.STREAM_REGISTERED])]
+    payloads = [event.payload for event in ledger.events.page(STREAM, kinds=[EventKind.STREAM_REGISTERED])]
     assert payloads == [{"revision": n, "newest": newest} for n, newest in ((1, 1), (2, 2), (3, 2))]
 
 

@@ -26,12 +26,12 @@ def test_a_deleted_file_is_an_error_and_not_a_new_ledger(ledger: Any, ledger_url
     for file in tmp_path.glob("ledger.db*"):
         file.unlink()
     with pytest.raises(LedgerUnavailableError):
-        ledger.streams.list()
+        ledger.streams.all()
     assert not (tmp_path / "ledger.db").exists()
     # The same process may make it anew.
     with Ledger.open(ledger_url) as again:
-        assert again.streams.list() == []
-    assert ledger.streams.list() == []
+        assert again.streams.all() == []
+    assert ledger.streams.all() == []
 
 
 def test_a_new_ledger_and_its_folder_are_its_users_alone(tmp_path: Path) -> None:

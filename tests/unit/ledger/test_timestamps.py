@@ -70,7 +70,7 @@ def test_a_timestamp_ahead_of_the_clock_is_not_believed(world: Any) -> None:
 
 
 def positions(world: Any) -> dict[int, tuple[int, int]]:
-    rows = world.ledger.positions.list("flights")
+    rows = world.ledger.positions.all("flights")
     return {row.partition.partition: (row.watermark_ms, row.drained_ms) for row in rows}
 
 

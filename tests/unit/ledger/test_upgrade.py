@@ -123,16 +123,16 @@ def finish(ledger: Ledger, time_ms: int, **options: Any) -> tuple[str, ...]:
 def test_everything_can_be_read(upgraded: Ledger) -> None:
     stream = upgraded.streams.get("flights")
     assert (stream.batch_by, stream.allowed_lateness_ms, stream.outputs) == ("arrival", 0, ("index", "console"))
-    rows = upgraded.batches.list("flights", oldest_first=True)
+    rows = upgraded.batches.page("flights", oldest_first=True)
     assert [row.state.value for row in rows] == ["completed", "failed", "failed", *["allocated"] * 3]
     # What failed when it was run again has completed before.
     assert [row.steps for row in rows[:3]] == [("index", "console"), ("index", "console"), None]
     assert {(row.late_records, row.built) for row in rows} == {(0, False)}
     assert {origin.source for origin in upgraded.batches.origins("flights", [DONE, WAITS]).values()} == {"log"}
     assert [row.records for row in upgraded.blocks.of_batch("flights", DONE)[0].info.ranges] == [10]
-    assert [row.last_batch_time_ms for row in upgraded.segments.list("flights")] == [None, 0]
+    assert [row.last_batch_time_ms for row in upgraded.segments.page("flights")] == [None, 0]
     assert [row.path for row in upgraded.cleanup.removable_segments("flights", DONE)] == ["0"]
-    (position,) = upgraded.positions.list("flights")
+    (position,) = upgraded.positions.all("flights")
     assert (position.next_offset, position.watermark_ms, position.drained_ms) == (70, 0, 0)
     (first, second) = upgraded.batches.attempts("flights", TAKEN)
     assert (first.state, first.target, first.source, first.definition) == (AttemptState.FENCED, "", "log", None)

@@ -143,7 +143,7 @@ def test_of_two_tries_that_start_a_job_at_once_one_does_and_the_other_attaches(
     assert loser.exit_code() == 75
     assert "is held by" in loser.log.read_text()
     (winner,) = [one._process for one in tries if one._process is not loser]
-    (job,) = ledger.jobs.list("flights")
+    (job,) = ledger.jobs.page("flights")
     assert winner.alive()
     assert (job.attributes["pid"], job.alive(ledger.now_ms())) == (winner.pid, True)
 
@@ -163,7 +163,7 @@ def test_a_try_that_dies_between_spawn_and_lease_leaves_one_job(operator, toy, l
     waiting = deferred(again, make_task().context)
     assert waiting.trigger.parameters == {"epoch": 1}
     until(lambda: [left.alive(), again._process is not None and again._process.alive()].count(True) == 1)
-    assert len(ledger.jobs.list("flights")) == 1
+    assert len(ledger.jobs.page("flights")) == 1
 
 
 def test_a_job_that_was_asked_to_stop_ends_the_task_well(operator, toy, ledger, task, until):

@@ -176,7 +176,7 @@ def test_a_batch_that_is_given_up_between_its_tries_ends_them_well(stream, alloc
     ledger.batches.abandon("flights", at_ms, "its index is gone")
     make(stream).execute(task.again(try_number=2).context)
     assert [row.number for row in ledger.batches.attempts("flights", at_ms)] == [1]
-    (gap,) = ledger.gaps.list("flights")
+    (gap,) = ledger.gaps.page("flights")
     assert (gap.batch_time_ms, gap.until_offset - gap.from_offset) == (at_ms, 3)
 
 
@@ -375,7 +375,7 @@ def test_what_is_run_ahead_of_a_batch_is_run_by_the_definition_of_the_task_that_
     make(ordered, way=way).execute(task.context)
     of_first = [
         row.revision
-        for time in ledger.batches.list("flights", 9)
+        for time in ledger.batches.page("flights", 9)
         for row in ledger.batches.attempts("flights", time.batch_time_ms)
     ]
     assert set(of_first) == {2}

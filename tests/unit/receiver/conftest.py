@@ -91,7 +91,7 @@ class Setting:
             running.end()
 
     def positions(self) -> list[int]:
-        rows = {row.partition: row.next_offset for row in self.ledger.positions.list("air")}
+        rows = {row.partition: row.next_offset for row in self.ledger.positions.all("air")}
         return [rows[partition] for partition in self.partitions]
 
     def stored(self) -> list[tuple[int, int, bytes]]:
@@ -104,7 +104,7 @@ class Setting:
         return sorted(found)
 
     def events(self, kind: EventKind) -> list[dict[str, Any]]:
-        return [event.payload for event in self.ledger.events.list("air", kinds=[kind])]
+        return [event.payload for event in self.ledger.events.page("air", kinds=[kind])]
 
 
 @pytest.fixture

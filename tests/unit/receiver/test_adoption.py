@@ -89,7 +89,7 @@ def job(tmp_path: Path, ledger: Ledger) -> JobLease:
 
 
 def noted(ledger: Ledger) -> list[dict[str, Any]]:
-    return [event.payload for event in ledger.events.list("shop", kinds=[EventKind.DEFINITION_NOT_ADOPTED])]
+    return [event.payload for event in ledger.events.page("shop", kinds=[EventKind.DEFINITION_NOT_ADOPTED])]
 
 
 def test_a_difference_is_told_until_a_job_has_adopted_it(tmp_path: Path, ledger: Ledger, job: JobLease) -> None:

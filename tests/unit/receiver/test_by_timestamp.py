@@ -58,7 +58,7 @@ class Timed:
         return {each: sorted(rows) for each, rows in found.items()}
 
     def drained(self) -> list[int]:
-        rows = {row.partition: row.drained_ms for row in self.ledger.positions.list("air")}
+        rows = {row.partition: row.drained_ms for row in self.ledger.positions.all("air")}
         return [rows[partition] for partition in self.partitions]
 
 
@@ -101,7 +101,7 @@ def test_the_latest_timestamp_goes_over_with_its_partition(setting: Timed) -> No
     with setting.running(0), setting.running(1):
         eventually(lambda: setting.positions() == [0, 1])
         setting.assign(0, 1)
-        eventually(lambda: [row.receiver_index for row in setting.ledger.positions.list("air")] == [0, 1])
+        eventually(lambda: [row.receiver_index for row in setting.ledger.positions.all("air")] == [0, 1])
         setting.produce(1, 3.0)
         eventually(lambda: setting.positions() == [0, 2])
     assert setting.batches() == {6: [(1, 3.0), (1, 5.5)]}
@@ -115,7 +115,7 @@ def test_late_records_join_the_next_open_batch_and_are_counted(setting: Timed) -
         setting.produce(0, 1.6, 1.7)
         setting.produce(1, 2.5, 6.5)
         eventually(lambda: setting.positions() == [3, 2])
-        eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("late_records") == 3)
+        eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("late_records") == 3)
     assert setting.batches() == {2: [(0, 1.5)], 5: [(0, 1.6), (0, 1.7), (1, 2.5)], 7: [(1, 6.5)]}
 
 
@@ -150,7 +150,7 @@ def test_nothing_is_claimed_while_kafka_is_silent_and_nothing_after_it(setting: 
         eventually(lambda: min(setting.drained()) > 0)
         setting.ends.silent = True
         silent_since = setting.ledger.now_ms()
-        eventually(lambda: setting.ledger.receivers.list("air")[0].heartbeat_ms > silent_since + 2_500)
+        eventually(lambda: setting.ledger.receivers.all("air")[0].heartbeat_ms > silent_since + 2_500)
         assert max(setting.drained()) <= silent_since + 1_100
         setting.ends.silent = False
         eventually(lambda: min(setting.drained()) > silent_since + 2_500)
@@ -181,7 +181,7 @@ def test_the_heartbeat_goes_on_between_the_batches_of_one_cut(
     def stored() -> bool:
         position = made.positions()[0]
         if 0 < position < 200:
-            beats.update(row.heartbeat_ms for row in made.ledger.receivers.list("air"))
+            beats.update(row.heartbeat_ms for row in made.ledger.receivers.all("air"))
         return bool(position == 200)
 
     with made.running():

@@ -48,7 +48,7 @@ def test_a_batch_that_waits_for_its_records_gets_them_out_of_the_reserve(
     setting.kafka.produce("flights", 0, *records_of_this_moment())
 
     def paused_for() -> str:
-        return setting.ledger.receivers.list("air")[0].paused_reason or ""
+        return setting.ledger.receivers.all("air")[0].paused_reason or ""
 
     with setting.running():
         eventually(lambda: setting.positions() == [20, 0])

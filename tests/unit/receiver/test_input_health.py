@@ -60,7 +60,7 @@ class Rows:
 
     def troubles(self) -> list[InputTrouble]:
         job = self.ledger.jobs.current("air")
-        return input_troubles(job, self.ledger.receivers.list("air"), self.ledger.now_ms())
+        return input_troubles(job, self.ledger.receivers.all("air"), self.ledger.now_ms())
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_receiver_that_ends_again_and_again_reads_nothing(rows: Rows) -> None:
     receiver = ReceiverId("air", "records", 0)
     for _ in range(2):
         lease = rows.ledger.receivers.register(job, receiver, host="h", lease_ms=5_000)
-        if rows.ledger.receivers.list("air")[0].epoch == 1:
+        if rows.ledger.receivers.all("air")[0].epoch == 1:
             rows.ledger.receivers.heartbeat(lease, sealed_through_ms=T)
         rows.ledger.receivers.release(lease, "failed", "/data/air is read-only")
     rows.ledger.receivers.register(job, receiver, host="h", lease_ms=5_000)

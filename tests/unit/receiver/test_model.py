@@ -243,7 +243,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
                 at[each.partition] = each.until_offset
                 assert block.batch_time_ms >= last_batch[each.partition]
                 last_batch[each.partition] = block.batch_time_ms
-        for row in self.ledger.positions.list("air"):
+        for row in self.ledger.positions.all("air"):
             assert row.next_offset >= at[row.partition]
 
     def everything_is_there(self) -> None:

@@ -58,13 +58,13 @@ def setting(make_stream: MakeStream, make_setting: MakeSetting) -> Setting:
 
 
 def receiver(setting: Setting) -> ReceiverRow:
-    (row,) = setting.ledger.receivers.list("air")
+    (row,) = setting.ledger.receivers.all("air")
     assert isinstance(row, ReceiverRow)
     return row
 
 
 def paused_for(setting: Setting) -> str:
-    rows = setting.ledger.receivers.list("air")
+    rows = setting.ledger.receivers.all("air")
     return (rows[0].paused_reason or "") if rows else ""
 
 
@@ -308,9 +308,9 @@ def test_a_backlog_pauses_receiving_at_the_budget_and_nothing_needed_is_deleted(
     paused, resumed = (setting.events(kind) for kind in (EventKind.RECEIVING_PAUSED, EventKind.RECEIVING_RESUMED))
     assert {each["cause"] for each in paused} == {"log_budget"}
     assert len(resumed) == len(paused) >= 1
-    batches = setting.ledger.batches.list("air", 1_000)
+    batches = setting.ledger.batches.page("air", 1_000)
     assert sum(each.records for each in batches) == RECORDS
-    assert setting.ledger.gaps.list("air") == []
+    assert setting.ledger.gaps.page("air") == []
 
 
 class Segments:

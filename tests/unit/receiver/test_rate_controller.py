@@ -90,7 +90,7 @@ class Batches:
         self.ledger.batches.complete_attempt(attempt)
 
     def rates(self) -> list[float | None]:
-        rates = {row.receiver_id: row.max_rate for row in self.ledger.receivers.list("air")}
+        rates = {row.receiver_id: row.max_rate for row in self.ledger.receivers.all("air")}
         return [rates[each] for each in self.ids]
 
 
@@ -244,7 +244,7 @@ def test_a_batch_that_is_run_again_tells_nothing(make_batches: Callable[..., Bat
         batches.run(batches.receive(100, 100), 500)
         controller.follow()
         batches.clock.advance(1_000)
-    time_ms = batches.ledger.batches.list("air", 1)[0].batch_time_ms
+    time_ms = batches.ledger.batches.page("air", 1)[0].batch_time_ms
     attempt = batches.ledger.batches.begin_attempt(
         "air", time_ms, holder="test", way="connect", lease_ms=600_000, force=True
     )

@@ -46,25 +46,25 @@ def test_offsets_that_are_given_to_other_records_are_an_event(begin: Callable[[s
     setting = begin(policy)
 
     def told(epoch: int) -> int | None:
-        (row,) = setting.ledger.receivers.list("air")
+        (row,) = setting.ledger.receivers.all("air")
         return row.stats.get("lost_offsets") if row.epoch == epoch else None
 
     with setting.kafka.lock:
         del setting.kafka.logs["flights", 0].entries[5:]
-    (before,) = setting.ledger.receivers.list("air")
+    (before,) = setting.ledger.receivers.all("air")
     for number in (1, 2):
         # The second finds the same, and need not say so again.
         with setting.running():
             eventually(lambda epoch=before.epoch + number: told(epoch) == 5)  # type: ignore[misc]
             if policy == "fail":
-                eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
+                eventually(lambda: setting.ledger.positions.all("air")[0].state is PartitionState.FAILED)
         setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)
     assert reused(setting) == [("flights", 0, 5, 10)]
     setting.kafka.produce("flights", 0, *[b"new"] * 7)
     with setting.running():
         eventually(lambda: setting.positions() == [12])
     assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
-    assert setting.ledger.gaps.list("air") == []
+    assert setting.ledger.gaps.page("air") == []
     assert reused(setting) == [("flights", 0, 5, 10)]
 
 
@@ -77,7 +77,7 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event
     setting.kafka.produce("flights", 0, *[b"new"] * 7)
     if policy == "fail":
         with setting.running():
-            eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
+            eventually(lambda: setting.ledger.positions.all("air")[0].state is PartitionState.FAILED)
         assert reused(setting) == [("flights", 0, 5, 10)]
         # As the next receiver job does.
         setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)
@@ -85,7 +85,7 @@ def test_a_log_that_was_cut_off_and_grew_again_while_no_receiver_ran_is_an_event
         eventually(lambda: setting.positions() == [12])
     assert reused(setting) == [("flights", 0, 5, 10)]
     assert [value for _, _, value in setting.stored()] == [*[b"old"] * 10, *[b"new"] * 2]
-    assert setting.ledger.gaps.list("air") == []
+    assert setting.ledger.gaps.page("air") == []
 
 
 def test_a_partition_that_is_taken_by_force_meanwhile_is_its_next_owners_to_tell_of(
@@ -119,5 +119,5 @@ def test_a_topic_that_was_created_again_had_nothing_taken_back(
         with setting.kafka.lock:
             setting.kafka.create("flights", 1)
     with setting.running():
-        eventually(lambda: bool(setting.ledger.receivers.list("air")[0].stats.get("troubled")))
+        eventually(lambda: bool(setting.ledger.receivers.all("air")[0].stats.get("troubled")))
     assert setting.events(EventKind.OFFSETS_REUSED) == []

@@ -48,14 +48,14 @@ def test_receiver_life_cycle(setting: Setting) -> None:
         setting.kafka.produce("flights", 1, b"c")
         eventually(lambda: setting.positions() == [2, 1])
         assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b"), (1, 0, b"c")]
-        eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("records") == 3)
-        (row,) = setting.ledger.receivers.list("air")
+        eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("records") == 3)
+        (row,) = setting.ledger.receivers.all("air")
         assert row.state is ReceiverState.RUNNING
         assert row.stats["lag"] == {"flights-0": 0, "flights-1": 0}
         eventually(lambda: setting.kafka.committed == {("flights", 0): 2, ("flights", 1): 1})
         report = running.end()
     assert (report.state, report.records, report.error) == (ReceiverState.STOPPED, 3, None)
-    assert setting.ledger.receivers.list("air")[0].state is ReceiverState.STOPPED
+    assert setting.ledger.receivers.all("air")[0].state is ReceiverState.STOPPED
 
 
 def test_a_stop_ordered_by_the_ledger_drains_what_was_read(setting: Setting) -> None:
@@ -105,7 +105,7 @@ def test_a_revoked_partition_is_drained_and_goes_over(setting: Setting) -> None:
         setting.kafka.produce("flights", 1, b"b")
         eventually(lambda: setting.positions() == [1, 1])
         setting.assign(0, 1)
-        eventually(lambda: [row.receiver_index for row in setting.ledger.positions.list("air")] == [0, 1])
+        eventually(lambda: [row.receiver_index for row in setting.ledger.positions.all("air")] == [0, 1])
         setting.kafka.produce("flights", 0, b"c")
         setting.kafka.produce("flights", 1, b"d")
         eventually(lambda: setting.positions() == [2, 2])
@@ -160,7 +160,7 @@ def test_the_fourth_failure_ends_the_receiver_with_the_error_and_loses_nothing(s
     report = setting.start(storage=BrokenDisk(setting.storage, [99])).join()
     assert report.state is ReceiverState.FAILED
     assert "no space left on device" in (report.error or "")
-    (row,) = setting.ledger.receivers.list("air")
+    (row,) = setting.ledger.receivers.all("air")
     assert (row.state, "no space left" in (row.last_error or "")) == (ReceiverState.FAILED, True)
     assert setting.kafka.committed == {}
     with setting.running():
@@ -203,9 +203,9 @@ def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_goin
     log.low, log.entries = 1, log.entries[1:]
     with setting.running():
         setting.kafka.produce("flights", 1, b"c")
-        eventually(lambda: setting.ledger.positions.list("air")[0].state is PartitionState.FAILED)
+        eventually(lambda: setting.ledger.positions.all("air")[0].state is PartitionState.FAILED)
         eventually(lambda: setting.positions() == [0, 1])
-        error = setting.ledger.positions.list("air")[0].error or ""
+        error = setting.ledger.positions.all("air")[0].error or ""
         assert "[0, 1) are gone" in error
         assert "start the receiver job anew" in error
         log.low, log.entries = 0, [log.entries[0], *log.entries]
@@ -224,7 +224,7 @@ def test_lost_offsets_are_a_gap_in_the_ledger_under_reset(
     fake_kafka.expire("flights", 0, 7)
     with setting.running():
         eventually(lambda: setting.positions() == [10])
-    assert [(gap.from_offset, gap.until_offset) for gap in setting.ledger.gaps.list("air")] == [(0, 7)]
+    assert [(gap.from_offset, gap.until_offset) for gap in setting.ledger.gaps.page("air")] == [(0, 7)]
     assert [offset for _, offset, _ in setting.stored()] == [7, 8, 9]
 
 
@@ -238,7 +238,7 @@ def test_records_of_a_topic_created_again_are_not_taken_for_the_old_ones(setting
         with setting.kafka.lock:
             setting.kafka.create("flights", 2)
             setting.kafka.produce("flights", 0, b"new 0", b"new 1")
-        eventually(lambda: any(row.stats.get("dropped") for row in setting.ledger.receivers.list("air")))
+        eventually(lambda: any(row.stats.get("dropped") for row in setting.ledger.receivers.all("air")))
         setting.partitions = old
         assert setting.positions() == [1, 0]
     assert setting.stored() == [(0, 0, b"old")]
@@ -260,7 +260,7 @@ def torn_log(setting: Setting) -> tuple[LogStorage, str, bytes]:
 def test_what_a_crash_left_in_the_log_is_cut_off_kept_and_told(setting: Setting) -> None:
     log, segment, whole = torn_log(setting)
     with setting.running():
-        eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("torn_tail_bytes", 0) > 0)
+        eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("torn_tail_bytes", 0) > 0)
     with setting.running():
         pass
     (event,) = setting.events(EventKind.LOG_REPAIRED)
@@ -298,7 +298,7 @@ def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
     assert cut < len(whole) - 7
     for _ in range(2):
         with setting.running():
-            eventually(lambda: setting.ledger.receivers.list("air")[0].state is ReceiverState.RUNNING)
+            eventually(lambda: setting.ledger.receivers.all("air")[0].state is ReceiverState.RUNNING)
     (event,) = setting.events(EventKind.LOG_REPAIRED)
     assert (event["segment"], event["offset"], event["bytes"]) == (segment, cut, len(whole) - 7 - cut)
     assert log.read(event["kept"]) == whole[cut:-7]
@@ -317,7 +317,7 @@ def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setti
     log.write_atomically(segment, torn)
     for _ in range(2):  # Neither life writes a block, so both find it.
         with setting.running():
-            eventually(lambda: setting.ledger.receivers.list("air")[0].stats.get("log_damages", 0) > 0)
+            eventually(lambda: setting.ledger.receivers.all("air")[0].stats.get("log_damages", 0) > 0)
     (event,) = setting.events(EventKind.LOG_DAMAGED)
     assert (event["segment"], event["offset"], event["lost"]) == (segment, block.info.handle.offset, "flights-0[0, 1)")
     assert log.read(segment) == torn
@@ -360,7 +360,7 @@ def test_a_segment_that_ends_while_an_answer_is_awaited_does_not_deny_the_block(
 
     def add(self: Any, *args: Any) -> Any:
         added = plain(self, *args)
-        rows = {row.path: row for row in setting.ledger.segments.list("air")}
+        rows = {row.path: row for row in setting.ledger.segments.page("air")}
         segment = args[1].handle.segment
         if rows[segment].closed_at_ms is None:
             # It is in the ledger, and the answer is lost until a heartbeat has ended the segment.
@@ -393,8 +393,8 @@ def test_sealed_through_follows_the_ledgers_clock(setting: Setting) -> None:
     setting.assign(0, 0)
     with setting.running():
         begun = setting.ledger.now_ms()
-        eventually(lambda: any(row.sealed_through_ms > begun + 500 for row in setting.ledger.receivers.list("air")))
-        assert setting.ledger.receivers.list("air")[0].sealed_through_ms <= setting.ledger.now_ms() + 50
+        eventually(lambda: any(row.sealed_through_ms > begun + 500 for row in setting.ledger.receivers.all("air")))
+        assert setting.ledger.receivers.all("air")[0].sealed_through_ms <= setting.ledger.now_ms() + 50
 
 
 def test_a_receiver_keeps_to_its_rate(
@@ -451,7 +451,7 @@ def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_a
     monkeypatch.setattr(FakeTopicIds, "ask", lambda ids, topics: refused if setting.ends.refused else ask(ids, topics))
 
     def stats() -> dict[str, Any]:
-        (row,) = setting.ledger.receivers.list("air")
+        (row,) = setting.ledger.receivers.all("air")
         return row.stats
 
     with setting.running():
@@ -467,7 +467,7 @@ def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_a
         eventually(lambda: setting.positions() == [3, 0])
         eventually(lambda: stats()["lag"]["flights-0"] == 0)
     assert [value for _, _, value in setting.stored()] == [b"a", b"b", b"c"]
-    assert len(setting.ledger.events.list("air", kinds=[EventKind.RECEIVER_STARTED])) == 1, "it did not fail for it"
+    assert len(setting.ledger.events.page("air", kinds=[EventKind.RECEIVER_STARTED])) == 1, "it did not fail for it"
 
 
 def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,7 +489,7 @@ def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, mo
         def __iter__(self) -> Any:
             for each in self.scan:
                 time.sleep(0.2)
-                (row,) = setting.ledger.receivers.list("air")
+                (row,) = setting.ledger.receivers.all("air")
                 looked.append(row.alive(setting.ledger.now_ms()))
                 yield each
 

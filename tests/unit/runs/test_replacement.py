@@ -64,7 +64,7 @@ def begin(ledger, clock):
 
 def requests(ledger) -> list[str]:
     """The reasons of all requests to stop."""
-    return [event.payload["reason"] for event in ledger.events.list("shop", kinds=[EventKind.JOB_STOP_REQUESTED])]
+    return [event.payload["reason"] for event in ledger.events.page("shop", kinds=[EventKind.JOB_STOP_REQUESTED])]
 
 
 def test_an_older_job_is_asked_to_stop_once(ledger, begin):

@@ -113,9 +113,9 @@ def test_names_are_values_to_the_ledger(tmp_path: Path, name: str) -> None:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
         with pytest.raises(HeadraceError):
             ledger.streams.get(name)
-        assert ledger.batches.list(name) == []
+        assert ledger.batches.page(name) == []
         assert ledger.runs.newest(name) == {}
-        assert [row.name for row in ledger.streams.list()] == ["shop"]
+        assert [row.name for row in ledger.streams.all()] == ["shop"]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
 
     @invariant()
     def positions_are_the_models(self) -> None:
-        assert {row.partition: row.next_offset for row in self.ledger.positions.list(STREAM)} == self.positions
+        assert {row.partition: row.next_offset for row in self.ledger.positions.all(STREAM)} == self.positions
 
     @rule()
     def look_at_everything(self) -> None:

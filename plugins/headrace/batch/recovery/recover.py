@@ -247,7 +247,7 @@ def _write_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Rec
     report.steps[Step.CHECKPOINT_WRITTEN] = f"a checkpoint, since {why}"
     if report.dry_run:
         return
-    newest = ledger.batches.list(name, limit=1)
+    newest = ledger.batches.page(name, limit=1)
     stream = Stream.from_json(ledger.streams.get(name).definition)
     written = checkpoint_now(
         name, stream.folder_url, ledger, folder, newest[0].batch_time_ms if newest else ledger.now_ms()
@@ -259,7 +259,7 @@ def _why_a_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Rec
     for step, why in ((Step.LEDGER_REBUILT, "the ledger was rebuilt"), (Step.HISTORY_WRITTEN, "history was lost")):
         if step in report.steps:
             return why
-    done = ledger.batches.list(name, limit=1, states=[BatchState.COMPLETED])
+    done = ledger.batches.page(name, limit=1, states=[BatchState.COMPLETED])
     if not done and not checkpoint_paths(folder):
         return None
     try:

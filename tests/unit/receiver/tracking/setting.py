@@ -156,7 +156,7 @@ class Setting:
     def owners(self) -> dict[tuple[str, int], int | None]:
         return {
             (row.partition.topic, row.partition.partition): row.receiver_index
-            for row in self.ledger.positions.list("air")
+            for row in self.ledger.positions.all("air")
             if row.state is not PartitionState.ENDED
         }
 
@@ -165,12 +165,12 @@ class Setting:
         return [owners.count(index) for index in range(self.stream.inputs[0].receivers)]
 
     def positions(self) -> int:
-        return sum(row.next_offset for row in self.ledger.positions.list("air"))
+        return sum(row.next_offset for row in self.ledger.positions.all("air"))
 
     def troubles(self) -> list[str]:
         job = self.ledger.jobs.current("air")
         return [] if job is None else list(job.attributes.get("troubles", []))
 
     def errors(self) -> str:
-        events = self.ledger.events.list("air", kinds=[EventKind.RECEIVER_ERROR])
+        events = self.ledger.events.page("air", kinds=[EventKind.RECEIVER_ERROR])
         return " ".join(str(event.payload.get("error")) for event in events)

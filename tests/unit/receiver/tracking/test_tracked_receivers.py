@@ -30,7 +30,7 @@ def test_partitions_are_shared_and_read_and_a_stop_drains(setting: Setting) -> N
     eventually(lambda: setting.positions() == 8)
     report = setting.end()
     assert report.end is TrackerEnd.STOPPED
-    assert {row.state for row in setting.ledger.receivers.list("air")} == {ReceiverState.STOPPED}
+    assert {row.state for row in setting.ledger.receivers.all("air")} == {ReceiverState.STOPPED}
 
 
 def test_a_stop_in_the_ledger_is_heard(setting: Setting) -> None:
@@ -256,12 +256,12 @@ def test_rates_are_set_while_receivers_run(setting: Setting, make_stream: MakeSt
             setting.ledger.batches.complete_attempt(attempt)
 
     def rates() -> list[float | None]:
-        return [row.max_rate for row in setting.ledger.receivers.list("air")]
+        return [row.max_rate for row in setting.ledger.receivers.all("air")]
 
     eventually(lambda: all(rate is not None and rate >= 7.0 for rate in rates()))
     setting.launcher.handles[0][0].stop.set()
     eventually(lambda: len(setting.launcher.handles[0]) == 2)
-    eventually(lambda: setting.ledger.receivers.list("air")[0].epoch == 2)
+    eventually(lambda: setting.ledger.receivers.all("air")[0].epoch == 2)
     assert None not in rates()
     setting.end()
 

@@ -39,12 +39,12 @@ def test_a_topic_created_again_is_another_incarnation(setting: Setting) -> None:
         setting.kafka.create("flights", 4)
         setting.kafka.produce("flights", 0, b"new", b"new", b"new")
     eventually(lambda: setting.positions() == 5)
-    rows = [row for row in setting.ledger.positions.list("air") if row.partition.partition == 0]
+    rows = [row for row in setting.ledger.positions.all("air") if row.partition.partition == 0]
     assert [(row.partition.incarnation, row.next_offset, row.state) for row in rows] == [
         (1, 2, PartitionState.ENDED),
         (2, 3, PartitionState.ACTIVE),
     ]
-    assert len(setting.ledger.events.list("air", kinds=[EventKind.TOPIC_RECREATED])) == 1
+    assert len(setting.ledger.events.page("air", kinds=[EventKind.TOPIC_RECREATED])) == 1
 
 
 def test_a_topic_created_again_with_fewer_records_is_no_failed_partition(setting: Setting) -> None:
@@ -58,14 +58,14 @@ def test_a_topic_created_again_with_fewer_records_is_no_failed_partition(setting
         setting.kafka.produce("flights", 0, b"new")
 
     def seen_by_the_receiver() -> bool:
-        rows = setting.ledger.receivers.list("air")
+        rows = setting.ledger.receivers.all("air")
         return any(row.stats.get("failed") for row in rows) and min(row.heartbeat_ms for row in rows) > until_ms
 
     until_ms = setting.ledger.now_ms() + 2_000
     eventually(seen_by_the_receiver)
     setting.discoverer.failure = None
     eventually(lambda: setting.positions() == 4)
-    assert setting.ledger.events.list("air", kinds=[EventKind.PARTITION_FAILED]) == []
+    assert setting.ledger.events.page("air", kinds=[EventKind.PARTITION_FAILED]) == []
 
 
 def test_a_failed_partition_is_tried_again_by_the_next_job(setting: Setting, make_stream: MakeStream) -> None:
@@ -75,7 +75,7 @@ def test_a_failed_partition_is_tried_again_by_the_next_job(setting: Setting, mak
     setting.begin()
 
     def states() -> list[PartitionState]:
-        return [row.state for row in setting.ledger.positions.list("air")]
+        return [row.state for row in setting.ledger.positions.all("air")]
 
     failed = [PartitionState.ACTIVE, PartitionState.FAILED, PartitionState.ACTIVE, PartitionState.ACTIVE]
     eventually(lambda: states() == failed and setting.positions() == 9)
@@ -83,14 +83,14 @@ def test_a_failed_partition_is_tried_again_by_the_next_job(setting: Setting, mak
     # The cause persists: it fails again, and says so again.
     second = setting.again()
     second.begin()
-    eventually(lambda: len(setting.ledger.events.list("air", kinds=[EventKind.PARTITION_FAILED])) == 2)
+    eventually(lambda: len(setting.ledger.events.page("air", kinds=[EventKind.PARTITION_FAILED])) == 2)
     assert states() == failed
     second.end()
     third = second.again(make_stream(receivers=2, on_lost_offsets="reset"))
     third.begin()
     eventually(lambda: third.positions() == 12)
     assert set(states()) == {PartitionState.ACTIVE}
-    assert [(gap.from_offset, gap.until_offset) for gap in setting.ledger.gaps.list("air")] == [(0, 2)]
+    assert [(gap.from_offset, gap.until_offset) for gap in setting.ledger.gaps.page("air")] == [(0, 2)]
     third.end()
 
 
@@ -106,7 +106,7 @@ def test_a_stream_of_key_ids_stops_for_good_when_keys_may_have_moved(setting: Se
     assert isinstance(setting.error, KeyVersionsError)
     assert change in str(setting.error)
     assert "version_from" in (setting.error.remedy or "")
-    assert len(setting.ledger.positions.list("air")) == 4, "no new partition has a position to be received from"
+    assert len(setting.ledger.positions.all("air")) == 4, "no new partition has a position to be received from"
     # The next job knows it from the ledger: no receiver starts.
     second = setting.again()
     second.begin()
@@ -125,7 +125,7 @@ def test_topics_of_one_name_in_two_inputs_move_no_keys(setting: Setting) -> None
     check_key_versions(stream, topics.observe_all(setting.job, "here", [("flights", "id-1", 1)]))
     there = topics.observe_all(setting.job, "there", [("flights", "id-2", 1)])
     assert there[0].incarnation == 2
-    check_key_versions(stream, topics.list("air", "there"))
+    check_key_versions(stream, topics.all("air", "there"))
 
 
 def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_later(setting: Setting) -> None:
@@ -194,9 +194,9 @@ def test_a_topic_of_which_nothing_may_be_known_is_not_taken_for_deleted(setting:
     partitioning.apply(Discovery((seen,), starting={("flights", "id-1", 0): 7}))
     for _ in range(5):
         partitioning.apply(Discovery((), refused={"flights": "no DESCRIBE"}))
-    (row,) = setting.ledger.positions.list("air")
+    (row,) = setting.ledger.positions.all("air")
     assert row.state is PartitionState.ACTIVE
     for _ in range(5):
         partitioning.apply(Discovery((), missing=("flights",)))
-    (row,) = setting.ledger.positions.list("air")
+    (row,) = setting.ledger.positions.all("air")
     assert row.state is PartitionState.ENDED
