@@ -115,9 +115,9 @@ class Source:
         folder = self.storage.below("size")
         return {
             "ledger_bytes": (pages - free) * size,
-            "manifest_bytes": sum(map(folder.size, folder.list("manifests"))),
-            "manifests": len(folder.list("manifests")),
-            "history_bytes": sum(map(folder.size, folder.list("history"))),
+            "manifest_bytes": sum(map(folder.size, folder.paths("manifests"))),
+            "manifests": len(folder.paths("manifests")),
+            "history_bytes": sum(map(folder.size, folder.paths("history"))),
             **rows,
         }
 

@@ -188,7 +188,7 @@ def lineage(spark: SparkSession, folder: Path, options: argparse.Namespace) -> d
             "seconds": seconds,
             "files": len(version.table),
             "bytes": sum(file.size for file in version.table),
-            "stored_files": len(store.storage.list()),
+            "stored_files": len(store.storage.paths()),
         }
 
     update(0, 0, options.keys)

@@ -78,7 +78,7 @@ class FoundCheckpoint:
 
 def checkpoint_paths(storage: LogStorage) -> list[str]:
     """The checkpoints in the stream's folder, oldest first; other files there are nobody's."""
-    return sorted(path for path in storage.list(FOLDER) if _NAME.fullmatch(path))
+    return sorted(path for path in storage.paths(FOLDER) if _NAME.fullmatch(path))
 
 
 def written_at(path: str) -> int:

@@ -142,7 +142,7 @@ def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:
       a later segment sees that it is missing for that reason; and what proves others accepted is never taken.
     """
     swept = 0
-    files = sorted(segments_in(log.list()))
+    files = sorted(segments_in(log.paths()))
     rows = {(row.receiver_id.input_id, row.receiver_id.index): row for row in ledger.receivers.all(stream.name)}
     for receiver, of_receiver in groupby(files, key=lambda name: (name.input_id, name.index)):
         names = list(of_receiver)

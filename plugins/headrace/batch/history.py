@@ -84,7 +84,7 @@ def history_path(number: int) -> str:
 
 def history_numbers(folder: LogStorage) -> list[int]:
     """The numbers of the files that there are, oldest first."""
-    names = [path.rpartition("/")[2].removesuffix(".json") for path in folder.list(FOLDER) if path.endswith(".json")]
+    names = [path.rpartition("/")[2].removesuffix(".json") for path in folder.paths(FOLDER) if path.endswith(".json")]
     return sorted(int(name) for name in names if name.isdigit())
 
 

@@ -91,8 +91,8 @@ def _remove_files(row: StreamRow, ledger: Ledger, folder: LogStorage) -> int:
     until_ms = state.get("removed_until_ms", 0)
     if until_ms <= row.removed_files_ms:
         return 0
-    gone = [path for path in folder.list(FOLDER) if _is_of(row, manifest_time(path), until_ms)]
-    gone += [path for path in folder.list(SENT_FOLDER) if _is_of(row, _sent_time(path), until_ms)]
+    gone = [path for path in folder.paths(FOLDER) if _is_of(row, manifest_time(path), until_ms)]
+    gone += [path for path in folder.paths(SENT_FOLDER) if _is_of(row, _sent_time(path), until_ms)]
     gone += [history_path(number) for number in history_numbers(folder) if number < state.get("history_from", 0)]
     for path in gone:
         folder.delete(path)

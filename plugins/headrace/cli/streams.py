@@ -101,7 +101,7 @@ def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool)
     from headrace.wal.storage import open_storage
 
     folder = open_storage(storage).below(name)
-    if not folder.list():
+    if not folder.paths():
         raise typer.BadParameter(f"{folder.url} holds nothing of a stream: is {storage} its storage?")
     write_stop_request(folder, reason, at_ms=SystemClock().now_ms())
     if as_json:

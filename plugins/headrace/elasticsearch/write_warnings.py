@@ -59,7 +59,7 @@ def take_warnings(report: str) -> list[str]:
     folder, _, name = report.rpartition("/")
     storage = open_storage(folder)
     found = []
-    for path in storage.list():
+    for path in storage.paths():
         if path.startswith(name + SUFFIX):
             found.append(storage.read(path).decode())
             storage.delete(path)

@@ -95,7 +95,7 @@ def observe_log(log: LogStorage, snapshot: StreamSnapshot) -> LogObservation:
         StorageError: the store cannot be read.
     """
     found = LogObservation()
-    paths = log.list()
+    paths = log.paths()
     names = segments_in(paths)
     there = {name.path for name in names}
     found.files = {path for path, row in snapshot.segment.items() if row.removed_at_ms is not None} & there

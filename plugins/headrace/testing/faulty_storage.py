@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 from collections import deque
 from collections.abc import Sequence
@@ -62,8 +61,8 @@ class FaultyStorage:
     def exists(self, path: str) -> bool:
         return self._storage.exists(path)
 
-    def list(self, prefix: str = "") -> builtins.list[str]:
-        return self._storage.list(prefix)
+    def paths(self, prefix: str = "") -> list[str]:
+        return self._storage.paths(prefix)
 
     def delete(self, path: str) -> bool:
         return self._storage.delete(path)

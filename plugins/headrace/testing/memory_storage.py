@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -47,7 +46,7 @@ class MemoryStorage:
     def exists(self, path: str) -> bool:
         return self._full(path) in self.files
 
-    def list(self, prefix: str = "") -> builtins.list[str]:
+    def paths(self, prefix: str = "") -> list[str]:
         inside = joined(self._root, checked_path(prefix, empty=True))
         start = f"{inside}/" if inside else ""
         own = f"{self._root}/" if self._root else ""

@@ -95,7 +95,7 @@ class LocalStorage:
     def exists(self, path: str) -> bool:
         return self._resolve(path).is_file()
 
-    def list(self, prefix: str = "") -> list[str]:
+    def paths(self, prefix: str = "") -> list[str]:
         top = self._resolve(prefix, empty=True)
         found = []
         for directory, folders, files in self._calls.walk(top, _raise_unless_missing):

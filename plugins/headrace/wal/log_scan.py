@@ -71,7 +71,7 @@ class LogScan:
 
     def events(self) -> Iterator[ScanEvent]:
         """The blocks, and the header and end frames between them."""
-        there = segments_in(self._storage.list(self._directory))
+        there = segments_in(self._storage.paths(self._directory))
         expected = [name for name in self._expected if not self._directory or name.directory == self._directory]
         for _, of_receiver in groupby(sorted({*there, *expected}), key=lambda name: (name.input_id, name.index)):
             yield from self._receiver(list(of_receiver), set(there))

@@ -6,7 +6,6 @@ that was replaced from overwriting its successor's objects. Looking first and wr
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import inspect
 from collections.abc import Iterator
@@ -64,12 +63,12 @@ class ObjectStorage:
         with _told("look at", path):
             return self._client.size(self._full(path)) is not None
 
-    def list(self, prefix: str = "") -> builtins.list[str]:
+    def paths(self, prefix: str = "") -> list[str]:
         checked_path(prefix, empty=True)
         # Libraries differ in leading slashes; what counts is what follows the root.
         root = self._root.strip("/") + "/"
         with _told("list", prefix):
-            found = self._client.list(joined(self._root, prefix))
+            found = self._client.paths(joined(self._root, prefix))
         inside = (path.strip("/").removeprefix(root) for path in found if path.strip("/").startswith(root))
         return sorted(path for path in inside if path.startswith(f"{prefix}/" if prefix else ""))
 
@@ -158,7 +157,7 @@ class FsspecClient:
             return None
         return int(info["size"]) if info["type"] == "file" else None
 
-    def list(self, path: str) -> builtins.list[str]:
+    def paths(self, path: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
             return list(self._fs.find(path))

@@ -33,7 +33,7 @@ def untold_cuts(storage: LogStorage, directory: str) -> tuple[TornTail, ...]:
     """The torn tails of a receiver (``directory``, below the log's root) that were cut off and of which nobody was
     told: who cut them was killed, or had no one to tell."""
     found = []
-    for path in storage.list(f"{NOTES}/{directory}"):
+    for path in storage.paths(f"{NOTES}/{directory}"):
         try:
             note = json.loads(storage.read(path))
             found.append(TornTail(note["segment"], note["offset"], note["length"], note["reason"], None, note["kept"]))
@@ -88,6 +88,6 @@ def cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:
         # The segment is cut: an empty file, or a copy too many, is no failure of that.
         if scan.opening is None:
             storage.delete(tail.segment)
-        for old in storage.list(path.rpartition("/")[0])[:-COPIES_KEPT]:
+        for old in storage.paths(path.rpartition("/")[0])[:-COPIES_KEPT]:
             storage.delete(old)
     return cut

@@ -87,7 +87,7 @@ class LogStorage(Protocol):
         """Whether there is such a file (directories do not count)."""
         ...
 
-    def list(self, prefix: str = "") -> list[str]:
+    def paths(self, prefix: str = "") -> list[str]:
         """The paths of all files below the directory ``prefix``, sorted; none if there is no such directory."""
         ...
 

@@ -304,7 +304,7 @@ class WriteAheadLogWriter:
         return closed
 
     def _inherit(self, accepted: Accepted | None, progress: Callable[[], None]) -> LogRecovery:
-        names = segments_in(self._storage.list(receiver_directory(self._receiver)))
+        names = segments_in(self._storage.paths(receiver_directory(self._receiver)))
         if names and names[-1].epoch >= self._epoch:
             raise StaleWriterError(
                 f"The log of {self._receiver} has segments of epoch {names[-1].epoch}, this writer's is {self._epoch}.",

@@ -125,7 +125,7 @@ def test_the_log_and_an_allocation_live_on_it(proxy: LosingProxy, tmp_path: Path
     )
     assert check_storage(stream).error is None
     storage = open_storage(stream.storage.url)
-    assert storage.list() == [], "the check left nothing"
+    assert storage.paths() == [], "the check left nothing"
     with Ledger.open(stream.ledger) as ledger:
         ledger.streams.register(
             "flights",
@@ -162,7 +162,7 @@ def test_the_log_and_an_allocation_live_on_it(proxy: LosingProxy, tmp_path: Path
         assert storage.exists(batch_row.manifest_uri.removeprefix(f"{stream.storage.url}/"))
     values = [block.batch.column("value").to_pylist() for block in read_blocks(storage.below("flights/log"), handles)]
     assert values == [[b"0"], [b"1"], [b"2"]]
-    assert len(storage.list("flights/log")) == 3
+    assert len(storage.paths("flights/log")) == 3
 
 
 def test_an_object_is_created_once_also_where_the_answer_is_lost(proxy: LosingProxy, tmp_path: Path) -> None:
@@ -211,4 +211,4 @@ def test_lists_go_over_many_pages(server_port: int, proxy: LosingProxy, tmp_path
     for number in range(2_500):
         backend.put_object("bucket", f"{tmp_path.name}/log/{number:06}", b"x")
     storage = open_storage(f"s3://bucket/{tmp_path.name}")
-    assert storage.list("log") == [f"log/{number:06}" for number in range(2_500)]
+    assert storage.paths("log") == [f"log/{number:06}" for number in range(2_500)]

@@ -103,7 +103,7 @@ for _ in range(10):
 assert os.statvfs(disk).f_bavail >= free - 1, (free, os.statvfs(disk).f_bavail)
 check()
 # Cleanup takes the oldest segment.
-oldest = storage.list()[0]
+oldest = storage.paths()[0]
 assert storage.delete(oldest)
 acknowledged[:] = [each for each in acknowledged if each[0].segment != oldest]
 count = len(acknowledged)

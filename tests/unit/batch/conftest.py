@@ -107,7 +107,7 @@ class Receiving:
         self.ledger.batches.complete_attempt(attempt)
 
     def segments(self) -> list[str]:
-        return self.storage.list("shop/log")
+        return self.storage.paths("shop/log")
 
 
 def take(receiving: Receiving, batch_time_ms: int) -> Allocation:

@@ -83,7 +83,7 @@ def test_what_a_crashed_allocation_left_goes_when_its_batch_is_cleaned(receiving
     left.write(folder)
     receiving.complete(T1)
     write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
-    assert len(folder.list("manifests")) == 2
+    assert len(folder.paths("manifests")) == 2
     receiving.clock.advance(60_000)
     done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
     assert (done.batches, done.leftovers) == (1, 1)
@@ -115,7 +115,7 @@ def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(recei
     assert clean() == 1
     assert not dead.exists()
     assert all(other.exists() for other in others)
-    assert folder.list("manifests")
+    assert folder.paths("manifests")
     receiving.clock.advance(10_000)
     take(receiving, T2)
     leave(dead.name, PARTIAL_WRITE_SECONDS + 60)

@@ -111,7 +111,7 @@ def test_quarrels_end(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def manifests(receiving: Receiving) -> list[str]:
-    return receiving.storage.below("shop").list("manifests")
+    return receiving.storage.below("shop").paths("manifests")
 
 
 def test_an_allocator_that_was_overtaken_harms_no_manifest_and_takes_its_own_away(

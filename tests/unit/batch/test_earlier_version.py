@@ -128,7 +128,7 @@ def test_a_checkpoint_of_a_newer_or_unknown_version_is_refused_and_not_passed_ov
 def test_a_manifest_and_a_file_of_the_history_of_a_newer_version_are_refused(
     earlier: Path, folder: LogStorage, clock: ManualClock
 ) -> None:
-    path = folder.list("manifests")[0]
+    path = folder.paths("manifests")[0]
     reseal(folder, path, version=9)
     with pytest.raises(ManifestError, match="is of version 9"):
         Manifest.load(f"{folder.url}/{path}")

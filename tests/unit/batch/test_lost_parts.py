@@ -52,7 +52,7 @@ def checkpoint(receiving: Receiving) -> None:
 
 def forget_checkpoints(receiving: Receiving) -> None:
     folder = receiving.storage.below("shop")
-    for path in folder.list("checkpoints"):
+    for path in folder.paths("checkpoints"):
         folder.delete(path)
 
 
@@ -162,7 +162,7 @@ def test_a_deleted_first_segment_is_a_gap(receiving: Receiving, rebuild: Rebuild
     if passed_over:
         checkpoint(receiving)
         folder = receiving.storage.below("shop")
-        folder.write_atomically(folder.list("checkpoints")[-1], b"{}")
+        folder.write_atomically(folder.paths("checkpoints")[-1], b"{}")
     name = delete_first_segment(receiving).removeprefix("shop/log/")
     ledger, report = rebuild()
     assert gaps(ledger) == [(0, 4)]

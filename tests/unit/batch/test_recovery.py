@@ -282,7 +282,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(live: Callable
 def test_without_any_checkpoint_its_definition_is_enough(live: Callable[..., Life], new_url: str) -> None:
     life = live(6)
     folder = life.storage.below(NAME)
-    for path in [*checkpoint_paths(folder), *folder.list("history")]:
+    for path in [*checkpoint_paths(folder), *folder.paths("history")]:
         folder.delete(path)
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(new_url, clock=life.clock) as ledger:
@@ -297,7 +297,7 @@ def test_without_any_checkpoint_its_definition_is_enough(live: Callable[..., Lif
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(live: Callable[..., Life], new_url: str) -> None:
     life = live(7)
     folder = life.storage.below(NAME)
-    before = {path: folder.read(path) for path in folder.list()}
+    before = {path: folder.read(path) for path in folder.paths()}
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(new_url, clock=life.clock) as ledger:
         report = recover(NAME, ledger, folder, dry_run=True)
@@ -305,7 +305,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(live: Callable[..., Li
         assert ledger.streams.all() == []
         assert set(report.steps) == {Step.LEDGER_REBUILT, Step.CHECKPOINT_WRITTEN}
         assert report.counts["batches"] == len(life.ledger.batches.page(NAME, 1000))
-        assert {path: folder.read(path) for path in folder.list()} == before
+        assert {path: folder.read(path) for path in folder.paths()} == before
         done = recover(NAME, ledger, folder)
         assert done.counts == report.counts
         assert recover(NAME, ledger, folder).steps == {}
@@ -399,7 +399,7 @@ def test_lost_history_and_manifests_are_written_from_the_ledger(
 
     life.clock.advance(LEASE_MS + 1_000)
     with Ledger.open(new_url, clock=life.clock) as ledger:
-        break_it(folder.list("history")[0])
+        break_it(folder.paths("history")[0])
         with pytest.raises(HistoryError, match="the checkpoint" if harm == "missing" else "is damaged"):
             recover(NAME, ledger, folder)
         break_it(manifest)
@@ -441,7 +441,7 @@ def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life
     life.finish()
     life.checkpoint()
     folder = life.storage.below(NAME)
-    manifests = folder.list("manifests")
+    manifests = folder.paths("manifests")
     (batch, *_) = life.ledger.batches.page(NAME, 1)
     left = f"manifests/{batch.batch_time_ms}-0123456789abcdef.json"
     unclaimed = f"manifests/{batch.batch_time_ms + 10_000_000}-0123456789abcdef.json"
@@ -451,7 +451,7 @@ def test_manifests_of_overtaken_allocations_are_deleted(live: Callable[..., Life
     assert folder.exists(left)
     recover(NAME, life.ledger, folder)
     # One whose time nobody has claimed may be in the making.
-    assert folder.list("manifests") == sorted([*manifests, unclaimed])
+    assert folder.paths("manifests") == sorted([*manifests, unclaimed])
 
 
 def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(

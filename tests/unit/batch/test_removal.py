@@ -99,9 +99,9 @@ def test_what_is_older_than_the_history_is_removed_with_its_files(receiving: Rec
     for table in (batch_attempts, batch_inputs, batch_outputs, batches):
         assert rows(receiving.ledger, table) == len(kept)
     # Files go when every checkpoint knows.
-    assert len(kept) <= len(folder.list("manifests")) <= len(kept) + KEEP + 1
+    assert len(kept) <= len(folder.paths("manifests")) <= len(kept) + KEEP + 1
     assert len(history_numbers(folder)) <= (len(kept) + KEEP) // 4 + 1
-    assert [path.rpartition("/")[2] for path in folder.list("sent")] == [f"{START_MS + 30 * INTERVAL_MS}.json"]
+    assert [path.rpartition("/")[2] for path in folder.paths("sent")] == [f"{START_MS + 30 * INTERVAL_MS}.json"]
     assert len(receiving.ledger.segments.page("shop", limit=1_000)) < 10
     row = receiving.ledger.streams.get("shop")
     assert (row.removed_from_ms, row.removed_until_ms) == (START_MS + INTERVAL_MS, kept[0] - INTERVAL_MS)

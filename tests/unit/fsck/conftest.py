@@ -218,7 +218,7 @@ class Shop:
         return Path(self.stream.storage.url.removeprefix("file://")) / STREAM / "log" / segment
 
     def segments(self) -> list[str]:
-        return [path for path in self.folder.list("log")]
+        return [path for path in self.folder.paths("log")]
 
 
 @pytest.fixture(scope="session")

@@ -342,7 +342,7 @@ def test_a_checkpoint_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
     shop.complete(TIMES[1])
     shop.clock.advance(1)
     shop.checkpoint(TIMES[1])
-    old, new = shop.folder.list("checkpoints")
+    old, new = shop.folder.paths("checkpoints")
     data = shop.folder.read(new)
     shop.folder.write_atomically(new, data[:-20])
     assert shop.found() == [("checkpoint_unreadable", new), ("checkpoint_behind", T2)][: len(shop.found())]
@@ -357,7 +357,7 @@ def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
 ) -> None:
     monkeypatch.setattr(history, "FILED", 1)
     shop.checkpoint(TIMES[1])
-    (path,) = shop.folder.list("history")
+    (path,) = shop.folder.paths("history")
     assert shop.found() == []
     data = shop.folder.read(path)
     for harmed in (data[:-5], seal(unseal(data) | {"batches": []})):
@@ -379,7 +379,7 @@ def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
 ) -> None:
     monkeypatch.setattr(history, "FILED", 1)
     shop.checkpoint(TIMES[1])
-    (path,) = shop.folder.list("history")
+    (path,) = shop.folder.paths("history")
     shop.replay(TIMES[0])
     assert shop.found() == []
     shop.folder.delete(path)

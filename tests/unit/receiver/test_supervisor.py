@@ -251,7 +251,7 @@ def torn_log(setting: Setting) -> tuple[LogStorage, str, bytes]:
     log = setting.storage.below("log")
     with setting.running():
         eventually(lambda: setting.positions() == [1, 0])
-        (segment,) = log.list()
+        (segment,) = log.paths()
     whole = log.read(segment)
     log.write_atomically(segment, whole[:-7])
     return log, segment, whole
@@ -302,7 +302,7 @@ def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
     (event,) = setting.events(EventKind.LOG_REPAIRED)
     assert (event["segment"], event["offset"], event["bytes"]) == (segment, cut, len(whole) - 7 - cut)
     assert log.read(event["kept"]) == whole[cut:-7]
-    assert log.list("torn-untold") == []
+    assert log.paths("torn-untold") == []
 
 
 def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setting) -> None:
@@ -311,7 +311,7 @@ def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setti
     log = setting.storage.below("log")
     with setting.running():
         eventually(lambda: setting.positions() == [1, 0])
-        (segment,) = log.list()
+        (segment,) = log.paths()
     (block,) = setting.ledger.blocks.of_segment("air", segment)
     torn = log.read(segment)[: block.info.handle.offset + 50]
     log.write_atomically(segment, torn)

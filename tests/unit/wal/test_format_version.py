@@ -106,14 +106,14 @@ def test_no_writer_takes_over_and_nothing_is_cut(
     if torn:
         # The newer one crashed in the middle of its last frame.
         storage.cut(segment, storage.size(segment) - torn)
-    before = {path: storage.read(path) for path in storage.list()}
+    before = {path: storage.read(path) for path in storage.paths()}
     options: dict[str, Any]
     for options in ({}, {"accepted": lambda _segment: []}):
         with pytest.raises(LogVersionError):
             open_writer(3, **options)
     with pytest.raises(LogVersionError):
         repair_torn_tail(storage, segment)
-    assert {path: storage.read(path) for path in storage.list()} == before
+    assert {path: storage.read(path) for path in storage.paths()} == before
 
 
 @pytest.mark.parametrize("change", NEWER)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +36,8 @@ class CleanedMeanwhile(FaultyStorage):
     def below(self, path: str) -> CleanedMeanwhile:
         return self
 
-    def list(self, prefix: str = "") -> builtins.list[str]:
-        listed = super().list(prefix)
+    def paths(self, prefix: str = "") -> list[str]:
+        listed = super().paths(prefix)
         self.delete(self.victim)
         return listed
 
@@ -130,7 +129,7 @@ def test_no_more_than_ten_copies_are_kept_of_a_receiver(storage: FaultyStorage, 
         crash(storage, open_writer, 2 * life + 1)
         kept += [tail.kept for tail in open_writer(2 * life + 2).recovery.torn_tails]
     assert len(kept) == COPIES_KEPT + 3
-    assert storage.list("torn") == kept[3:]
+    assert storage.paths("torn") == kept[3:]
 
 
 def test_what_was_inherited_is_synced_before_it_is_vouched_for(tmp_path: Path, receiver: ReceiverId) -> None:
@@ -145,7 +144,7 @@ def test_what_was_inherited_is_synced_before_it_is_vouched_for(tmp_path: Path, r
     with pytest.raises(WriteFailedError):
         WriteAheadLogWriter(storage, "", receiver, 1).write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
     files.heal()
-    (segment,) = storage.list()
+    (segment,) = storage.paths()
     files.calls.clear()
     (inherited,) = WriteAheadLogWriter(storage, "", receiver, 2).recovery.segments
     assert inherited.length == storage.size(segment)

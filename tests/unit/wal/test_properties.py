@@ -92,7 +92,7 @@ def logs(draw: st.DrawFn) -> Written:
 
 def damage(log: Written, data: st.DataObject) -> None:
     """A flipped bit, a cut, zeros or garbage, somewhere."""
-    segments = [path for path in log.storage.list() if log.storage.size(path)]
+    segments = [path for path in log.storage.paths() if log.storage.size(path)]
     if not segments:
         return
     path = data.draw(st.sampled_from(segments))
@@ -145,9 +145,9 @@ def test_a_damaged_log_says_so(log: Written, data: st.DataObject) -> None:
         log.check_nothing_missed(frames, scan)
         # Only where no later segment has a header that could vouch for it.
         headless = {tail.segment for tail in scan.torn_tails if tail.offset == 0}
-        headless |= {path for path in log.storage.list() if not log.storage.size(path)}
+        headless |= {path for path in log.storage.paths() if not log.storage.size(path)}
         for path in scan.open:
-            assert {later for later in log.storage.list("kafka-0") if later > path} <= headless
+            assert {later for later in log.storage.paths("kafka-0") if later > path} <= headless
 
 
 @given(logs(), st.data())
@@ -178,7 +178,7 @@ def test_skipping_saves_what_is_whole_and_reports_the_rest(log: Written, data: s
 @given(logs(), st.data())
 def test_repair_loses_nothing_that_could_be_read(log: Written, data: st.DataObject) -> None:
     damage(log, data)
-    segments = [path for path in log.storage.list() if path.endswith(".wal")]
+    segments = [path for path in log.storage.paths() if path.endswith(".wal")]
     if not segments:
         return
     try:

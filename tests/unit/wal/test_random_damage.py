@@ -143,7 +143,7 @@ def ranges_of(blocks: Iterable[BlockInfo]) -> Counter[OffsetRange]:
 def do_damage(storage: MemoryStorage, random: Random) -> list[Damage]:
     done = []
     for _ in range(random.choice((1, 1, 2, 3))):
-        paths = [path for path in storage.list() if path.endswith(".wal")]
+        paths = [path for path in storage.paths() if path.endswith(".wal")]
         if paths:
             path = random.choice(paths)
             others = [other for other in paths if other != path]

@@ -105,10 +105,10 @@ def test_a_segment_without_a_header_is_removed(storage: FaultyStorage, open_writ
     storage.write_faults.append(WriteFault(20))
     with pytest.raises(WriteFailedError):
         write(open_writer(), 0)
-    (segment,) = storage.list()
+    (segment,) = storage.paths()
     tail = repair_torn_tail(storage, segment)
     assert tail is not None
-    assert storage.list("torn") == [quarantine_path(tail)]
+    assert storage.paths("torn") == [quarantine_path(tail)]
     assert not storage.exists(segment)
 
 
@@ -147,7 +147,7 @@ def test_damage_is_not_repaired(storage: FaultyStorage, open_writer: OpenWriter)
 def test_what_a_writer_has_open_is_not_cut(storage: FaultyStorage) -> None:
     file = storage.create_segment("kafka-0/0000000001-000000-1700000000000.wal")
     file.append([b"an unfinished frame"])
-    (segment,) = storage.list()
+    (segment,) = storage.paths()
     with pytest.raises(RepairRefusedError, match="open in a writer"):
         repair_torn_tail(storage, segment)
     assert storage.read(segment) == b"an unfinished frame"

@@ -73,4 +73,4 @@ def test_a_segment_is_named_by_its_writer_its_place_and_the_time_it_was_opened(
         paths.append(writer.write(batch, ranges, cut_time_ms=5, last_accepted_sequence=None).handle.segment)
     names = [SegmentName.parse(path) for path in paths]
     assert names == [SegmentName("kafka", 0, 7, at, 1_700_000_000_001 + at) for at in range(3)]
-    assert storage.list() == paths
+    assert storage.paths() == paths

@@ -70,16 +70,16 @@ def test_exclusive_writes_refuse_a_second(storage: LogStorage) -> None:
     with pytest.raises(StoredFileExistsError, match="a/manifest"):
         storage.write_atomically("a/manifest", b"second", exclusive=True)
     assert storage.read("a/manifest") == b"first"
-    assert storage.list() == ["a/manifest"]
+    assert storage.paths() == ["a/manifest"]
 
 
 def test_lists_are_sorted_and_of_a_directory(storage: LogStorage) -> None:
     for path in ("b", "a/2", "a/10", "a/c/1", "ab/1"):
         storage.write_atomically(path, b"x")
-    assert storage.list() == ["a/10", "a/2", "a/c/1", "ab/1", "b"]
-    assert storage.list("a") == ["a/10", "a/2", "a/c/1"]
-    assert storage.list("nothing") == []
-    assert storage.below("a").list() == ["10", "2", "c/1"]
+    assert storage.paths() == ["a/10", "a/2", "a/c/1", "ab/1", "b"]
+    assert storage.paths("a") == ["a/10", "a/2", "a/c/1"]
+    assert storage.paths("nothing") == []
+    assert storage.below("a").paths() == ["10", "2", "c/1"]
 
 
 def test_a_storage_below_is_the_same_store(storage: LogStorage) -> None:
@@ -134,7 +134,7 @@ def test_a_storage_without_partial_writes_keeps_its_files(storage: LogStorage) -
     assert storage.remove_partial_writes(older_than_s=-1) == 0
     storage.write_atomically("a/b", b"1")
     assert storage.remove_partial_writes(older_than_s=-1) == 0
-    assert storage.list() == ["a/b"]
+    assert storage.paths() == ["a/b"]
 
 
 def test_truncate_keeps_the_beginning(storage: LogStorage) -> None:
@@ -167,7 +167,7 @@ def test_no_path_leaves_the_root(storage: LogStorage, path: str) -> None:
         lambda: storage.write_atomically(path, b"x"),
     ]
     if path:
-        acts += [lambda: storage.list(path), lambda: storage.below(path)]
+        acts += [lambda: storage.paths(path), lambda: storage.below(path)]
     for act in acts:
         with pytest.raises(PathEscapesRootError):
             act()
@@ -182,8 +182,8 @@ def test_the_log_works_on_it(storage: LogStorage, receiver: ReceiverId) -> None:
     got = list(read_blocks(log, [frame.handle for frame in written]))
     assert [block.batch for block in got] == [batch for batch, _ in blocks]
     assert [f.header.sequence for f in scan_log(log)] == [0, 1, 2]
-    assert len(log.list()) == (1 if storage.appends else 3)
-    assert all(frame.handle.segment in log.list() for frame in written)
+    assert len(log.paths()) == (1 if storage.appends else 3)
+    assert all(frame.handle.segment in log.paths() for frame in written)
 
 
 def test_symbolic_links_do_not_lead_out(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_temporary_files_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".a.0123.tmp").write_bytes(b"cut off by a crash")
-    assert LocalStorage(tmp_path).list() == []
+    assert LocalStorage(tmp_path).paths() == []
 
 
 def test_a_segment_is_created_once(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def write(writer: WriteAheadLogWriter, count: int, start: int = 0) -> list[tuple
 def test_all_segments_are_read_in_the_order_of_writing(log: Log) -> None:
     written = write(log.open_writer(1, segment_bytes=8000), 10)
     written += write(log.open_writer(2, segment_bytes=8000), 10, start=10)
-    assert len(log.storage.list()) > 4
+    assert len(log.storage.paths()) > 4
     frames = list(scan_log(log.storage))
     assert [f.handle for f in frames] == [handle for handle, _ in written]
     assert [f.batch() for f in frames] == [batch for _, batch in written]
@@ -97,7 +97,7 @@ def test_nothing_is_made_before_the_first_write(log: Log) -> None:
     assert list(scan_log(log.storage)) == []
     writer.roll_if_due(None)
     writer.close()
-    assert log.storage.list() == []
+    assert log.storage.paths() == []
     if log.storage.url.startswith("file:"):
         assert not Path(log.storage.url.removeprefix("file://")).exists()
 
@@ -133,7 +133,7 @@ def test_by_default_files_are_appended_to_and_objects_are_written_whole(tmp_path
     for url, segments in ((str(tmp_path / "log"), 1), (f"memory://bucket/{secrets.token_hex(8)}", 3)):
         storage = open_storage(url)
         write(WriteAheadLogWriter(storage, "", RECEIVER, 1), 3)
-        assert len(storage.list()) == segments
+        assert len(storage.paths()) == segments
 
 
 def test_an_older_segment_may_be_deleted_while_the_log_is_written_and_read(log: Log) -> None:
@@ -152,9 +152,9 @@ def test_verdicts_of_what_is_left_hold_after_cleanup(log: Log) -> None:
     for at in range(4):
         batch, ranges = make_block([b"x"], from_offset=at)
         last = writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=at - 1 if at else None).handle
-    for path in log.storage.list()[:2]:
+    for path in log.storage.paths()[:2]:
         log.storage.delete(path)
-    assert last.segment in log.storage.list()
+    assert last.segment in log.storage.paths()
     assert [s.accepted for s in scan_log(log.storage).settled()] == [True, None]
 
 
@@ -176,14 +176,14 @@ def test_a_file_that_cleanup_takes_while_the_log_is_read_is_no_damage(log: Log) 
 
 def test_a_file_that_cleanup_takes_once_it_is_listed_is_no_damage(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     written = write(log.open_writer(segment_bytes=1), 3)
-    plain = type(log.storage).list
+    plain = type(log.storage).paths
 
     def list_and_clean(self: LogStorage, prefix: str = "") -> list[str]:
         listed = plain(self, prefix)
         self.delete(listed[0])
         return listed
 
-    monkeypatch.setattr(type(log.storage), "list", list_and_clean)
+    monkeypatch.setattr(type(log.storage), "paths", list_and_clean)
     scan = scan_log(log.storage)
     assert [f.handle for f in scan] == [handle for handle, _ in written[1:]]
     assert scan.damage == []
@@ -205,7 +205,7 @@ def test_a_scan_opens_one_segment_at_a_time_and_none_before_it_is_asked(
     assert opened == []
     next(scan)
     # The headers of all, since later ones tell of earlier ones, and then the first segment.
-    paths = log.storage.list()
+    paths = log.storage.paths()
     assert opened == [*paths, paths[0]]
     next(scan)
     assert opened[len(paths) :] == paths[:2]
@@ -237,13 +237,13 @@ def test_what_a_failed_write_left_is_not_read_and_what_follows_is(log: Log) -> N
     """All of it is there, as when only the answer was lost."""
     writer = log.open_writer()
     written = write(writer, 1)
-    before = sum(map(log.storage.size, log.storage.list()))
+    before = sum(map(log.storage.size, log.storage.paths()))
     with pytest.MonkeyPatch.context() as patch:
         for kind, name in ((type(log.storage), "write_atomically"), (LocalSegmentFile, "append")):
             patch.setattr(kind, name, losing_its_answer(getattr(kind, name)))
         with pytest.raises(WriteFailedError, match="the store is down"):
             write(writer, 1, start=1)
-    assert sum(map(log.storage.size, log.storage.list())) > before + 1000
+    assert sum(map(log.storage.size, log.storage.paths())) > before + 1000
     written += write(writer, 1, start=1)
     scan = scan_log(log.storage)
     frames = list(scan)

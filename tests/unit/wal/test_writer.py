@@ -83,14 +83,14 @@ def test_segments_roll_by_size(storage: FaultyStorage, open_writer: OpenWriter) 
     written = [write(writer, i, 3000) for i in range(6)]
     assert [frame.opened is not None for frame in written] == [True, False, True, False, True, False]
     assert written[2].closed == (written[0].handle.segment,)
-    assert all(storage.size(path) < 15_500 for path in storage.list())
+    assert all(storage.size(path) < 15_500 for path in storage.paths())
 
 
 def test_a_block_larger_than_a_segment_gets_one_of_its_own(storage: FaultyStorage, open_writer: OpenWriter) -> None:
     writer = open_writer(segment_bytes=1000)
     for i in range(3):
         write(writer, i, 5000)
-    assert len(storage.list()) == 3
+    assert len(storage.paths()) == 3
     assert offsets(storage) == [0, 1, 2]
 
 

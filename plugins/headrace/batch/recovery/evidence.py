@@ -104,7 +104,7 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
     progress("reading the manifests")
     manifests, damaged = _read_manifests(folder, kept)
     log = folder.below(LOG_FOLDER)
-    names = segments_in(log.list())
+    names = segments_in(log.paths())
     progress(f"reading the log, {len(names)} segments")
     frames, lost = _read_frames(log, mode, notices, _deleted(kept, manifests))
     epochs: dict[ReceiverId, int] = defaultdict(int)
@@ -150,7 +150,7 @@ def _read_manifests(
     """By batch time and by path; those of removed batches, which go a while after them, are nobody's any more."""
     found: dict[int, list[FoundManifest]] = defaultdict(list)
     damaged: dict[str, str] = {}
-    for path in folder.list(FOLDER):
+    for path in folder.paths(FOLDER):
         if not path.endswith(".json") or (kept is not None and _is_removed(path, kept)):
             continue
         data = folder.read(path)

@@ -34,7 +34,7 @@ def refuse_if_lost(stream: Stream, ledger: Ledger) -> None:
     else:
         return
     folder = open_storage(stream.storage.url).below(stream.name)
-    if checkpoint_paths(folder) or segments_in(folder.below(LOG_FOLDER).list()):
+    if checkpoint_paths(folder) or segments_in(folder.below(LOG_FOLDER).paths()):
         raise LostLedgerError(
             f"The ledger does not know stream {stream.name!r}, which has a log in {stream.folder_url}.",
             remedy=f"If its ledger was lost: `headrace recover {stream.name} --storage {stream.storage.url}`. If it is "

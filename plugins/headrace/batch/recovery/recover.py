@@ -144,7 +144,7 @@ def _is_lost(name: str, ledger: Ledger, folder: LogStorage) -> bool:
         return True
     except CheckpointError:
         # Nothing says that it is another one than it was. Only if the log has blocks, it is.
-        return bool(segments_in(folder.below(LOG_FOLDER).list()))
+        return bool(segments_in(folder.below(LOG_FOLDER).paths()))
 
 
 def _refuse_while_alive(evidence: Evidence, now_ms: int) -> None:
@@ -228,7 +228,7 @@ def _write_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Reco
 def _delete_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
     """Manifests that allocations left which were overtaken or crashed: their batch names another one, for good."""
     left = []
-    for path in folder.list(FOLDER):
+    for path in folder.paths(FOLDER):
         time_ms, is_apart, _ = path.removeprefix(f"{FOLDER}/").partition("-")
         batch = ledger.batches.find(name, int(time_ms)) if is_apart and time_ms.isdigit() else None
         if batch is not None and batch.manifest_uri.rpartition("/")[2] != path.rpartition("/")[2]:

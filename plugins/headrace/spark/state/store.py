@@ -134,7 +134,7 @@ class StateStore:
         Kept are these batches' versions, the one that the first of them starts from, and whatever their tables are
         made of. All older files go, oldest versions first, so that a crash half-way leaves an unbroken row of versions.
         """
-        paths = self.storage.list()
+        paths = self.storage.paths()
         names = _version_names(paths)
         before = [name.batch_time_ms for name in names if name.batch_time_ms < keep_from_ms]
         if not before:
@@ -146,7 +146,7 @@ class StateStore:
         return sum(self.storage.delete(path) for path in (*versions, *rest))
 
     def _all_names(self) -> list[VersionName]:
-        return _version_names(self.storage.list(VERSIONS))
+        return _version_names(self.storage.paths(VERSIONS))
 
     def _pruned(self, what: str, oldest: VersionName) -> StateMissingError:
         return StateMissingError(

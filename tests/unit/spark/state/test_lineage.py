@@ -57,7 +57,7 @@ def test_the_thousandth_batch_costs_what_the_tenth_did(
         version = versions.update(batch, changed=10)
         store.prune(time_ms(batch) - 10_000)
         costs.append(cost(version))
-        stored.append(len(store.storage.list()))
+        stored.append(len(store.storage.paths()))
     assert max(costs[500:]) == max(costs[: 2 * snapshot_every])
     assert max(files for files, _ in costs) <= snapshot_every
     assert max(stored[500:]) <= max(stored[: 3 * snapshot_every])

@@ -191,5 +191,5 @@ def test_a_crash_while_pruning_leaves_an_unbroken_row(
     assert all(path.startswith(VERSIONS) for path in deleted)
     assert [name.batch_time_ms for name in store.names()] == [time_ms(n) for n in range(2, 9)]
     store.prune(time_ms(8))
-    listed = store.storage.list()
+    listed = store.storage.paths()
     assert min(listed).startswith("data/") and not [path for path in listed if str(time_ms(1)) in path]
