@@ -45,16 +45,23 @@ class AllocateBlocksOperator(BatchStepOperator):
         """Allocate, and tell how many blocks and records the batch has."""
         with self.opened() as (ledger, storage):
             try:
-                at_ms = begin_run(context, self.stream, ledger)
+                batch_time_ms = begin_run(context, self.stream, ledger)
             except NothingToRun as nothing:
                 raise nothing.skip(self) from None
             return allocate_for_run(
-                self.stream, ledger, storage, at_ms, context, claim_missed=self.claim_missed, log=self.log
+                self.stream, ledger, storage, batch_time_ms, context, claim_missed=self.claim_missed, log=self.log
             )
 
 
 def allocate_for_run(
-    stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context, *, claim_missed: bool, log: Any
+    stream: Stream,
+    ledger: Ledger,
+    storage: LogStorage,
+    batch_time_ms: int,
+    context: Context,
+    *,
+    claim_missed: bool,
+    log: Any,
 ) -> dict[str, Any]:
     """Allocate the run's batch, and see to earlier batch times without a run; the batch in short, as an XCom.
 
@@ -64,19 +71,19 @@ def allocate_for_run(
     from headrace.batch.allocation import allocate
 
     if run_request(context, stream).from_kafka:
-        _build(stream, ledger, storage, at_ms, log)
+        _build(stream, ledger, storage, batch_time_ms, log)
     over = takes_over(context, stream)
-    allocation = allocate(stream, ledger, storage, at_ms, takes_over=over)
+    allocation = allocate(stream, ledger, storage, batch_time_ms, takes_over=over)
     batch = allocation.batch
     log.info(
         "Batch %s %s: %d records in %d blocks of %d partitions, %d bytes; manifest %s",
-        time_text(at_ms), "is allocated" if allocation.fresh else "was allocated before",
+        time_text(batch_time_ms), "is allocated" if allocation.fresh else "was allocated before",
         batch.records, batch.blocks, len(allocation.inputs), batch.payload_bytes, batch.manifest_uri,
     )  # fmt: skip
     if over:
         _name_taken(stream, ledger, batch, log)
     elif not stream.coalesces:
-        _claim_missed(stream, ledger, storage, at_ms, context, claim_missed=claim_missed, log=log)
+        _claim_missed(stream, ledger, storage, batch_time_ms, context, claim_missed=claim_missed, log=log)
     return summary(allocation)
 
 
@@ -97,11 +104,18 @@ def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> No
 
 
 def _claim_missed(
-    stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context, *, claim_missed: bool, log: Any
+    stream: Stream,
+    ledger: Ledger,
+    storage: LogStorage,
+    batch_time_ms: int,
+    context: Context,
+    *,
+    claim_missed: bool,
+    log: Any,
 ) -> None:
     """Trigger runs for earlier batch times that hold records and have none, or name them. Those whose run failed before
     it could allocate them are allocated here; a later run takes the batches up."""
-    missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < at_ms]
+    missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < batch_time_ms]
     if not missed:
         return
     log.warning(
@@ -122,17 +136,17 @@ def _claim_missed(
         log.warning("Run them: by a backfill of this DAG over these times.")
 
 
-def _build(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
+def _build(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
     from headrace.batch.building import build_from_kafka
 
-    if at_ms > ledger.streams.get(stream.name).zero_time_ms:
-        log.info("Batch %s is of the stream's own time, so it is not built from Kafka.", time_text(at_ms))
+    if batch_time_ms > ledger.streams.get(stream.name).zero_time_ms:
+        log.info("Batch %s is of the stream's own time, so it is not built from Kafka.", time_text(batch_time_ms))
         return
     with connections_in_environment(stream):
-        built = build_from_kafka(stream, ledger, storage, at_ms)
+        built = build_from_kafka(stream, ledger, storage, batch_time_ms)
     log.info(
         "Batch %s is %s from Kafka by timestamps: %d records at most, in %d partitions.",
-        time_text(at_ms), "built" if built.fresh else "there already,", built.batch.records, len(built.inputs),
+        time_text(batch_time_ms), "built" if built.fresh else "there already,", built.batch.records, len(built.inputs),
     )  # fmt: skip
 
 

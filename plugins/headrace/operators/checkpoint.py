@@ -34,37 +34,39 @@ class CheckpointOperator(BatchStepOperator):
     def execute(self, context: Context) -> Any:
         """Write the checkpoint."""
         with self.opened() as (ledger, storage):
-            at_ms = self.batch_time_ms(context, ledger)
-            write_checkpoint_after(self.stream, ledger, storage, at_ms, self.log)
-            warn_of_what_is_left(self.stream, ledger, at_ms, self.log)
-            emit_batch_events(context, ledger, self.stream.name, at_ms)
+            batch_time_ms = self.batch_time_ms(context, ledger)
+            write_checkpoint_after(self.stream, ledger, storage, batch_time_ms, self.log)
+            warn_of_what_is_left(self.stream, ledger, batch_time_ms, self.log)
+            emit_batch_events(context, ledger, self.stream.name, batch_time_ms)
 
 
-def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
+def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
     """Write the stream's checkpoint if the batch is there and it is due; says so."""
     from headrace.batch.checkpointing import write_checkpoint
 
-    if ledger.batches.find(stream.name, at_ms) is None:
-        log.info("Batch %s was not allocated, so there is nothing to checkpoint.", time_text(at_ms))
+    if ledger.batches.find(stream.name, batch_time_ms) is None:
+        log.info("Batch %s was not allocated, so there is nothing to checkpoint.", time_text(batch_time_ms))
         return
-    written = write_checkpoint(stream, ledger, storage, at_ms)
+    written = write_checkpoint(stream, ledger, storage, batch_time_ms)
     if written is None:
-        log.info("No checkpoint is due at batch %s; the next one covers it.", time_text(at_ms))
+        log.info("No checkpoint is due at batch %s; the next one covers it.", time_text(batch_time_ms))
     else:
         log.info("Checkpoint %s/%s", stream.folder_url, written.path)
 
 
-def warn_of_what_is_left(stream: Stream, ledger: Ledger, at_ms: int, log: Any) -> None:
+def warn_of_what_is_left(stream: Stream, ledger: Ledger, batch_time_ms: int, log: Any) -> None:
     """Name the steps by which the batch is not complete and that no attempt is at, and how to have them run."""
     from headrace.ledger.states import AttemptState, BatchState
     from headrace.runs.steps_to_run import live_attempts
 
-    batch = ledger.batches.find(stream.name, at_ms)
+    batch = ledger.batches.find(stream.name, batch_time_ms)
     if batch is None or batch.state not in (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED):
         return
     now_ms = ledger.now_ms()
     seen_to = {
-        row.output_id for row in ledger.batches.outputs(stream.name, at_ms) if row.state is AttemptState.COMPLETED
+        row.output_id
+        for row in ledger.batches.outputs(stream.name, batch_time_ms)
+        if row.state is AttemptState.COMPLETED
     }
     for attempt in live_attempts(ledger, batch):
         if attempt.alive(now_ms):
@@ -75,6 +77,6 @@ def warn_of_what_is_left(stream: Stream, ledger: Ledger, at_ms: int, log: Any) -
         log.warning(
             "Batch %s is not complete, %s left to do: %s. Clear what failed of this run; what it did not ask for is "
             "done by a run without `outputs` of any other date from %s until %s.",
-            time_text(at_ms), "one step is" if len(left) == 1 else f"{len(left)} steps are", ", ".join(left),
-            time_text(at_ms - batch.interval_ms), time_text(at_ms),
+            time_text(batch_time_ms), "one step is" if len(left) == 1 else f"{len(left)} steps are", ", ".join(left),
+            time_text(batch_time_ms - batch.interval_ms), time_text(batch_time_ms),
         )  # fmt: skip

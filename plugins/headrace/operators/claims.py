@@ -28,12 +28,12 @@ def ended_without_a_batch(context: Context, batch_times_ms: Iterable[int], inter
     gives their date no other run."""
     ti = context["ti"]
     found: list[int] = []
-    for at_ms in batch_times_ms:
+    for batch_time_ms in batch_times_ms:
         if len(found) == MOST_AT_ONCE:
             break
-        asked: dict[str, Any] = {"dag_id": ti.dag_id, "logical_dates": [from_ms(at_ms - interval_ms)]}
+        asked: dict[str, Any] = {"dag_id": ti.dag_id, "logical_dates": [from_ms(batch_time_ms - interval_ms)]}
         if ti.get_dr_count(**asked) and not ti.get_dr_count(**asked, states=["queued", "running"]):
-            found.append(at_ms)
+            found.append(batch_time_ms)
     return found
 
 
@@ -48,21 +48,21 @@ def claim(context: Context, batch_times_ms: Iterable[int], interval_ms: int) -> 
 
     ti = context["ti"]
     claimed: list[int] = []
-    for at_ms in batch_times_ms:
+    for batch_time_ms in batch_times_ms:
         if len(claimed) == MOST_AT_ONCE:
             break
-        logical_date = from_ms(at_ms - interval_ms)
+        logical_date = from_ms(batch_time_ms - interval_ms)
         if ti.get_dr_count(dag_id=ti.dag_id, logical_dates=[logical_date]):
             continue
         task_runner.SUPERVISOR_COMMS.send(
             TriggerDagRun(
                 dag_id=ti.dag_id,
-                run_id=f"claimed__{from_ms(at_ms).isoformat()}",
+                run_id=f"claimed__{from_ms(batch_time_ms).isoformat()}",
                 logical_date=logical_date,
                 # Airflow infers the data interval from run_after, not from the logical date.
                 run_after=logical_date,
                 note=f"The batch time held records that no run had claimed; found by {ti.run_id}.",
             )
         )
-        claimed.append(at_ms)
+        claimed.append(batch_time_ms)
     return claimed

@@ -39,7 +39,7 @@ class CleanupOperator(BatchStepOperator):
             clean_up_after(self.stream, ledger, storage, self.batch_time_ms(context, ledger), self.log)
 
 
-def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: int, log: Any) -> None:
+def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
     """Delete what no batch needs any more, if the batch is there; says what went.
 
     Raises:
@@ -47,15 +47,16 @@ def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, at_ms: i
     """
     from headrace.batch.cleanup import clean_up
 
-    batch = ledger.batches.find(stream.name, at_ms)
+    batch = ledger.batches.find(stream.name, batch_time_ms)
     if batch is None:
-        log.info("Batch %s was not allocated, so there is nothing to clean up after it.", time_text(at_ms))
+        log.info("Batch %s was not allocated, so there is nothing to clean up after it.", time_text(batch_time_ms))
         return
-    log.info("Cleanup after batch %s: %s.", time_text(at_ms), _account(clean_up(stream, ledger, storage)))
-    due = at_ms % stream.checkpoint_interval_ms == 0
+    log.info("Cleanup after batch %s: %s.", time_text(batch_time_ms), _account(clean_up(stream, ledger, storage)))
+    due = batch_time_ms % stream.checkpoint_interval_ms == 0
     if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
         raise BatchNotCheckpointedError(
-            f"Batch {time_text(at_ms)} of stream {stream.name!r} completed without a checkpoint, so its log is kept.",
+            f"Batch {time_text(batch_time_ms)} of stream {stream.name!r} completed without a checkpoint, "
+            "so its log is kept.",
             remedy="See why the checkpoint failed (the task 'checkpoint' has its own log), and clear it.",
         )
 

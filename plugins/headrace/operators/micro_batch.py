@@ -65,17 +65,19 @@ class MicroBatchOperator(WalSparkSubmitOperator):
             if awaited is not None:
                 check_began(awaited.look_until_it_fires(ledger), self.stream)
             try:
-                at_ms = begin_run(context, self.stream, ledger)
+                batch_time_ms = begin_run(context, self.stream, ledger)
             except NothingToRun as nothing:
                 raise AirflowSkipException(f"Nothing to run: {nothing}.") from None
-            trigger = BlocksReadyTrigger.of(self.stream, at_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace)
+            trigger = BlocksReadyTrigger.of(
+                self.stream, batch_time_ms, waiting_since_ms=ledger.now_ms(), grace=self.grace
+            )
             found = look_before_deferring(trigger, ledger)
             if found is None and self.deferrable:
                 self.defer(trigger=trigger, method_name="blocks_are_ready")
             while found is None:
                 time.sleep(trigger.poll_interval)
                 found = trigger.look(ledger)
-            return self._do(ledger, storage, at_ms, context, found)
+            return self._do(ledger, storage, batch_time_ms, context, found)
 
     def receiver_began(self, context: Context, event: dict[str, Any]) -> Any:
         """Called when the stream's first receiver has begun, or was waited for in vain."""
@@ -95,27 +97,36 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         with self.opened() as (ledger, storage):
             return self._run(ledger, storage, self.batch_time_ms(context, ledger), context)
 
-    def _do(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context, found: dict[str, Any]) -> Any:
+    def _do(
+        self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context, found: dict[str, Any]
+    ) -> Any:
         tell_what_was_found(found, self.stream, self.log)
-        allocate_for_run(self.stream, ledger, storage, at_ms, context, claim_missed=self.claim_missed, log=self.log)
-        return self._run(ledger, storage, at_ms, context)
+        allocate_for_run(
+            self.stream, ledger, storage, batch_time_ms, context, claim_missed=self.claim_missed, log=self.log
+        )
+        return self._run(ledger, storage, batch_time_ms, context)
 
-    def _run(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context) -> Any:
+    def _run(self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context) -> Any:
         try:
-            self.run_batch(ledger, storage, at_ms, context)
+            self.run_batch(ledger, storage, batch_time_ms, context)
         except Exception:
             try:
-                self._conclude(ledger, storage, at_ms)
+                self._conclude(ledger, storage, batch_time_ms)
             except Exception:
                 # The batch's own failure is the one to tell.
                 self.log.exception("After the batch failed, its stream was not checkpointed and cleaned up.")
             raise
-        self._conclude(ledger, storage, at_ms)
-        emit_batch_events(context, ledger, self.stream.name, at_ms)
-        batch = ledger.batches.get(self.stream.name, at_ms)
-        return {"batch_time_ms": at_ms, "state": batch.state.value, "records": batch.records, "blocks": batch.blocks}
+        self._conclude(ledger, storage, batch_time_ms)
+        emit_batch_events(context, ledger, self.stream.name, batch_time_ms)
+        batch = ledger.batches.get(self.stream.name, batch_time_ms)
+        return {
+            "batch_time_ms": batch_time_ms,
+            "state": batch.state.value,
+            "records": batch.records,
+            "blocks": batch.blocks,
+        }
 
-    def _conclude(self, ledger: Ledger, storage: LogStorage, at_ms: int) -> None:
-        write_checkpoint_after(self.stream, ledger, storage, at_ms, self.log)
-        warn_of_what_is_left(self.stream, ledger, at_ms, self.log)
-        clean_up_after(self.stream, ledger, storage, at_ms, self.log)
+    def _conclude(self, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> None:
+        write_checkpoint_after(self.stream, ledger, storage, batch_time_ms, self.log)
+        warn_of_what_is_left(self.stream, ledger, batch_time_ms, self.log)
+        clean_up_after(self.stream, ledger, storage, batch_time_ms, self.log)

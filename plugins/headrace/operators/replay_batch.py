@@ -10,7 +10,7 @@ from headrace.clock import time_text
 from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
 from headrace.runs.request import run_request
-from headrace.timetables.batch_time import NoBatchTimeError, batch_time_ms
+from headrace.timetables.batch_time import NoBatchTimeError, end_of_interval_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -50,22 +50,22 @@ class ReplayBatchOperator(SparkAttemptOperator):
         if not request.wants(self.step):
             raise AirflowSkipException(f"This run does not ask for {self.step}.")
         try:
-            at_ms = batch_time_ms(context, self.stream.batch_interval)
+            batch_time_ms = end_of_interval_ms(context, self.stream.batch_interval)
         except NoBatchTimeError as error:
             raise AirflowFailException(str(error)) from error
         with self.opened() as (ledger, _):
-            self._replay(ledger, at_ms, context, request)
+            self._replay(ledger, batch_time_ms, context, request)
 
-    def _replay(self, ledger: Ledger, at_ms: int, context: Context, request: RunRequest) -> None:
-        batch = self._batch(ledger, at_ms)
-        if self._is_done(ledger, at_ms, request):
-            self.log.info("This run has replayed output %s of batch %s.", self.step, time_text(at_ms))
+    def _replay(self, ledger: Ledger, batch_time_ms: int, context: Context, request: RunRequest) -> None:
+        batch = self._batch(ledger, batch_time_ms)
+        if self._is_done(ledger, batch_time_ms, request):
+            self.log.info("This run has replayed output %s of batch %s.", self.step, time_text(batch_time_ms))
             return
         self.await_application(ledger, batch, (self.step,))
         way = self.choose_way(ledger)
         attempt = ledger.batches.begin_replay(
             self.stream.name,
-            at_ms,
+            batch_time_ms,
             target=self.target,
             definition=self.replay.to_json(),
             outputs=(self.step,),
@@ -76,36 +76,37 @@ class ReplayBatchOperator(SparkAttemptOperator):
         )
         self.run_attempt(ledger, attempt, batch, context)
 
-    def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
+    def _batch(self, ledger: Ledger, batch_time_ms: int) -> BatchRow:
         from headrace.ledger.errors import BatchRemovedError
         from headrace.ledger.states import BatchState
 
-        batch = ledger.batches.find(self.stream.name, at_ms)
+        batch = ledger.batches.find(self.stream.name, batch_time_ms)
         row = ledger.streams.get(self.stream.name)
-        if batch is None and row.has_removed(at_ms):
-            removed = BatchRemovedError(row.name, at_ms, until_ms=row.removed_until_ms)
+        if batch is None and row.has_removed(batch_time_ms):
+            removed = BatchRemovedError(row.name, batch_time_ms, until_ms=row.removed_until_ms)
             raise AirflowFailException(str(removed)) from removed
         if batch is None:
             raise AirflowSkipException(
-                f"Batch {time_text(at_ms)} of stream {self.stream.name!r} is not allocated, so there is nothing to "
-                "replay yet."
+                f"Batch {time_text(batch_time_ms)} of stream {self.stream.name!r} is not allocated, "
+                "so there is nothing to replay yet."
             )
         if batch.state is BatchState.ABSORBED:
             raise AirflowSkipException(
-                f"Batch {time_text(batch.absorbed_by_ms)} took over the blocks of {time_text(at_ms)}: replay that one."
+                f"Batch {time_text(batch.absorbed_by_ms)} took over the blocks of {time_text(batch_time_ms)}: "
+                "replay that one."
             )
         if batch.state is BatchState.ABANDONED:
-            raise AirflowSkipException(f"Batch {time_text(at_ms)} was abandoned: {batch.error}.")
+            raise AirflowSkipException(f"Batch {time_text(batch_time_ms)} was abandoned: {batch.error}.")
         return batch
 
-    def _is_done(self, ledger: Ledger, at_ms: int, request: RunRequest) -> bool:
+    def _is_done(self, ledger: Ledger, batch_time_ms: int, request: RunRequest) -> bool:
         from headrace.ledger.states import AttemptState
 
         return any(
             row.state is AttemptState.COMPLETED and self.step in row.outputs and request.run.made(row.attributes)
-            for row in self._attempts(ledger, at_ms)
+            for row in self._attempts(ledger, batch_time_ms)
         )
 
-    def _attempts(self, ledger: Ledger, at_ms: int) -> list[AttemptRow]:
+    def _attempts(self, ledger: Ledger, batch_time_ms: int) -> list[AttemptRow]:
         """Those of this replay, oldest first."""
-        return [row for row in ledger.batches.attempts(self.stream.name, at_ms) if row.target == self.target]
+        return [row for row in ledger.batches.attempts(self.stream.name, batch_time_ms) if row.target == self.target]

@@ -99,7 +99,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         with self.opened() as (ledger, storage):
             self.run_batch(ledger, storage, self.batch_time_ms(context, ledger), context)
 
-    def run_batch(self, ledger: Ledger, storage: LogStorage, at_ms: int, context: Context) -> None:
+    def run_batch(self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context) -> None:
         """Run the batch's steps, or defer until it is their turn; then those of earlier batches that failed.
 
         Raises:
@@ -110,21 +110,21 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             # Its batch is taken up by the next run, which is to begin in time.
             self.slot_timeout = min(self.slot_timeout, timedelta(milliseconds=self.stream.retry_for_ms))
         self._others_until = time.monotonic() + self.stream.retry_for_ms / 1000
-        self._run_batch(run, at_ms)
+        self._run_batch(run, batch_time_ms)
         if run.goes_on_by_itself and not self.stream.is_ordered:
-            self._take_up_failed(run, at_ms)
+            self._take_up_failed(run, batch_time_ms)
 
-    def _run_batch(self, run: _Run, at_ms: int) -> None:
+    def _run_batch(self, run: _Run, batch_time_ms: int) -> None:
         from headrace.ledger.errors import AlreadyCompletedError
         from headrace.ledger.states import BatchState
 
-        batch = self._batch(run.ledger, at_ms)
+        batch = self._batch(run.ledger, batch_time_ms)
         if batch.state in (BatchState.ABANDONED, BatchState.ABSORBED):
-            self.log.info("Batch %s is %s, so there is nothing to run.", time_text(at_ms), batch.state.value)
+            self.log.info("Batch %s is %s, so there is nothing to run.", time_text(batch_time_ms), batch.state.value)
             return
-        left = self._left(run, at_ms)
+        left = self._left(run, batch_time_ms)
         if not left.steps and (batch.state is BatchState.COMPLETED or not any(map(run.request.wants, self._steps))):
-            self._tell_why_nothing_is_left(run, at_ms)
+            self._tell_why_nothing_is_left(run, batch_time_ms)
             return
         # With nothing left of a batch that is not completed, an attempt died after its last record: to begin another
         # has the ledger see that.
@@ -142,7 +142,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     # --- what failed before
 
-    def _take_up_failed(self, run: _Run, at_ms: int) -> None:
+    def _take_up_failed(self, run: _Run, batch_time_ms: int) -> None:
         """Run this task's steps of earlier batches that failed, oldest first, for a bounded time. Whatever becomes of
         them, the run's own batch is done.
 
@@ -151,7 +151,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
         from headrace.runs.failed_batches import failed_batches
 
-        for failed in failed_batches(run.ledger, self.stream, at_ms, self._steps):
+        for failed in failed_batches(run.ledger, self.stream, batch_time_ms, self._steps):
             time_ms = failed.batch.batch_time_ms
             attributes = {**self._given(run, failed.batch), TAKEN_UP: True}
             begin = self._beginning(
@@ -186,27 +186,27 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     def _steps(self) -> tuple[str, ...]:
         return self.stream.steps if self.step is None else (self.step,)
 
-    def _left(self, run: _Run, at_ms: int) -> StepsToRun:
+    def _left(self, run: _Run, batch_time_ms: int) -> StepsToRun:
         """What the run has to do of this task's steps."""
         from headrace.runs.steps_to_run import find_steps_to_run
 
-        return find_steps_to_run(run.ledger, self._batch(run.ledger, at_ms), run.request, self._steps)
+        return find_steps_to_run(run.ledger, self._batch(run.ledger, batch_time_ms), run.request, self._steps)
 
-    def _tell_why_nothing_is_left(self, run: _Run, at_ms: int) -> None:
+    def _tell_why_nothing_is_left(self, run: _Run, batch_time_ms: int) -> None:
         steps = ", ".join(self._steps)
         if not any(map(run.request.wants, self._steps)):
             self.log.info("This run does not ask for %s.", steps)
             return
         self.log.info(
             "Batch %s has %s done. To do it again, trigger a run with reprocess, or clear the run that did it.",
-            time_text(at_ms), steps,
+            time_text(batch_time_ms), steps,
         )  # fmt: skip
 
-    def _batch(self, ledger: Ledger, at_ms: int) -> BatchRow:
-        batch = ledger.batches.find(self.stream.name, at_ms)
+    def _batch(self, ledger: Ledger, batch_time_ms: int) -> BatchRow:
+        batch = ledger.batches.find(self.stream.name, batch_time_ms)
         if batch is None:
             raise BatchFailedError(
-                f"Batch {time_text(at_ms)} of stream {self.stream.name!r} has no blocks allocated.",
+                f"Batch {time_text(batch_time_ms)} of stream {self.stream.name!r} has no blocks allocated.",
                 remedy="Clear the task 'allocate_blocks' of this run, and those after it.",
             )
         return batch
@@ -291,34 +291,34 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 f"for {self.stream.retry_for_ms / 1000:g} s, and more come first. {error}"
             )
 
-    def _run_earlier(self, run: _Run, at_ms: int) -> bool:
-        """Allocate, or run, the earliest batch time before ``at_ms`` that is unfinished; whether there was one."""
+    def _run_earlier(self, run: _Run, batch_time_ms: int) -> bool:
+        """Allocate, or run, the earliest unfinished batch time before this one. Returns whether there was one."""
         from headrace.batch.allocation import allocate
 
-        for earlier in run.ledger.batches.earlier_unfinished(self.stream.name, at_ms, limit=1):
+        for earlier in run.ledger.batches.earlier_unfinished(self.stream.name, batch_time_ms, limit=1):
             first_ms = earlier.batch_time_ms
             if earlier.state is None:
                 self.log.info(
                     "Batch %s comes before %s, and nobody has allocated it: that is done here.",
                     time_text(first_ms),
-                    time_text(at_ms),
+                    time_text(batch_time_ms),
                 )
                 # Looked at once more before it is begun here: the tasks of the other outputs get here at the same time.
                 allocate(self.stream, run.ledger, run.storage, first_ms)
                 return True
             if earlier.alive:
-                reason = f"Batch {time_text(first_ms)} comes before {time_text(at_ms)} and is running."
+                reason = f"Batch {time_text(first_ms)} comes before {time_text(batch_time_ms)} and is running."
                 self.wait(reason, waiting_for=f"batch {first_ms}")
-            self._await_mending(run, first_ms, at_ms)
+            self._await_mending(run, first_ms, batch_time_ms)
             self.log.info(
                 "Batch %s comes before %s and is %s, and nobody runs it: it is run first, here.",
-                time_text(first_ms), time_text(at_ms), earlier.state.value,
+                time_text(first_ms), time_text(batch_time_ms), earlier.state.value,
             )  # fmt: skip
             self._run_ahead(run, run.ledger.batches.get(self.stream.name, first_ms))
             return True
         return False
 
-    def _await_mending(self, run: _Run, first_ms: int, at_ms: int) -> None:
+    def _await_mending(self, run: _Run, first_ms: int, batch_time_ms: int) -> None:
         """Fail where the earlier batch failed by its code, or for good, and nothing has changed since: it is not run in
         vain by every run. One that somebody asked for waits for that to be mended."""
         from headrace.runs.failed_batches import is_held_back
@@ -328,8 +328,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         if not tried or not is_held_back(self.stream, tried[-1]):
             return
         reason = (
-            f"Batch {time_text(first_ms)} comes before {time_text(at_ms)}, and nothing has changed since it failed: "
-            f"{tried[-1].error}."
+            f"Batch {time_text(first_ms)} comes before {time_text(batch_time_ms)}, "
+            f"and nothing has changed since it failed: {tried[-1].error}."
         )
         error = EarlierBatchFailedError(reason, remedy=self._way_out(first_ms))
         error.failure = Failure.FINAL
@@ -337,11 +337,11 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             raise error
         self.wait(str(error), waiting_for=f"batch {first_ms}", otherwise=error)
 
-    def _way_out(self, at_ms: int) -> str:
+    def _way_out(self, batch_time_ms: int) -> str:
         return (
             "Mend what makes it fail: later runs run it again once the stream's definition or code has changed, or "
             "clear its run. If the batch can never succeed, give it up: "
-            f"`headrace batches abandon {self.stream.name} {time_text(at_ms)} --reason WHY`."
+            f"`headrace batches abandon {self.stream.name} {time_text(batch_time_ms)} --reason WHY`."
         )
 
     def _run_ahead(self, run: _Run, batch: BatchRow) -> None:

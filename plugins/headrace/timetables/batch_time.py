@@ -58,7 +58,7 @@ def batch_time_of_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger
         found = ledger.runs.find(stream.name, run.run_id)
         if found is not None:
             return found
-    return batch_time_ms(context, stream.batch_interval)
+    return end_of_interval_ms(context, stream.batch_interval)
 
 
 def begin_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int:
@@ -72,10 +72,14 @@ def begin_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int
     if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):
         log.warning("This stream falls behind: %s.", slow)
     if not takes_over(context, stream):
-        at_ms = batch_time_of_run(context, stream, ledger)
-        if of_schedule(context) and stream.batch_by == "arrival" and _is_before_the_first(ledger, stream, at_ms):
+        batch_time_ms = batch_time_of_run(context, stream, ledger)
+        if (
+            of_schedule(context)
+            and stream.batch_by == "arrival"
+            and _is_before_the_first(ledger, stream, batch_time_ms)
+        ):
             raise NothingToRun("the batch time ended before the stream's first receiver began")
-        return at_ms
+        return batch_time_ms
     taken = _take(context, stream, ledger)
     if taken is None:
         raise NothingToRun("an earlier run has taken this batch time over, and no later one has ended since")
@@ -83,9 +87,11 @@ def begin_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int
     return taken
 
 
-def _is_before_the_first(ledger: Ledger, stream: Stream, at_ms: int) -> bool:
+def _is_before_the_first(ledger: Ledger, stream: Stream, batch_time_ms: int) -> bool:
     began_ms = find_beginning(ledger, stream.name).at_ms
-    return began_ms is not None and at_ms <= began_ms and ledger.batches.find(stream.name, at_ms) is None
+    return (
+        began_ms is not None and batch_time_ms <= began_ms and ledger.batches.find(stream.name, batch_time_ms) is None
+    )
 
 
 def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
@@ -107,12 +113,12 @@ def _take(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int | N
         stream.name,
         run.run_id,
         bounds=BatchBounds(limits.max_coalesced_records, limits.max_coalesced_bytes),
-        date_ms=None if run.logical_date is None else batch_time_ms(context, stream.batch_interval),
+        date_ms=None if run.logical_date is None else end_of_interval_ms(context, stream.batch_interval),
         keeps_date=bool(run.clear_number),
     )
 
 
-def batch_time_ms(context: Mapping[str, Any], batch_interval: timedelta) -> int:
+def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) -> int:
     """The end of the interval that the run's logical date starts or falls into, in milliseconds since the epoch.
 
     The logical date counts and not the run's data interval: a run triggered by another DAG's

@@ -13,7 +13,6 @@ from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.timetables.batch_time import (
     NoBatchTimeError,
     NothingToRun,
-    batch_time_ms,
     batch_time_of_run,
     begin_run,
 )
@@ -59,18 +58,18 @@ class Run:
 
 def test_a_scheduled_runs_batch_is_the_end_of_its_interval():
     run = Run(NOON, NOON + TEN, NOON + TEN)
-    assert batch_time_ms({"dag_run": run}, TEN) == NOON_MS + 10_000
+    assert end_of_interval_ms({"dag_run": run}, TEN) == NOON_MS + 10_000
 
 
 def test_a_date_inside_an_interval_belongs_to_it():
     run = Run(NOON + timedelta(seconds=7), NOON + TEN, NOON)
-    assert batch_time_ms({"dag_run": run}, TEN) == NOON_MS + 10_000
+    assert end_of_interval_ms({"dag_run": run}, TEN) == NOON_MS + 10_000
 
 
 def test_the_date_asked_for_counts_where_airflow_inferred_the_interval_from_the_moment(caplog):
     later = NOON + timedelta(hours=3)
     with caplog.at_level(logging.WARNING):
-        assert batch_time_ms({"dag_run": Run(NOON, later, later)}, TEN) == NOON_MS + 10_000
+        assert end_of_interval_ms({"dag_run": Run(NOON, later, later)}, TEN) == NOON_MS + 10_000
     assert "the latter counts" in caplog.text
 
 
@@ -118,4 +117,4 @@ def test_a_date_needs_no_ledger(stream):
 
 def test_a_run_without_any_date_is_refused():
     with pytest.raises(NoBatchTimeError, match="logical date"):
-        batch_time_ms({"dag_run": Run()}, TEN)
+        end_of_interval_ms({"dag_run": Run()}, TEN)
