@@ -135,7 +135,7 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]
     kept |= _kept(checkpoint.state["batches"], 0)
     for number in [number for number in places if number >= checkpoint.written_at_ms]:
         kept |= _kept(places[number], number)
-    return {time_ms: batch for time_ms, batch in kept.items() if not stream.has_removed(time_ms)}
+    return {batch_time_ms: batch for batch_time_ms, batch in kept.items() if not stream.has_removed(batch_time_ms)}
 
 
 def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, KeptBatch]:

@@ -100,8 +100,8 @@ def _remove_files(row: StreamRow, ledger: Ledger, folder: LogStorage) -> int:
     return len(gone)
 
 
-def _is_of(row: StreamRow, time_ms: int | None, until_ms: int) -> bool:
-    return time_ms is not None and time_ms <= until_ms and row.has_removed(time_ms)
+def _is_of(row: StreamRow, batch_time_ms: int | None, until_ms: int) -> bool:
+    return batch_time_ms is not None and batch_time_ms <= until_ms and row.has_removed(batch_time_ms)
 
 
 def _sent_time(path: str) -> int | None:

@@ -30,12 +30,12 @@ def batch_time(text: str, option: str, *, interval_ms: int) -> int:
     Raises:
         BadParameter: it is no time, or no batch time; ``option`` and the batch times beside it are named.
     """
-    time_ms = milliseconds(text, option)
-    since = time_ms % interval_ms
+    batch_time_ms = milliseconds(text, option)
+    since = batch_time_ms % interval_ms
     if since:
-        before, after = time_text(time_ms - since), time_text(time_ms - since + interval_ms)
+        before, after = time_text(batch_time_ms - since), time_text(batch_time_ms - since + interval_ms)
         raise typer.BadParameter(
-            f"{time_text(time_ms)} is no batch time: the one before it is {before}, the one after it {after}",
+            f"{time_text(batch_time_ms)} is no batch time: the one before it is {before}, the one after it {after}",
             param_hint=option,
         )
-    return time_ms
+    return batch_time_ms

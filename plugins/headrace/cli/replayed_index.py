@@ -39,7 +39,7 @@ class ReplayedIndex:
         self.first_ms = rows[0].batch_time_ms
         completed = {row.batch_time_ms for row in rows if row.state is BatchState.COMPLETED}
         indexes = _indexes(ledger, stream, replay, output)
-        self._indexes = {time_ms: indexes.get(time_ms) for time_ms in sorted(completed)}
+        self._indexes = {batch_time_ms: indexes.get(batch_time_ms) for batch_time_ms in sorted(completed)}
         self._written = ledger.batches.written(stream, output, 0, _BEYOND_MS)
         self._running = [row.batch_time_ms for row in ledger.batches.page(stream, _BEYOND_MS, [BatchState.RUNNING])]
 
@@ -50,21 +50,27 @@ class ReplayedIndex:
 
     def check(self, from_ms: int, until_ms: int) -> None:
         """Raises AliasSwapRefusedError where the replay wrote batches of the range into another index."""
-        for time_ms, index in self._indexes.items():
-            if from_ms <= time_ms <= until_ms and index != self._index:
+        for batch_time_ms, index in self._indexes.items():
+            if from_ms <= batch_time_ms <= until_ms and index != self._index:
                 raise AliasSwapRefusedError(
-                    f"Replay {self._replay!r} wrote batch {time_text(time_ms)} of output {self._output!r} into "
+                    f"Replay {self._replay!r} wrote batch {time_text(batch_time_ms)} of output {self._output!r} into "
                     f"{index!r}, not into {self._index!r}.",
                     remedy="Name the index that the replay writes; another index is another replay.",
                 )
 
     def missing(self, from_ms: int, until_ms: int) -> list[int]:
         """The batches of the range that the output holds and the index does not, and that can be replayed."""
-        return [time_ms for time_ms, state in self._lacking(from_ms, until_ms) if state is not BatchState.ABANDONED]
+        return [
+            batch_time_ms
+            for batch_time_ms, state in self._lacking(from_ms, until_ms)
+            if state is not BatchState.ABANDONED
+        ]
 
     def abandoned(self, from_ms: int, until_ms: int) -> list[int]:
         """The batches of the range that the output holds, and the index never will: they were abandoned since."""
-        return [time_ms for time_ms, state in self._lacking(from_ms, until_ms) if state is BatchState.ABANDONED]
+        return [
+            batch_time_ms for batch_time_ms, state in self._lacking(from_ms, until_ms) if state is BatchState.ABANDONED
+        ]
 
     def to_run_again(self, from_ms: int, after_ms: int) -> list[int]:
         """The batches that have to be written once the alias is moved.
@@ -72,14 +78,14 @@ class ReplayedIndex:
         Those after ``after_ms`` that the output holds and the index does not, and those from ``from_ms`` on that are
         being written: into which index is not known.
         """
-        running = [time_ms for time_ms in self._running if time_ms >= from_ms]
+        running = [batch_time_ms for batch_time_ms in self._running if batch_time_ms >= from_ms]
         return sorted({*self.missing(after_ms + 1, _BEYOND_MS), *running})
 
     def _lacking(self, from_ms: int, until_ms: int) -> list[tuple[int, BatchState]]:
         return [
-            (time_ms, state)
-            for time_ms, state in self._written.items()
-            if from_ms <= time_ms <= until_ms and self._indexes.get(time_ms) != self._index
+            (batch_time_ms, state)
+            for batch_time_ms, state in self._written.items()
+            if from_ms <= batch_time_ms <= until_ms and self._indexes.get(batch_time_ms) != self._index
         ]
 
 
@@ -89,11 +95,11 @@ def _indexes(ledger: Ledger, stream: str, replay: str, output: str) -> dict[int,
 
     by_definition: dict[str, str | None] = {}
     found = {}
-    for time_ms, definition in ledger.batches.replayed_by(stream, replay, output, 0, _BEYOND_MS).items():
+    for batch_time_ms, definition in ledger.batches.replayed_by(stream, replay, output, 0, _BEYOND_MS).items():
         if definition not in by_definition:
             outputs = Stream.from_json(definition).outputs
             by_definition[definition] = next(
                 (getattr(each, "index", None) for each in outputs if each.id == output), None
             )
-        found[time_ms] = by_definition[definition]
+        found[batch_time_ms] = by_definition[definition]
     return found

@@ -117,9 +117,9 @@ def check_absorbed(snapshot: StreamSnapshot) -> Iterator[Finding]:
                 yield Finding(Problem.ABSORBED_WRONG, name, what)
             if snapshot.inputs_by_batch.get(batch.batch_time_ms):
                 yield Finding(Problem.ABSORBED_WRONG, name, "It was absorbed, and has offset ranges of its own.")
-        for time_ms in batch.absorbed:
-            taken = snapshot.batch.get(time_ms)
-            if taken is None or taken.absorbed_by_ms != batch.batch_time_ms or time_ms >= batch.batch_time_ms:
+        for batch_time_ms in batch.absorbed:
+            taken = snapshot.batch.get(batch_time_ms)
+            if taken is None or taken.absorbed_by_ms != batch.batch_time_ms or batch_time_ms >= batch.batch_time_ms:
                 by = None if taken is None else taken.absorbed_by_ms
-                what = f"It says that it absorbed {time_text(time_ms)}, which is absorbed by {time_text(by)}."
+                what = f"It says that it absorbed {time_text(batch_time_ms)}, which is absorbed by {time_text(by)}."
                 yield Finding(Problem.ABSORBED_WRONG, name, what)

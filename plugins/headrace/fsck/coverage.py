@@ -144,9 +144,11 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
                     f"{time_text(batch.batch_time_ms)} is no gap."
                 )
                 yield Finding(Problem.GAP_MISSING, f"{name} at {row.from_offset}", what)
-    for time_ms in sorted(told):
-        if snapshot.stream.has_removed(time_ms):
+    for batch_time_ms in sorted(told):
+        if snapshot.stream.has_removed(batch_time_ms):
             continue
         yield Finding(
-            Problem.BATCH_STATE_WRONG, time_text(time_ms), "Gaps say that it was abandoned, and there is no such batch."
+            Problem.BATCH_STATE_WRONG,
+            time_text(batch_time_ms),
+            "Gaps say that it was abandoned, and there is no such batch.",
         )

@@ -37,15 +37,15 @@ class ManifestObservation:
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
         """What it means by this state of the ledger: an empty batch may have been built anew, under another file."""
-        for time_ms, found in self.unusable.items():
-            batch = snapshot.batch.get(time_ms)
+        for batch_time_ms, found in self.unusable.items():
+            batch = snapshot.batch.get(batch_time_ms)
             if batch is not None and (batch.manifest_uri, batch.manifest_sha256) == (found.uri, found.sha256):
-                yield Finding(found.problem, time_text(time_ms), found.detail)
-        for time_ms, manifest in self.differing.items():
-            batch = snapshot.batch.get(time_ms)
+                yield Finding(found.problem, time_text(batch_time_ms), found.detail)
+        for batch_time_ms, manifest in self.differing.items():
+            batch = snapshot.batch.get(batch_time_ms)
             if batch is not None and batch.manifest_uri == manifest.uri:
                 for what in differences(snapshot, batch, manifest):
-                    yield Finding(Problem.MANIFEST_DIFFERS, time_text(time_ms), f"{manifest.uri}: {what}")
+                    yield Finding(Problem.MANIFEST_DIFFERS, time_text(batch_time_ms), f"{manifest.uri}: {what}")
 
 
 def observe_manifests(snapshot: StreamSnapshot) -> ManifestObservation:

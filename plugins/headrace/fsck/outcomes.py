@@ -81,11 +81,11 @@ def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:
     }
     waiting = [(batch.batch_time_ms, batch.allocated_at_ms) for batch in snapshot.batches if _is_unfinished(batch)]
     waiting += [(row.batch_time_ms, 0) for row in snapshot.unclaimed]
-    for time_ms, since_ms in sorted(waiting):
-        overtaken = [later_ms for later_ms, at_ms in begun.items() if later_ms > time_ms and at_ms > since_ms]
+    for batch_time_ms, since_ms in sorted(waiting):
+        overtaken = [later_ms for later_ms, at_ms in begun.items() if later_ms > batch_time_ms and at_ms > since_ms]
         if overtaken:
             what = f"It is still to be run, and {len(overtaken)} later ones were begun, {overtaken[0]} first."
-            yield Finding(Problem.OUT_OF_TURN, time_text(time_ms), what)
+            yield Finding(Problem.OUT_OF_TURN, time_text(batch_time_ms), what)
 
 
 def _begun_since_ms(batch: BatchRow) -> int | None:

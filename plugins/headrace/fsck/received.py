@@ -92,12 +92,12 @@ def check_unclaimed(snapshot: StreamSnapshot) -> Iterator[Finding]:
             for place, size in enumerate((1, block.info.records, block.info.payload_bytes)):
                 held[block.batch_time_ms][place] += size
     told = {row.batch_time_ms: [row.blocks, row.records, row.payload_bytes] for row in snapshot.unclaimed}
-    for time_ms in sorted({*held, *told}):
-        has, says = held.get(time_ms, [0, 0, 0]), told.get(time_ms, [0, 0, 0])
+    for batch_time_ms in sorted({*held, *told}):
+        has, says = held.get(batch_time_ms, [0, 0, 0]), told.get(batch_time_ms, [0, 0, 0])
         if has != says:
             what = "It has {} blocks without a batch, with {} records and {} bytes".format(*has)
             what += "; {}, {} and {} are counted.".format(*says)
-            yield Finding(Problem.UNCLAIMED_WRONG, time_text(time_ms), what)
+            yield Finding(Problem.UNCLAIMED_WRONG, time_text(batch_time_ms), what)
 
 
 def check_segments(snapshot: StreamSnapshot) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ def _source(batch: Any, left: int) -> str:
 
 def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> dict[int, int]:
     """By batch time how many blocks are in segments that nobody is removing, its own and those of absorbed times."""
-    owners = {time_ms: time_ms for time_ms in times}
+    owners = {batch_time_ms: batch_time_ms for batch_time_ms in times}
     for part in chunks(times):
         query = select(batches.c.batch_time_ms, batches.c.absorbed_by_ms).where(
             batches.c.stream == stream, batches.c.absorbed_by_ms.in_(part)
@@ -78,6 +78,6 @@ def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> d
             )
             .group_by(blocks.c.batch_time_ms)
         )
-        for time_ms, count in connection.execute(counts):
-            found[owners[time_ms]] = found.get(owners[time_ms], 0) + count
+        for batch_time_ms, count in connection.execute(counts):
+            found[owners[batch_time_ms]] = found.get(owners[batch_time_ms], 0) + count
     return found

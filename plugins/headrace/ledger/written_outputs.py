@@ -62,4 +62,4 @@ class WrittenOutputs(Role):
         with self._database.read() as connection:
             definitions = {row.revision: row.definition for row in connection.execute(named)}
             found = {row.batch_time_ms: row.replay_revision for row in connection.execute(query)}
-        return {time_ms: definitions[revision] for time_ms, revision in found.items()}
+        return {batch_time_ms: definitions[revision] for batch_time_ms, revision in found.items()}

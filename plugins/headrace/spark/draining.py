@@ -77,9 +77,9 @@ class BatchDrain:
         # A running batch whose process is gone is not worth waiting for.
         now_ms = self._ledger.now_ms()
         alive = {
-            time_ms
-            for time_ms in running
-            if any(attempt.alive(now_ms) for attempt in self._ledger.batches.attempts(name, time_ms))
+            batch_time_ms
+            for batch_time_ms in running
+            if any(attempt.alive(now_ms) for attempt in self._ledger.batches.attempts(name, batch_time_ms))
         }
         job = self._ledger.jobs.current(name)
         if not self._somebody_runs_batches(job) or (job is not None and REPLACED_BY in job.attributes):

@@ -15,6 +15,7 @@ from headrace.timetables.batch_time import (
     NothingToRun,
     batch_time_of_run,
     begin_run,
+    end_of_interval_ms,
 )
 
 TEN = timedelta(seconds=10)

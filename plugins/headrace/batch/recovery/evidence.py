@@ -167,8 +167,8 @@ def _read_manifests(
 
 
 def _is_removed(path: str, kept: KeptState) -> bool:
-    time_ms = manifest_time(path)
-    return time_ms is not None and kept.stream.has_removed(time_ms)
+    batch_time_ms = manifest_time(path)
+    return batch_time_ms is not None and kept.stream.has_removed(batch_time_ms)
 
 
 def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:
@@ -177,8 +177,8 @@ def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManif
     The checkpoint says that of those it has. Where newer checkpoints are damaged, it may not know it yet.
     """
     unfinished: dict[str, bool] = {}
-    for time_ms, of_time in manifests.items():
-        batch = None if kept is None else kept.batches.get(time_ms)
+    for batch_time_ms, of_time in manifests.items():
+        batch = None if kept is None else kept.batches.get(batch_time_ms)
         is_over = kept is None or batch is None or bool(kept.passed_over) or batch.row.state in _OVER
         for handle in handles_in(of_time):
             unfinished[handle.segment] = unfinished.get(handle.segment, False) or not is_over

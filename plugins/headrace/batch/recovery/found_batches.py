@@ -46,11 +46,11 @@ def find_batches(
     """
     finder = _Finder(evidence, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
     kept = {} if evidence.kept is None else evidence.kept.batches
-    for time_ms in sorted({*kept, *evidence.manifests}):
-        if time_ms in kept:
-            finder.known(time_ms)
+    for batch_time_ms in sorted({*kept, *evidence.manifests}):
+        if batch_time_ms in kept:
+            finder.known(batch_time_ms)
         else:
-            finder.unknown(time_ms)
+            finder.unknown(batch_time_ms)
     return FoundBatches(finder.batches, finder.blocks, finder.notices)
 
 
@@ -77,26 +77,27 @@ class _Finder:
         self.blocks: list[FoundBlock] = []
         self.notices: list[str] = []
 
-    def known(self, time_ms: int) -> None:
+    def known(self, batch_time_ms: int) -> None:
         """A batch that checkpoint or history has."""
-        kept = self._kept[time_ms]
+        kept = self._kept[batch_time_ms]
         if kept.row.state is BatchState.ABSORBED:
             self.batches.append(FoundBatch(kept.row, history=kept.history))
             return
         name = kept.row.manifest_uri.rpartition("/")[2]
-        if kept.row.cleaned_at_ms is not None and not self._has(time_ms, name):
+        if kept.row.cleaned_at_ms is not None and not self._has(batch_time_ms, name):
             self.notices.append(
-                f"Batch {time_text(time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
+                f"Batch {time_text(batch_time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
             )
             self.batches.append(FoundBatch(kept.row, (), kept.outputs, kept.replays, kept.history, kept.revisions))
             return
-        found = self._manifest_of(time_ms, name)
+        found = self._manifest_of(batch_time_ms, name)
         if found.sha256 != kept.row.manifest_sha256:
             raise ManifestError(
-                f"The manifest {found.manifest.uri} is not the one that batch {time_text(time_ms)} was allocated by.",
+                f"The manifest {found.manifest.uri} is not the one by which batch {time_text(batch_time_ms)} was "
+                "allocated.",
                 remedy="Restore it from a copy.",
             )
-        taken = self._take(found, time_ms, kept.row.absorbed)
+        taken = self._take(found, batch_time_ms, kept.row.absorbed)
         row = kept.row
         if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(found):
             # The checkpoint that it is in was the one that let its log go.
@@ -109,22 +110,22 @@ class _Finder:
             row = dataclasses.replace(row, state=BatchState.ALLOCATED)
         if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
             row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
-        inputs = _inputs(self._stream.name, time_ms, found)
+        inputs = _inputs(self._stream.name, batch_time_ms, found)
         self.batches.append(FoundBatch(row, inputs, kept.outputs, kept.replays, kept.history, kept.revisions))
 
-    def unknown(self, time_ms: int) -> None:
+    def unknown(self, batch_time_ms: int) -> None:
         """A batch that has a manifest only: allocated since the checkpoint, or long before one without history."""
-        if time_ms in self._absorbed:
+        if batch_time_ms in self._absorbed:
             return
-        found = self._choose(time_ms)
-        absorbed = self._absorbed_by(found, time_ms)
-        taken = self._take(found, time_ms, absorbed)
-        inputs = _inputs(self._stream.name, time_ms, found)
+        found = self._choose(batch_time_ms)
+        absorbed = self._absorbed_by(found, batch_time_ms)
+        taken = self._take(found, batch_time_ms, absorbed)
+        inputs = _inputs(self._stream.name, batch_time_ms, found)
         built = any(found.manifest.built.values())
         blocks = [block for each in found.manifest.inputs.values() for block in each]
         row = BatchRow(
             stream=self._stream.name,
-            batch_time_ms=time_ms,
+            batch_time_ms=batch_time_ms,
             interval_ms=found.manifest.interval_ms,
             state=BatchState.ALLOCATED,
             revision=self._stream.revision,
@@ -205,31 +206,31 @@ class _Finder:
         has_history = kept is None or kept.checkpoint.version > 1
         return is_empty and not has_history and manifest.batch_time_ms <= self._stream.sealed_until_ms
 
-    def _has(self, time_ms: int, name: str) -> bool:
-        return any(found.path.rpartition("/")[2] == name for found in self._evidence.manifests.get(time_ms, ()))
+    def _has(self, batch_time_ms: int, name: str) -> bool:
+        return any(found.path.rpartition("/")[2] == name for found in self._evidence.manifests.get(batch_time_ms, ()))
 
-    def _manifest_of(self, time_ms: int, name: str) -> FoundManifest:
-        for found in self._evidence.manifests.get(time_ms, ()):
+    def _manifest_of(self, batch_time_ms: int, name: str) -> FoundManifest:
+        for found in self._evidence.manifests.get(batch_time_ms, ()):
             if found.path.rpartition("/")[2] == name:
                 return found
         damaged = [why for path, why in self._evidence.damaged_manifests.items() if path.endswith(f"/{name}")]
         raise ManifestError(
-            damaged[0] if damaged else f"The manifest {name} of batch {time_text(time_ms)} is missing.",
+            damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",
             remedy="Restore it from a copy: without it nobody knows which records the batch has.",
         )
 
-    def _choose(self, time_ms: int) -> FoundManifest:
+    def _choose(self, batch_time_ms: int) -> FoundManifest:
         """Of several manifests the one whose blocks no other batch lists; then the one with more, then the later name.
 
         Several are there only while allocations are overtaken, or crash.
         """
-        candidates = self._evidence.manifests[time_ms]
+        candidates = self._evidence.manifests[batch_time_ms]
         if len(candidates) == 1:
             return candidates[0]
         others = {
             handle
             for other_ms, found in self._evidence.manifests.items()
-            if other_ms != time_ms
+            if other_ms != batch_time_ms
             for handle in handles_in(found)
         }
 
@@ -239,10 +240,10 @@ class _Finder:
             return whole and not others.intersection(listed), found.manifest.records > 0, len(listed), found.path
 
         chosen = max(candidates, key=worth)
-        self.notices.append(f"Batch {time_text(time_ms)} has {len(candidates)} manifests: {chosen.path} counts.")
+        self.notices.append(f"Batch {time_text(batch_time_ms)} has {len(candidates)} manifests: {chosen.path} counts.")
         return chosen
 
-    def _absorbed_by(self, found: FoundManifest, time_ms: int) -> tuple[int, ...]:
+    def _absorbed_by(self, found: FoundManifest, batch_time_ms: int) -> tuple[int, ...]:
         """The earlier times whose blocks the batch took over: those its blocks were cut in, which have no manifest."""
         if not self._coalesces:
             return ()
@@ -252,17 +253,19 @@ class _Finder:
             if handle in self._accepted
         }
         return tuple(
-            sorted(t for t in times if t < time_ms and t not in self._evidence.manifests and t not in self._absorbed)
+            sorted(
+                t for t in times if t < batch_time_ms and t not in self._evidence.manifests and t not in self._absorbed
+            )
         )
 
-    def _take(self, found: FoundManifest, time_ms: int, absorbed: Sequence[int]) -> list[FoundBlock]:
+    def _take(self, found: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[FoundBlock]:
         """The batch's blocks that are in the log, each with the time by which the ledger has it."""
         taken = []
         for handle in handles_in([found]):
             info = self._accepted.get(handle)
             if info is not None:
                 first_ms = first_batch_time(self._stream, info)
-                own_ms = min((t for t in absorbed if t >= first_ms), default=time_ms)
+                own_ms = min((t for t in absorbed if t >= first_ms), default=batch_time_ms)
                 taken.append(FoundBlock(info, own_ms))
         self.blocks += taken
         return taken
@@ -275,10 +278,10 @@ def first_batch_time(stream: StreamRow, info: BlockInfo) -> int:
     return stream.batch_time_after(cut_ms)
 
 
-def _absorbed_row(row: BatchRow, time_ms: int) -> BatchRow:
+def _absorbed_row(row: BatchRow, batch_time_ms: int) -> BatchRow:
     return dataclasses.replace(
         row,
-        batch_time_ms=time_ms,
+        batch_time_ms=batch_time_ms,
         state=BatchState.ABSORBED,
         absorbed=(),
         absorbed_by_ms=row.batch_time_ms,
@@ -295,7 +298,7 @@ def _absorbed_row(row: BatchRow, time_ms: int) -> BatchRow:
     )
 
 
-def _inputs(stream: str, time_ms: int, found: FoundManifest) -> tuple[BatchInputRow, ...]:
+def _inputs(stream: str, batch_time_ms: int, found: FoundManifest) -> tuple[BatchInputRow, ...]:
     """What the batch takes of each partition, as its manifest says: also where its log is gone."""
     sums: dict[tuple[str, object], BatchInputRow] = {}
     manifest = found.manifest
@@ -303,9 +306,11 @@ def _inputs(stream: str, time_ms: int, found: FoundManifest) -> tuple[BatchInput
         for block in blocks:
             for r in block.ranges:
                 before = sums.get((input_id, r.partition))
-                one = BatchInputRow(stream, time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.records, 1)
+                one = BatchInputRow(
+                    stream, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.records, 1
+                )
                 sums[input_id, r.partition] = one if before is None else _add(before, one)
-    built = [_built(stream, time_ms, input_id, r) for input_id, ranges in manifest.built.items() for r in ranges]
+    built = [_built(stream, batch_time_ms, input_id, r) for input_id, ranges in manifest.built.items() for r in ranges]
     return (*sums.values(), *built)
 
 
@@ -319,5 +324,5 @@ def _add(one: BatchInputRow, other: BatchInputRow) -> BatchInputRow:
     )
 
 
-def _built(stream: str, time_ms: int, input_id: str, r: RecordedRange) -> BatchInputRow:
-    return BatchInputRow(stream, time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.weight, 0)
+def _built(stream: str, batch_time_ms: int, input_id: str, r: RecordedRange) -> BatchInputRow:
+    return BatchInputRow(stream, batch_time_ms, input_id, r.partition, r.from_offset, r.until_offset, r.weight, 0)

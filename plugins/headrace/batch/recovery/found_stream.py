@@ -167,19 +167,19 @@ def _with_batch_times(
             latest[row.input_id, row.partition] = row.last_batch_time_ms
     unclaimed = []
     for info in blocks.blocks:
-        time_ms = of_batches.get(info.handle)
+        batch_time_ms = of_batches.get(info.handle)
         of_block = [place for place, _ in places(info)]
-        if time_ms is None:
+        if batch_time_ms is None:
             first_ms = moved.get((info.receiver.input_id, info.receiver.index, info.epoch, info.sequence), 0)
             first_ms = first_ms or first_batch_time(stream, info)
-            time_ms = max([first_ms, *(latest[place] for place in of_block)])
+            batch_time_ms = max([first_ms, *(latest[place] for place in of_block)])
             if (info.epoch, info.sequence) > known.get(info.receiver, (0, -1)):
-                time_ms = max(time_ms, stream.batch_time_after(sealed_then_ms))
-            while time_ms in claimed:
-                time_ms += stream.batch_interval_ms
-            unclaimed.append(FoundBlock(info, time_ms))
+                batch_time_ms = max(batch_time_ms, stream.batch_time_after(sealed_then_ms))
+            while batch_time_ms in claimed:
+                batch_time_ms += stream.batch_interval_ms
+            unclaimed.append(FoundBlock(info, batch_time_ms))
         for place in of_block:
-            latest[place] = max(latest[place], time_ms)
+            latest[place] = max(latest[place], batch_time_ms)
     # Each batch's blocks stay in its manifest's order, so that the manifest can be drawn up again.
     runs: dict[tuple[int, str], list[BlockHandle]] = defaultdict(list)
     for block in batches.blocks:
@@ -211,7 +211,7 @@ def _zero_time_ms(stream: StreamRow, blocks: Iterable[FoundBlock], batches: Foun
     for batch in batches.batches:
         if batch.inputs and not batch.row.built:
             times += [*batch.row.absorbed, batch.row.batch_time_ms]
-    return min([stream.zero_time_ms, *(time_ms - stream.batch_interval_ms for time_ms in times)])
+    return min([stream.zero_time_ms, *(batch_time_ms - stream.batch_interval_ms for batch_time_ms in times)])
 
 
 def _segments(evidence: Evidence, blocks: Iterable[BlockInfo]) -> list[FoundSegment]:
@@ -272,13 +272,13 @@ def _positions(
 
     known = set(rows)
 
-    def move(place: Place, starting: int, offset: int, time_ms: int = 0, watermark_ms: int = 0) -> None:
+    def move(place: Place, starting: int, offset: int, batch_time_ms: int = 0, watermark_ms: int = 0) -> None:
         row = rows.get(place) or _first_position(place, starting, now_ms)
         rows[place] = dataclasses.replace(
             row,
             starting_offset=row.starting_offset if place in known else min(row.starting_offset, starting),
             next_offset=max(row.next_offset, offset),
-            last_batch_time_ms=max(row.last_batch_time_ms, time_ms),
+            last_batch_time_ms=max(row.last_batch_time_ms, batch_time_ms),
             watermark_ms=max(row.watermark_ms, watermark_ms),
         )
 

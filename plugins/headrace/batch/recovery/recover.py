@@ -229,8 +229,8 @@ def _delete_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Rec
     """Manifests that allocations left which were overtaken or crashed: their batch names another one, for good."""
     left = []
     for path in folder.paths(FOLDER):
-        time_ms, is_apart, _ = path.removeprefix(f"{FOLDER}/").partition("-")
-        batch = ledger.batches.find(name, int(time_ms)) if is_apart and time_ms.isdigit() else None
+        batch_time_ms, is_apart, _ = path.removeprefix(f"{FOLDER}/").partition("-")
+        batch = ledger.batches.find(name, int(batch_time_ms)) if is_apart and batch_time_ms.isdigit() else None
         if batch is not None and batch.manifest_uri.rpartition("/")[2] != path.rpartition("/")[2]:
             left.append(path)
     if left:
