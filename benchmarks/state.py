@@ -87,7 +87,7 @@ def written_batch(stream: Stream, batch: int) -> WrittenBatch:
         target="",
         undecodable={},
         out=sys.stdout,
-        tell=lambda _: None,
+        progress=lambda _: None,
     )
 
 

@@ -73,12 +73,12 @@ class ElasticsearchSide:
             with urllib.request.urlopen(request, timeout=_SECONDS) as response:  # noqa: S310
                 return json.load(response)
         except urllib.error.HTTPError as error:
-            told = error.read(2_000).decode(errors="replace")
+            reported = error.read(2_000).decode(errors="replace")
             if error.code == _NOT_FOUND:
-                raise _NoSuchIndexError(f"Elasticsearch knows no {path}: {told}.") from None
+                raise _NoSuchIndexError(f"Elasticsearch knows no {path}: {reported}.") from None
             if error.code in _NOT_NOW:
-                raise NotAnsweringError(f"Elasticsearch answers {error.code} to {method} {path}: {told}.") from None
-            raise DemoError(f"Elasticsearch answers {error.code} to {method} {path}: {told}.") from None
+                raise NotAnsweringError(f"Elasticsearch answers {error.code} to {method} {path}: {reported}.") from None
+            raise DemoError(f"Elasticsearch answers {error.code} to {method} {path}: {reported}.") from None
         except OSError as error:
             raise NotAnsweringError(f"Elasticsearch at {self._url} does not answer: {error}.") from error
 

@@ -39,7 +39,7 @@ def follow(
     """
     progress: object = None
     moved = time.monotonic()
-    told = False
+    reported = False
     while True:
         snapshot = try_to_look(observer)
         if snapshot is not None:
@@ -47,12 +47,12 @@ def follow(
             if until(snapshot):
                 return snapshot
             if snapshot.progress != progress:
-                progress, moved, told = snapshot.progress, time.monotonic(), False
+                progress, moved, reported = snapshot.progress, time.monotonic(), False
         if dead := stack.failures():
             raise DemoError(f"A part of the stack has died. {'; '.join(dead)}")
         still = time.monotonic() - moved
-        if still > _WORRY_SECONDS and not told:
-            told = True
+        if still > _WORRY_SECONDS and not reported:
+            reported = True
             ill = explain(stack, stream, states=("failed", "up_for_retry"))
             view.say(f"nothing has moved for {_WORRY_SECONDS:g} s. {ill}")
         if still > _STALL_SECONDS:

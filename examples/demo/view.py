@@ -56,7 +56,7 @@ class LinesView(View):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began = time.monotonic()
-        self._told: dict[str, Phase] = {}
+        self._reported: dict[str, Phase] = {}
         self._shown: str | None = None
         self._shown_at = float("-inf")
 
@@ -66,8 +66,8 @@ class LinesView(View):
 
     def stack(self, state: StackState) -> None:
         for service in state.services.values():
-            if service.phase in (Phase.RUNNING, Phase.FAILED) and self._told.get(service.name) is not service.phase:
-                self._told[service.name] = service.phase
+            if service.phase in (Phase.RUNNING, Phase.FAILED) and self._reported.get(service.name) is not service.phase:
+                self._reported[service.name] = service.phase
                 self.say(f"{service.name} is {service.phase}")
 
     def stream(self, snapshot: Snapshot) -> None:

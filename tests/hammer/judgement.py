@@ -32,9 +32,9 @@ class KafkaAgainstReceipts:
 
     def problems(self) -> Iterator[str]:
         """A sentence on each kind of thing that is wrong."""
-        yield from _tell("acknowledged records are not in Kafka", self.missing)
-        yield from _tell("acknowledged records are others in Kafka", self.other)
-        yield from _tell("records are in Kafka that the producer knows nothing of", self.unasked)
+        yield from _report("acknowledged records are not in Kafka", self.missing)
+        yield from _report("acknowledged records are others in Kafka", self.other)
+        yield from _report("records are in Kafka that the producer knows nothing of", self.unasked)
 
 
 def compare_with_receipts(
@@ -172,7 +172,7 @@ def uncovered(
     return found
 
 
-def _tell(what: str, found: Sequence[object]) -> Iterator[str]:
+def _report(what: str, found: Sequence[object]) -> Iterator[str]:
     if found:
         some = ", ".join(str(one) for one in islice(found, _EXAMPLES)) + (", …" if len(found) > _EXAMPLES else "")
         yield f"{len(found)} {what}: {some}"

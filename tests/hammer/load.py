@@ -144,16 +144,16 @@ class Load:
                     self._topic,
                     key=record.key,
                     value=record.value,
-                    on_delivery=self._told(record.number, record.damage),
+                    on_delivery=self._reported(record.number, record.damage),
                 )
                 return
             except BufferError:  # the queue is full: let deliveries make room
                 producer.poll(0.1)
 
-    def _told(self, number: int, damage: Damage | None) -> Any:
+    def _reported(self, number: int, damage: Damage | None) -> Any:
         receipts = self.receipts
 
-        def told(error: object, message: Message) -> None:
+        def reported(error: object, message: Message) -> None:
             topic, partition, offset = message.topic(), message.partition(), message.offset()
             if error is not None or topic is None or partition is None or offset is None:
                 receipts.refused[number] = str(error)
@@ -162,4 +162,4 @@ class Load:
             if damage is not None:
                 receipts.malformed[place] = damage
 
-        return told
+        return reported

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
 _LOOK_SECONDS = 1.0
-_TELL_SECONDS = 15.0
+_REPORT_SECONDS = 15.0
 
 
 class Watch:
@@ -93,7 +93,7 @@ class Watch:
         return line + (f"; error: {newest.error.splitlines()[0][:200]}" if newest.error else "")
 
     def _run(self) -> None:
-        told = time.monotonic()
+        reported = time.monotonic()
         while not self._stop.wait(_LOOK_SECONDS):
             observer = self._observer
             try:
@@ -105,8 +105,8 @@ class Watch:
                 self._trouble = str(error).splitlines()[0][:160]
             except Exception as error:  # a server that breaks in the middle of an answer
                 self._trouble = f"{type(error).__name__}: {str(error)[:160]}"
-            if time.monotonic() - told > _TELL_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
                 self._journal.say(self.describe())
 
 

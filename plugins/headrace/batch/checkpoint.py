@@ -105,9 +105,9 @@ def find_newest(storage: LogStorage) -> FoundCheckpoint:
             return FoundCheckpoint(_read(storage, path), refused)
         except (DocumentDamagedError, StoredFileMissingError) as error:
             refused[path] = str(error)
-    told = "; ".join(f"{path}: {why}" for path, why in refused.items())
+    reported = "; ".join(f"{path}: {why}" for path, why in refused.items())
     raise CheckpointError(
-        f"{storage.url} has no checkpoint that can be read" + (f" ({told})." if refused else "."),
+        f"{storage.url} has no checkpoint that can be read" + (f" ({reported})." if refused else "."),
         remedy="A checkpoint is written after a completed batch; with the ledger there, `headrace recover` writes one.",
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.elasticsearch.aliases import IndexAlias
     from headrace.stream import ElasticsearchOutput
 
-_TOLD = 10
+_REPORTED = 10
 
 alias = typer.Typer(add_completion=False, no_args_is_help=True, help="Move the alias that a stream writes through.")
 
@@ -102,7 +102,7 @@ def swap(
     if as_json:
         print_json(plan)
     else:
-        _tell(plan)
+        _report(plan)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _refuse(plan: Swap, *, as_json: bool) -> None:
     )
 
 
-def _tell(plan: Swap) -> None:
+def _report(plan: Swap) -> None:
     old, new = plan.old_index, plan.new_index
     span = f"{time_text(plan.from_ms)} to {time_text(plan.until_ms)}"
     if old == new:
@@ -155,5 +155,5 @@ def _tell(plan: Swap) -> None:
 
 
 def _times(times: Sequence[int]) -> str:
-    told = ", ".join(time_text(at_ms) for at_ms in times[:_TOLD])
-    return told if len(times) <= _TOLD else f"{told} and so on to {time_text(times[-1])}"
+    reported = ", ".join(time_text(at_ms) for at_ms in times[:_REPORTED])
+    return reported if len(times) <= _REPORTED else f"{reported} and so on to {time_text(times[-1])}"

@@ -72,7 +72,7 @@ def list_batches(
         ],
     )
     if waiting:
-        _tell_waiting(waiting[:limit], who)
+        _report_waiting(waiting[:limit], who)
         if len(waiting) > limit:
             typer.echo(f"And later ones: `headrace batches unclaimed {name}` lists them.")
 
@@ -102,10 +102,10 @@ def abandon(
     if as_json:
         print_json(batch)
     else:
-        told = (
+        reported = (
             f"Batch {time_text(batch.batch_time_ms)} of {name} is abandoned: {batch.records:,} records are a gap now."
         )
-        typer.echo(told)
+        typer.echo(reported)
 
 
 @batches.command()
@@ -123,7 +123,7 @@ def unclaimed(
     if as_json:
         print_json(waiting)
     elif waiting:
-        _tell_waiting(waiting, who)
+        _report_waiting(waiting, who)
     else:
         typer.echo(f"Every batch time of {name} that has come and has blocks has its batch.")
 
@@ -147,7 +147,7 @@ def _who_takes(ledger: Ledger, name: str) -> str:
     return "They are on their way: the next runs of the batch DAG take them."
 
 
-def _tell_waiting(waiting: list[UnclaimedTime], who: str) -> None:
+def _report_waiting(waiting: list[UnclaimedTime], who: str) -> None:
     typer.echo(f"Unclaimed batch times: blocks that no batch has taken yet. {who}")
     print_table(
         ("batch time", "blocks", "records"), [(time_text(t.batch_time_ms), t.blocks, t.records) for t in waiting]

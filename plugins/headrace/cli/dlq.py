@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.batch_time import batch_time, milliseconds
-from headrace.cli.dlq_display import plan, tell_counts, tell_letter, tell_list, tell_plan
+from headrace.cli.dlq_display import plan, report_counts, report_letter, report_list, report_plan
 from headrace.cli.elasticsearch_outputs import (
     MAX_RETRY_SECONDS,
     NoSuchOutputError,
@@ -76,17 +76,19 @@ def list_(
     wanted = _filter(
         stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, replayed=replayed
     )
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     for declared in _outputs(stream, output, index):
         with _opened(stream, declared) as (_, _, kept):
             found, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
         if as_json:
             letters = [{"id": letter.id, **letter.fields} for letter in found]
-            told.append({"output": declared.id, "index": declared.dead_letters, "reasons": reasons, "letters": letters})
+            reported.append(
+                {"output": declared.id, "index": declared.dead_letters, "reasons": reasons, "letters": letters}
+            )
         else:
-            tell_list(declared.id, declared.dead_letters, reasons, found)
+            report_list(declared.id, declared.dead_letters, reasons, found)
     if as_json:
-        print_json(told)
+        print_json(reported)
 
 
 @dlq.command()
@@ -112,7 +114,7 @@ def show(
     elif as_json:
         print_json({"id": letter.id, **letter.fields})
     else:
-        tell_letter(letter)
+        report_letter(letter)
 
 
 @dlq.command()
@@ -158,11 +160,11 @@ def replay(
         replaying = DeadLetterReplay(transport, options, kept, reader, clock=SystemClock())
         if not yes:
             planned = plan(kept.find(wanted), replaying.cannot)
-            print_json(planned) if as_json else tell_plan(planned)
+            print_json(planned) if as_json else report_plan(planned)
             return
         TargetIndex(transport, options, clock=SystemClock()).concrete()
         counts = replaying.replay(kept.find(wanted))
-    print_json(counts.to_dict()) if as_json else tell_counts(counts)
+    print_json(counts.to_dict()) if as_json else report_counts(counts)
     if counts.replayed < counts.letters:
         raise typer.Exit(1)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TEXT_SHOWN = 100
 
 
-def tell_list(output: str, index: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
+def report_list(output: str, index: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
     """The letters of one output; ``reasons`` counts all of them, also those not listed."""
     total = sum(reasons.values())
     typer.echo(f"{total:,} dead letters of output {output}, in {index}{': ' if total else ''}{_counted(reasons)}")
@@ -41,7 +41,7 @@ def tell_list(output: str, index: str, reasons: Mapping[str, int], letters: list
         typer.echo(f"These are {len(letters):,} of them; --limit tells more.")
 
 
-def tell_letter(letter: StoredLetter) -> None:
+def report_letter(letter: StoredLetter) -> None:
     """All that one letter holds, a line each; times as times, bytes as text where they are."""
     fields = dict(letter.fields)
     for name in ("batch_time", "timestamp", "replayed_at"):
@@ -70,14 +70,14 @@ def plan(letters: Iterable[StoredLetter], cannot: Callable[[StoredLetter], str |
     return {"to_replay": tried, "left": left.total(), "left_because": dict(left)}
 
 
-def tell_plan(planned: Mapping[str, Any]) -> None:
+def report_plan(planned: Mapping[str, Any]) -> None:
     """What ``plan`` found."""
     typer.echo(f"{planned['to_replay']:,} dead letters would be replayed.")
-    _tell_left(planned["left_because"])
+    _report_left(planned["left_because"])
     typer.echo("Nothing is changed yet; --yes replays them.")
 
 
-def tell_counts(counts: ReplayCounts) -> None:
+def report_counts(counts: ReplayCounts) -> None:
     """What became of the letters."""
     documents = counts.documents
     outcomes = {
@@ -89,19 +89,19 @@ def tell_counts(counts: ReplayCounts) -> None:
         "without a value and ignored": documents.ignored_tombstones,
     }
     typer.echo(f"{counts.replayed:,} of {counts.letters:,} dead letters are replayed.")
-    told = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
-    if told:
-        typer.echo(f"Documents: {told}.")
+    reported = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
+    if reported:
+        typer.echo(f"Documents: {reported}.")
     if counts.without_documents:
         typer.echo(f"The transform makes no document of {counts.without_documents:,} of them.")
     if counts.refused:
         typer.echo(f"{counts.refused:,} were refused again: {_counted(counts.refused_because)}")
     if counts.written_anew:
         typer.echo(f"{counts.written_anew:,} were dead-lettered anew meanwhile, and were left as they are.")
-    _tell_left(counts.left_because)
+    _report_left(counts.left_because)
 
 
-def _tell_left(reasons: Mapping[str, int]) -> None:
+def _report_left(reasons: Mapping[str, int]) -> None:
     for why, number in reasons.items():
         typer.echo(f"{number:,} cannot be: {why}.")
 

@@ -53,5 +53,5 @@ def _print_event(row: EventRow, *, as_json: bool) -> None:
         typer.echo(json.dumps({**fields, "payload": row.payload}))
         return
     batch = f" [{time_text(row.batch_time_ms)}]" if row.batch_time_ms else ""
-    told = ", ".join(f"{key}={value}" for key, value in row.payload.items() if value not in (None, [], {}))
-    typer.echo(f"{time_text(row.at_ms)} {row.kind}{batch} {told}")
+    reported = ", ".join(f"{key}={value}" for key, value in row.payload.items() if value not in (None, [], {}))
+    typer.echo(f"{time_text(row.at_ms)} {row.kind}{batch} {reported}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FOUND = 1
 CANNOT_CHECK = 2
-_TOLD = 20
+_REPORTED = 20
 """Findings of one kind that are printed."""
 
 
@@ -43,7 +43,7 @@ def fsck(
     if as_json:
         print_json({**_plain(report), "clean": not (report.findings or report.unchecked)})
     else:
-        _tell(report)
+        _report(report)
     if report.findings:
         raise typer.Exit(FOUND)
     if report.unchecked:
@@ -69,16 +69,16 @@ def _plain(report: Report) -> dict[str, object]:
     }
 
 
-def _tell(report: Report) -> None:
+def _report(report: Report) -> None:
     by_problem: dict[str, list[Finding]] = {}
     for finding in report.findings:
         by_problem.setdefault(finding.problem.value, []).append(finding)
     for problem, findings in by_problem.items():
         typer.echo(f"{problem}: {findings[0].meaning}")
-        for finding in findings[:_TOLD]:
+        for finding in findings[:_REPORTED]:
             typer.echo(f"  {finding.subject}: {finding.detail}")
-        if len(findings) > _TOLD:
-            typer.echo(f"  and {len(findings) - _TOLD} more (--json lists them all)")
+        if len(findings) > _REPORTED:
+            typer.echo(f"  and {len(findings) - _REPORTED} more (--json lists them all)")
         typer.echo(f"  What to do: {findings[0].remedy}")
     for note in report.notes:
         typer.echo(f"Note: {note}")

@@ -62,7 +62,7 @@ def recover(
     if as_json:
         print_json(recovered.as_dict())
     else:
-        _tell(recovered)
+        _report(recovered)
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def _storage_url(ledger: Ledger, name: str, storage: str | None, definition: Str
     return Stream.from_json(row.definition).storage.url
 
 
-def _tell(recovered: Recovered) -> None:
+def _report(recovered: Recovered) -> None:
     for step, what in recovered.steps.items():
         done = ("Would delete" if recovered.dry_run else "Deleted") if step.endswith("deleted") else None
         typer.echo(f"{done or ('Would write' if recovered.dry_run else 'Wrote')} {what}.")

@@ -48,7 +48,7 @@ class Progress:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
-        self._told: dict[str, Phase] = {}
+        self._reported: dict[str, Phase] = {}
         self._closed = False
 
     def show(self, state: StackState) -> None:
@@ -59,8 +59,8 @@ class Progress:
             self._live.update(stack_table(state))
             return
         for service in state.services.values():
-            if self._told.get(service.name) is not service.phase:
-                self._told[service.name] = service.phase
+            if self._reported.get(service.name) is not service.phase:
+                self._reported[service.name] = service.phase
                 self._console.print(f"{service.name}: {service.phase}", highlight=False)
 
     def close(self) -> None:

@@ -223,14 +223,14 @@ def _lag(summary: dict[str, Any]) -> str | None:
 def _numbers(summary: dict[str, Any]) -> str:
     """The stream's numbers in sentences."""
     seconds = "" if summary["lag_seconds"] is None else f" ({summary['lag_seconds']:.0f} s)"
-    told = f"Lag: {_lag(summary) or 'unknown'} records{seconds}, received: {summary['rate']:,} records/s."
+    reported = f"Lag: {_lag(summary) or 'unknown'} records{seconds}, received: {summary['rate']:,} records/s."
     if summary["total_delay_seconds"] is not None:
-        told += (
+        reported += (
             f" The last batch began {_after(summary['scheduling_delay_seconds'])} and was done "
             f"{_after(summary['total_delay_seconds'])} after its time."
         )
     oldest = summary["oldest_unfinished"]
-    return told if oldest is None else f"{told} Oldest unfinished batch: {_oldest(oldest)}."
+    return reported if oldest is None else f"{reported} Oldest unfinished batch: {_oldest(oldest)}."
 
 
 def _lag_of(position: PositionRow, receivers: Collection[ReceiverRow]) -> int | None:

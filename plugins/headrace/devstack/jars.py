@@ -104,7 +104,7 @@ def bundle_jars(
     return [folder / name for name in sorted(wanted)]
 
 
-def fetch_all(tell: Callable[[str], None], *, cache: Path | None = None) -> None:
+def fetch_all(progress: Callable[[str], None], *, cache: Path | None = None) -> None:
     """Fetch what the embedded stack needs on this platform, telling of each bundle that is not there yet.
 
     Where there are no Postgres binaries for the platform, the others are fetched, and that is told. JarsError.
@@ -113,11 +113,11 @@ def fetch_all(tell: Callable[[str], None], *, cache: Path | None = None) -> None
     try:
         bundles.append(postgres_bundle())
     except UnsupportedPlatformError as error:
-        tell(str(error))
+        progress(str(error))
     lock = read_lock()
     for number, bundle in enumerate(bundles, 1):
         if not _folder(bundle, lock.get(bundle, {}), cache_dir() if cache is None else cache).is_dir():
-            tell(f"Fetching the jars of {bundle} ({number} of {len(bundles)}), once; this can take minutes")
+            progress(f"Fetching the jars of {bundle} ({number} of {len(bundles)}), once; this can take minutes")
         bundle_jars(bundle, cache=cache, lock=lock)
 
 

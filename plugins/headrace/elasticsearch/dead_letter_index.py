@@ -26,7 +26,7 @@ PAGE = 100
 IDS_PAGE = 1000
 """Ids that are read at once."""
 _KEPT_OPEN = "2m"
-_REASONS_TOLD = 100
+_REASONS_REPORTED = 100
 _CONTENTS = ("key", "value", "value_text", "document_text", "headers")
 
 
@@ -132,7 +132,7 @@ class DeadLetterIndex:
             ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
         """
         self._refresh()
-        counted = {"reasons": {"terms": {"field": "reason.type", "size": _REASONS_TOLD}}}
+        counted = {"reasons": {"terms": {"field": "reason.type", "size": _REASONS_REPORTED}}}
         found = self._search("", {"size": 0, "query": self._query(letters), "aggs": counted})
         if found is None or "aggregations" not in found:
             return {}

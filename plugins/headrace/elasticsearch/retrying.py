@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 30.0
 
-TOLD_AFTER_SECONDS = 2.0
-TOLD_AGAIN_AFTER_SECONDS = 30.0
+REPORTED_AFTER_SECONDS = 2.0
+REPORTED_AGAIN_AFTER_SECONDS = 30.0
 
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -44,12 +44,12 @@ class RetryBudget:
         self._jitter = jitter or random.Random()  # noqa: S311  # spreads retries, guards nothing
         self._failures = 0
         self._failing_since: float | None = None
-        self._told_at: float | None = None
+        self._reported_at: float | None = None
 
     def progressed(self) -> None:
         self._failures = 0
         self._failing_since = None
-        self._told_at = None
+        self._reported_at = None
 
     def wait(self, reason: str) -> None:
         """Wait before the next try.
@@ -67,18 +67,18 @@ class RetryBudget:
                 remedy="Nothing was dropped: see to the cluster, then run the batch again. "
                 "'max_retry_seconds' sets how long to wait.",
             )
-        self._tell(now - self._failing_since, left, reason)
+        self._report(now - self._failing_since, left, reason)
         ceiling = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(self._failures, 20))
         self._failures += 1
         if self._clock.wait(self._cancelled, min(self._jitter.uniform(0, ceiling), left)):
             raise IndexingCancelledError(f"{self._what} was given up, since another request failed.")
 
-    def _tell(self, failing_seconds: float, left: float, reason: str) -> None:
+    def _report(self, failing_seconds: float, left: float, reason: str) -> None:
         """Say so when it takes longer: a batch that waits in silence looks like one that hangs."""
-        since = failing_seconds if self._told_at is None else failing_seconds - self._told_at
-        if since < (TOLD_AFTER_SECONDS if self._told_at is None else TOLD_AGAIN_AFTER_SECONDS):
+        since = failing_seconds if self._reported_at is None else failing_seconds - self._reported_at
+        if since < (REPORTED_AFTER_SECONDS if self._reported_at is None else REPORTED_AGAIN_AFTER_SECONDS):
             return
-        self._told_at = failing_seconds
+        self._reported_at = failing_seconds
         log.warning(
             "%s makes no progress for %.0f s and goes on trying for %.0f s: %s",
             self._what, failing_seconds, left, reason,

@@ -65,10 +65,10 @@ def _check_sums(snapshot: StreamSnapshot, batch: BatchRow, blocks: list[StoredBl
         )
         yield Finding(Problem.BATCH_BLOCKS_WRONG, name, what)
     wanted = {(row.input_id, row.partition): row for row in sum_inputs(batch.stream, batch.batch_time_ms, blocks)}
-    told = {(row.input_id, row.partition): row for row in inputs}
-    for key in sorted({*wanted, *told}):
-        if wanted.get(key) != told.get(key):
-            takes, hold = _range(told.get(key)), _range(wanted.get(key))
+    reported = {(row.input_id, row.partition): row for row in inputs}
+    for key in sorted({*wanted, *reported}):
+        if wanted.get(key) != reported.get(key):
+            takes, hold = _range(reported.get(key)), _range(wanted.get(key))
             what = f"Of {partition_text(key)} it takes {takes}, and its blocks hold {hold}."
             yield Finding(Problem.BATCH_INPUTS_WRONG, name, what)
 

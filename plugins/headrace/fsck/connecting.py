@@ -212,14 +212,14 @@ def _look_at_index(transport: ElasticsearchTransport, options: IndexingOptions) 
     asked = {"index": [{"names": names, "privileges": list(_WRITE_PRIVILEGES)}]}
     answer = transport.request("POST", "/_security/user/_has_privileges", json.dumps(asked).encode())
     # Without security there is no such question, and every answer is another one.
-    told = answer.json() if answer.status == 200 else None
-    if isinstance(told, dict) and told.get("has_all_requested") is False:
+    reported = answer.json() if answer.status == 200 else None
+    if isinstance(reported, dict) and reported.get("has_all_requested") is False:
         lacking = sorted(
             f"{privilege} on {index}"
-            for index, privileges in told.get("index", {}).items()
+            for index, privileges in reported.get("index", {}).items()
             for privilege, held in privileges.items()
             if not held
         )
         raise HeadraceError(
-            f"The user {told.get('username')} lacks {', '.join(lacking)}.", remedy="Grant it these privileges."
+            f"The user {reported.get('username')} lacks {', '.join(lacking)}.", remedy="Grant it these privileges."
         )

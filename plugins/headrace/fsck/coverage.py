@@ -24,7 +24,7 @@ class Piece:
 
     start: int
     until: int
-    told_by: str
+    reported_by: str
     has_others: bool = False
 
 
@@ -74,14 +74,16 @@ def _walk(key: InputPartition, start: int, until: int, pieces: list[Piece], hole
     reached, before = start, Piece(start, start, "the starting offset")
     for piece in pieces:
         if piece.start < reached and not (piece.has_others or before.has_others):
-            what = f"[{piece.start}, {piece.until}) of {piece.told_by} begins before the end of {before.told_by}."
+            what = (
+                f"[{piece.start}, {piece.until}) of {piece.reported_by} begins before the end of {before.reported_by}."
+            )
             yield Finding(Problem.OFFSETS_TWICE, f"{name} at {piece.start}", what)
         elif piece.start > reached:
             holes.append(Hole(*key, reached, piece.start))
         if piece.until >= reached:
             reached, before = piece.until, piece
     if reached > until:
-        what = f"Its position is {until}, and {before.told_by} reaches to {reached}."
+        what = f"Its position is {until}, and {before.reported_by} reaches to {reached}."
         yield Finding(Problem.POSITION_WRONG, name, what)
     elif reached < until:
         holes.append(Hole(*key, reached, until))
@@ -99,16 +101,16 @@ def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
     for block in snapshot.blocks:
         if snapshot.owner_ms(block.batch_time_ms) in by_ranges:
             continue
-        told_by = f"block {block.block_id} (batch {time_text(block.batch_time_ms)})"
+        reported_by = f"block {block.block_id} (batch {time_text(block.batch_time_ms)})"
         for r in block.info.ranges:
             key = (block.info.receiver.input_id, r.partition)
-            pieces[key].append(Piece(r.from_offset, r.until_offset, told_by))
+            pieces[key].append(Piece(r.from_offset, r.until_offset, reported_by))
     ranged: dict[InputPartition, list[Piece]] = defaultdict(list)
     for row in snapshot.inputs:
         if row.batch_time_ms in by_ranges:
-            told_by = f"batch {time_text(row.batch_time_ms)}"
+            reported_by = f"batch {time_text(row.batch_time_ms)}"
             absorbs = bool(snapshot.batch[row.batch_time_ms].absorbed)
-            ranged[row.input_id, row.partition].append(Piece(row.from_offset, row.until_offset, told_by, absorbs))
+            ranged[row.input_id, row.partition].append(Piece(row.from_offset, row.until_offset, reported_by, absorbs))
     for key, found in ranged.items():
         pieces[key] += found
     for gap in snapshot.gaps:
@@ -124,12 +126,12 @@ def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
 
 def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
     """What was abandoned is a gap, and nothing else is a gap of a batch."""
-    told = defaultdict(set)
+    reported = defaultdict(set)
     for gap in snapshot.gaps:
         if gap.batch_time_ms is not None:
-            told[gap.batch_time_ms].add((gap.input_id, gap.partition, gap.from_offset, gap.until_offset))
+            reported[gap.batch_time_ms].add((gap.input_id, gap.partition, gap.from_offset, gap.until_offset))
     for batch in snapshot.batches:
-        gaps = told.pop(batch.batch_time_ms, set())
+        gaps = reported.pop(batch.batch_time_ms, set())
         is_abandoned = batch.state is BatchState.ABANDONED
         if not is_abandoned and gaps:
             what = f"It is {batch.state.value}, and {len(gaps)} gaps say that it was abandoned."
@@ -144,7 +146,7 @@ def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
                     f"{time_text(batch.batch_time_ms)} is no gap."
                 )
                 yield Finding(Problem.GAP_MISSING, f"{name} at {row.from_offset}", what)
-    for batch_time_ms in sorted(told):
+    for batch_time_ms in sorted(reported):
         if snapshot.stream.has_removed(batch_time_ms):
             continue
         yield Finding(

@@ -132,13 +132,13 @@ def _ask(
 
 def _ask_for_commits(source: KafkaInput, group: str, found: KafkaObservation) -> None:
     try:
-        told = _committed(source, group, [tp for input_id, tp in found.kept if input_id == source.id])
+        reported = _committed(source, group, [tp for input_id, tp in found.kept if input_id == source.id])
     except KafkaException as error:
         if error.args[0].code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise
         found.notes.append(f"What is committed in group {group} may not be asked: {error.args[0].str()}.")
     else:
-        found.committed |= {(source.id, tp): offset for tp, offset in told.items()}
+        found.committed |= {(source.id, tp): offset for tp, offset in reported.items()}
 
 
 def _committed(source: KafkaInput, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -152,5 +152,5 @@ def _committed(source: KafkaInput, group: str, partitions: Collection[TopicParti
         answer = consumer.committed([KafkaPartition(*key) for key in by_key], timeout=_ANSWER_SECONDS)
     finally:
         consumer.close()
-    told = {by_key[each.topic, each.partition]: each for each in answer}
-    return {tp: each.offset for tp, each in told.items() if each.error is None and each.offset >= 0}
+    reported = {by_key[each.topic, each.partition]: each for each in answer}
+    return {tp: each.offset for tp, each in reported.items() if each.error is None and each.offset >= 0}

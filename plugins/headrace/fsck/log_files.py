@@ -12,7 +12,7 @@ from headrace.clock import time_text
 from headrace.fsck.findings import Finding, Problem
 from headrace.ledger.rows import StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
-from headrace.wal.errors import DamagedFrameError, PayloadError, SegmentMissingError, WalError, tell_ranges
+from headrace.wal.errors import DamagedFrameError, PayloadError, SegmentMissingError, WalError, ranges_text
 from headrace.wal.headers import FrameHeader
 from headrace.wal.log_scan import LogScan, scan_log
 from headrace.wal.reader import read_block
@@ -48,13 +48,13 @@ class LogObservation:
                 needed[handle.segment][handle.offset] = block
         for path in sorted(self.missing & needed.keys()):
             blocks = needed[path].values()
-            told = tell_ranges(r for block in blocks for r in block.info.ranges)
-            yield Finding(Problem.SEGMENT_MISSING, path, f"It held {len(blocks)} blocks that are needed: {told}.")
-        for problem, told_of in (
+            reported = ranges_text(r for block in blocks for r in block.info.ranges)
+            yield Finding(Problem.SEGMENT_MISSING, path, f"It held {len(blocks)} blocks that are needed: {reported}.")
+        for problem, reported_of in (
             (Problem.BLOCK_UNREADABLE, self.unreadable),
             (Problem.BLOCK_DIFFERS, self.differing),
         ):
-            for (path, offset), why in sorted(told_of.items()):
+            for (path, offset), why in sorted(reported_of.items()):
                 held = needed.get(path, {}).get(offset)
                 if held is not None and path not in self.missing:
                     name = f"block {held.block_id} at {path}:{offset}"
@@ -75,8 +75,8 @@ class LogObservation:
             if offset not in needed.get(path, {}) and (segment is None or segment.removing_at_ms is None):
                 unknown[path].append((path, offset))
         for path, places in unknown.items():
-            told = tell_ranges(r for place in places for r in self.accepted[place])
-            what = f"{len(places)} blocks from byte {places[0][1]} on are not in the ledger: {told}."
+            reported = ranges_text(r for place in places for r in self.accepted[place])
+            what = f"{len(places)} blocks from byte {places[0][1]} on are not in the ledger: {reported}."
             yield Finding(Problem.BLOCK_UNKNOWN, path, what)
 
     def _elsewhere(self, snapshot: StreamSnapshot, needed: dict[str, dict[int, StoredBlock]]) -> Iterator[Finding]:
@@ -165,10 +165,12 @@ def _compare_header(handle: BlockHandle, header: FrameHeader, block: StoredBlock
         "records": (info.records, header.records),
         "cut time": (info.cut_time_ms, header.cut_time_ms),
         "event time": (info.event_time_ms, header.event_time_ms),
-        "offset ranges": (tell_ranges(info.ranges), tell_ranges(ranges)),
+        "offset ranges": (ranges_text(info.ranges), ranges_text(ranges)),
     }
-    told = [f"{name} {said} in the ledger and {has} in the log" for name, (said, has) in pairs.items() if said != has]
-    if not told and info.ranges != ranges:
-        told = ["other offset ranges, or other numbers of records in them"]
-    if told:
-        found.differing[handle.segment, handle.offset] = f"It has {', '.join(told)}."
+    reported = [
+        f"{name} {said} in the ledger and {has} in the log" for name, (said, has) in pairs.items() if said != has
+    ]
+    if not reported and info.ranges != ranges:
+        reported = ["other offset ranges, or other numbers of records in them"]
+    if reported:
+        found.differing[handle.segment, handle.offset] = f"It has {', '.join(reported)}."

@@ -82,10 +82,10 @@ def _exists(uri: str) -> bool:
 
 def differences(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -> Iterator[str]:
     """What a whole manifest says otherwise than the ledger."""
-    told = (manifest.stream, manifest.batch_time_ms, manifest.interval_ms)
+    reported = (manifest.stream, manifest.batch_time_ms, manifest.interval_ms)
     wanted = (batch.stream, batch.batch_time_ms, batch.interval_ms)
-    if told != wanted:
-        yield f"it is of {told[0]}, batch {time_text(told[1])}, interval {told[2]} ms."
+    if reported != wanted:
+        yield f"it is of {reported[0]}, batch {time_text(reported[1])}, interval {reported[2]} ms."
     listed = [
         (input_id, block.handle, block.records, block.payload_bytes, block.ranges)
         for input_id, blocks in manifest.inputs.items()
@@ -108,15 +108,15 @@ def _as_listed(row: StoredBlock) -> Any:
 
 
 def _other_ranges(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -> Iterator[str]:
-    told: dict[Any, tuple[int, int]] = {}
+    reported: dict[Any, tuple[int, int]] = {}
     for input_id in {*manifest.inputs, *manifest.built}:
         for each in manifest.ranges(input_id):
-            start, until = told.get((input_id, each.partition), (each.from_offset, each.until_offset))
-            told[input_id, each.partition] = min(start, each.from_offset), max(until, each.until_offset)
+            start, until = reported.get((input_id, each.partition), (each.from_offset, each.until_offset))
+            reported[input_id, each.partition] = min(start, each.from_offset), max(until, each.until_offset)
     wanted = {
         (row.input_id, row.partition): (row.from_offset, row.until_offset)
         for row in snapshot.inputs_by_batch.get(batch.batch_time_ms, ())
     }
-    for key in sorted({*told, *wanted}):
-        if told.get(key) != wanted.get(key):
-            yield f"of {partition_text(key)} it has {told.get(key)}, the ledger {wanted.get(key)}."
+    for key in sorted({*reported, *wanted}):
+        if reported.get(key) != wanted.get(key):
+            yield f"of {partition_text(key)} it has {reported.get(key)}, the ledger {wanted.get(key)}."

@@ -91,9 +91,9 @@ def check_unclaimed(snapshot: StreamSnapshot) -> Iterator[Finding]:
         if block.batch_time_ms not in snapshot.batch:
             for place, size in enumerate((1, block.info.records, block.info.payload_bytes)):
                 held[block.batch_time_ms][place] += size
-    told = {row.batch_time_ms: [row.blocks, row.records, row.payload_bytes] for row in snapshot.unclaimed}
-    for batch_time_ms in sorted({*held, *told}):
-        has, says = held.get(batch_time_ms, [0, 0, 0]), told.get(batch_time_ms, [0, 0, 0])
+    reported = {row.batch_time_ms: [row.blocks, row.records, row.payload_bytes] for row in snapshot.unclaimed}
+    for batch_time_ms in sorted({*held, *reported}):
+        has, says = held.get(batch_time_ms, [0, 0, 0]), reported.get(batch_time_ms, [0, 0, 0])
         if has != says:
             what = "It has {} blocks without a batch, with {} records and {} bytes".format(*has)
             what += "; {}, {} and {} are counted.".format(*says)
@@ -132,10 +132,10 @@ def _segment_problems(segment: SegmentRow, blocks: list[StoredBlock], epochs: di
             yield f"Blocks {first} and {second} overlap in it at byte {following}."
     if segment.bytes is not None and ends and ends[-1][0] + ends[-1][1] > segment.bytes:
         yield f"It was closed with {segment.bytes} bytes, and block {ends[-1][2]} ends at {ends[-1][0] + ends[-1][1]}."
-    latest_ms, told_ms = max((block.batch_time_ms for block in blocks), default=0), segment.last_batch_time_ms
-    if segment.closed_at_ms is not None and told_ms is not None and told_ms < latest_ms:
+    latest_ms, reported_ms = max((block.batch_time_ms for block in blocks), default=0), segment.last_batch_time_ms
+    if segment.closed_at_ms is not None and reported_ms is not None and reported_ms < latest_ms:
         yield (
-            f"It was closed with {time_text(told_ms)} as its latest batch time, and has a block of "
+            f"It was closed with {time_text(reported_ms)} as its latest batch time, and has a block of "
             f"{time_text(latest_ms)}."
         )
 

@@ -94,7 +94,10 @@ class OffsetQuestions:
         """The first offset in each partition that has this timestamp or a later one, None where there is none. Markers
         of transactions and records of aborted ones count. Raises RangesUnreadableError."""
         found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
-        return {each: None if told is None or told.offset < 0 else int(told.offset) for each, told in found.items()}
+        return {
+            each: None if reported is None or reported.offset < 0 else int(reported.offset)
+            for each, reported in found.items()
+        }
 
     def has_open_transaction(self, partition: Partition) -> bool:
         """Whether the partition ends later for who reads uncommitted records. Raises RangesUnreadableError."""
@@ -130,8 +133,8 @@ class OffsetQuestions:
             metadata = self._admin.list_topics(_TRANSACTIONS, timeout=self._seconds)
         except KafkaException as error:
             raise unreadable(f"does not tell its topics: {error}") from error
-        told = metadata.topics.get(_TRANSACTIONS)
-        return told is not None and (told.error is None or told.error.code() not in _NO_SUCH_PARTITION)
+        reported = metadata.topics.get(_TRANSACTIONS)
+        return reported is not None and (reported.error is None or reported.error.code() not in _NO_SUCH_PARTITION)
 
     def _ask(
         self, specs: Mapping[Partition, Any], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED

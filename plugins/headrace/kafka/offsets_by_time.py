@@ -69,10 +69,10 @@ class OffsetsByTime:
     def first_at(self, untils: Mapping[TopicPartition, int], timestamp_ms: int) -> dict[TopicPartition, int]:
         """In each partition the first offset below its ``until`` whose record has this timestamp or a later one, else
         ``until``."""
-        told = self._questions.first_at([_key(each) for each in untils], timestamp_ms)
+        reported = self._questions.first_at([_key(each) for each in untils], timestamp_ms)
         result = {}
         for partition, until in untils.items():
-            begin = told[_key(partition)]
+            begin = reported[_key(partition)]
             result[partition] = until if begin is None else self._first(partition, begin, until, timestamp_ms)
         return result
 

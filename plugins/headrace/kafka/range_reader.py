@@ -266,9 +266,9 @@ class KafkaRangeReader:
         for key in positions:
             open_runs[key].is_anew = False
         asked = [key for key, reading in open_runs.items() if key not in held and not reading.is_anew]
-        for told in self._consumer.position([KafkaPartition(*key) for key in asked]) if asked else ():
-            key = (told.topic, told.partition)
-            positions[key] = max(positions.get(key, 0), told.offset, open_runs[key].end or 0)
+        for reported in self._consumer.position([KafkaPartition(*key) for key in asked]) if asked else ():
+            key = (reported.topic, reported.partition)
+            positions[key] = max(positions.get(key, 0), reported.offset, open_runs[key].end or 0)
         return positions
 
     # -- errors ----------------------------------------------------------------------------------------------------
@@ -328,9 +328,9 @@ class KafkaRangeReader:
         for reading in readings:
             end = "" if reading.end is None else f", where Kafka says that it ends at {reading.end}"
             missing.append(f"{reading.run} from offset {reading.next_offset} on{end}")
-        told = f" The client's last error: {self._last_error}." if self._last_error else ""
+        reported = f" The client's last error: {self._last_error}." if self._last_error else ""
         return RangesUnreadableError(
-            f"Kafka brought nothing for {self._stall_seconds:.0f} s; missing is {listed(missing)}.{told}",
+            f"Kafka brought nothing for {self._stall_seconds:.0f} s; missing is {listed(missing)}.{reported}",
             remedy="Run it again once Kafka answers.",
         )
 

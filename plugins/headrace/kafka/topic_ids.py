@@ -105,7 +105,7 @@ class IncarnationGuard:
                     # One such topic does not keep the others' records from being stored.
                     if len(topics) == 1:
                         return dict.fromkeys(topics, _UNTOLD)
-                    return {topic: told for each in topics for topic, told in self._current([each]).items()}
+                    return {topic: reported for each in topics for topic, reported in self._current([each]).items()}
                 logger.warning("Kafka does not tell the topics' ids, asked again: %s", error)
                 self._wait(1.0)
             else:
@@ -127,11 +127,11 @@ class RecreatedTopics:
             answer = self._questions.get(topic)
             if answer is None:
                 answer = self._questions[topic] = self._ids.ask([topic])
-            told = answer(0.0)
+            reported = answer(0.0)
         except KafkaException:
             self._questions.pop(topic, None)
             return False
-        if told is None:
+        if reported is None:
             return None
         del self._questions[topic]
-        return told[topic] != partition.topic_id
+        return reported[topic] != partition.topic_id

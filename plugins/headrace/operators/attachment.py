@@ -28,8 +28,8 @@ def holder(context: Context) -> str:
 def attachment(context: Context) -> dict[str, Any]:
     """What a job's attributes say of this task while it waits."""
     ti = context["ti"]
-    told = {name: getattr(ti, name) for name in ("dag_id", "run_id", "task_id", "try_number", "max_tries")}
-    return {ATTACHED: holder(context), _TASK: told}
+    reported = {name: getattr(ti, name) for name in ("dag_id", "run_id", "task_id", "try_number", "max_tries")}
+    return {ATTACHED: holder(context), _TASK: reported}
 
 
 def ended_unheard(job: JobRow, context: Context) -> bool:

@@ -50,13 +50,13 @@ def emit_batch_events(context: Context, ledger: Ledger, stream: str, batch_time_
     dies before emits them in its next try.
     """
     run = run_identity(context)
-    told = []
+    reported = []
     for at_ms in (*_completed_ahead(context, ledger, stream, batch_time_ms), batch_time_ms):
         numbers = _numbers_of_own(run, ledger, stream, at_ms)
         if numbers is not None:
             context["outlet_events"][batch_alias(stream)].add(batch_asset(stream), extra=numbers)
-            told.append(at_ms)
-    return told
+            reported.append(at_ms)
+    return reported
 
 
 def _completed_ahead(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> list[int]:

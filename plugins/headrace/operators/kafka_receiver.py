@@ -277,7 +277,7 @@ class KafkaReceiverOperator(BaseOperator):
         return JobWatch(
             self.stream.name,
             epoch,
-            tell=lambda text: self.log.info("%s", text),
+            progress=lambda text: self.log.info("%s", text),
             warn=lambda text: self.log.warning("%s", text),
         )
 

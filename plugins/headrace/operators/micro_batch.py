@@ -15,7 +15,7 @@ from headrace.operators.cleanup import clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.request import run_request
 from headrace.timetables.batch_time import NothingToRun, begin_run
-from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found
+from headrace.triggers.blocks_ready import BlocksReadyTrigger, report_what_was_found
 from headrace.triggers.first_look import look_before_deferring
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
 
@@ -100,7 +100,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
     def _do(
         self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context, found: dict[str, Any]
     ) -> Any:
-        tell_what_was_found(found, self.stream, self.log)
+        report_what_was_found(found, self.stream, self.log)
         allocate_for_run(
             self.stream, ledger, storage, batch_time_ms, context, claim_missed=self.claim_missed, log=self.log
         )

@@ -124,7 +124,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             return
         left = self._left(run, batch_time_ms)
         if not left.steps and (batch.state is BatchState.COMPLETED or not any(map(run.request.wants, self._steps))):
-            self._tell_why_nothing_is_left(run, batch_time_ms)
+            self._report_why_nothing_is_left(run, batch_time_ms)
             return
         # With nothing left of a batch that is not completed, an attempt died after its last record: to begin another
         # has the ledger see that.
@@ -192,7 +192,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         return find_steps_to_run(run.ledger, self._batch(run.ledger, batch_time_ms), run.request, self._steps)
 
-    def _tell_why_nothing_is_left(self, run: _Run, batch_time_ms: int) -> None:
+    def _report_why_nothing_is_left(self, run: _Run, batch_time_ms: int) -> None:
         steps = ", ".join(self._steps)
         if not any(map(run.request.wants, self._steps)):
             self.log.info("This run does not ask for %s.", steps)

@@ -24,7 +24,7 @@ from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import by_event_time
 from headrace.receiver.partition_state import Gap
 from headrace.receiver.pausing import Pausing
-from headrace.receiver.reused_offsets import tell_reused
+from headrace.receiver.reused_offsets import report_reused
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
@@ -139,12 +139,12 @@ class BlockStore:
         self._retried(step)
         self.next_offsets[partition] = until_offset
 
-    def tell_reused(self, gap: Gap) -> None:
+    def report_reused(self, gap: Gap) -> None:
         """Kafka took these offsets back. (Where the topic was created again it did not: the tracker tells of that.)"""
         if self._recreated([gap.partition]):
             return
         try:
-            self._retried(lambda: tell_reused(gap, self._lease, self._ledger))
+            self._retried(lambda: report_reused(gap, self._lease, self._ledger))
         except PartitionNotAssignedError as error:
             # Taken by force: who has it now finds the same.
             logger.warning("%s", error)

@@ -114,7 +114,7 @@ class EndOffsetTracker:
         self._answer: Callable[[], Ends | None] | None = None
         self._to_reach: dict[TopicPartition, _End] = {}
         self._drained: dict[TopicPartition, int] = {}
-        self._told: dict[TopicPartition, int] = {}
+        self._reported: dict[TopicPartition, int] = {}
 
     def look(self) -> bool:
         """Ask when it is time, and hear the answer, without waiting; whether there is something new to claim by one
@@ -140,12 +140,12 @@ class EndOffsetTracker:
         return {
             partition: drained_ms
             for partition, drained_ms in self._drained.items()
-            if partition in stored and drained_ms > self._told.get(partition, 0)
+            if partition in stored and drained_ms > self._reported.get(partition, 0)
         }
 
-    def told(self, claims: Mapping[TopicPartition, int]) -> None:
+    def reported(self, claims: Mapping[TopicPartition, int]) -> None:
         """The ledger has heard ``claims``."""
-        self._told.update(claims)
+        self._reported.update(claims)
 
     def _settle(self, stored: Mapping[TopicPartition, int]) -> None:
         for partition, end in list(self._to_reach.items()):
@@ -168,7 +168,7 @@ class EndOffsetTracker:
             # it was asked for is that of another topic of this name, or of a log that was cut off.
             if end is not None and end >= position and (awaited is None or end < awaited.offset):
                 self._to_reach[partition] = _End(self._asked_ms, end)
-        for known in (self._to_reach, self._drained, self._told):
+        for known in (self._to_reach, self._drained, self._reported):
             for partition in known.keys() - stored.keys():
                 del known[partition]
         return bool(self.claims())

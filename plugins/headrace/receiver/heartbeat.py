@@ -73,8 +73,8 @@ class Heartbeat:
         self._next_beat = 0.0
         self._next_commit = 0.0
         self._had_news = False
-        self._told_failed: set[TopicPartition] = set()
-        self._told_commit_error: str | None = None
+        self._reported_failed: set[TopicPartition] = set()
+        self._reported_commit_error: str | None = None
         self.state = ReceiverState.STARTING
 
     def tick(self) -> None:
@@ -93,14 +93,14 @@ class Heartbeat:
         if now < self._next_beat:
             return
         self._next_beat = now + HEARTBEAT_SECONDS
-        told_failed = frozenset(self._told_failed)
+        reported_failed = frozenset(self._reported_failed)
         try:
             orders = self._beat(now)
         except LedgerUnavailableError as error:
             logger.warning("receiver %s: no heartbeat, the ledger does not answer: %s", self._lease.receiver_id, error)
             return
         with self._lock:
-            self._orders = (orders, told_failed)
+            self._orders = (orders, reported_failed)
         self.state = ReceiverState.RUNNING if self.state is ReceiverState.STARTING else self.state
         if self._kafka.commits.open and now >= self._next_commit:
             self._next_commit = now + _COMMIT_REPEAT_SECONDS
@@ -121,7 +121,7 @@ class Heartbeat:
 
     def goes_on(self, partition: TopicPartition) -> None:
         """It is read again: should it fail, that is a new failure to be told of."""
-        self._told_failed.discard(partition)
+        self._reported_failed.discard(partition)
 
     def _beat(self, now: float) -> ReceiverOrders:
         stats = self._stats.collect(now, self._kafka, self._store, self._generator.queued)
@@ -140,24 +140,24 @@ class Heartbeat:
         self._ledger_clock.observe(asked_at, orders.now_ms)
         self._kafka.commits.allow_until(asked_at + self._lease.lease_ms / 1000)
         if self._end_offsets is not None and drained:
-            self._end_offsets.told(drained)
-        self._pausing.tell()
-        self._tell_failures()
+            self._end_offsets.reported(drained)
+        self._pausing.report()
+        self._report_failures()
         return orders
 
-    def _tell_failures(self) -> None:
+    def _report_failures(self) -> None:
         receiver_id = self._lease.receiver_id
         commit_error = self._kafka.commits.last_error
-        if commit_error != self._told_commit_error:
-            self._told_commit_error = commit_error
+        if commit_error != self._reported_commit_error:
+            self._reported_commit_error = commit_error
             payload = {"receiver": str(receiver_id), "error": commit_error}
             self._ledger.events.append(receiver_id.stream, EventKind.COMMIT_FAILED, payload)
         for status in self._kafka.status():
             if (
                 status.state is FetchState.FAILED
-                and status.partition not in self._told_failed
+                and status.partition not in self._reported_failed
                 # No failure where its topic was deleted: the tracker sees that, ends it, and begins with the new one.
                 and self._recreated(status.partition) is False
             ):
                 self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")
-                self._told_failed.add(status.partition)
+                self._reported_failed.add(status.partition)

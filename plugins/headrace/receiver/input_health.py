@@ -140,8 +140,8 @@ def _of_receivers(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTr
             continue
         errors = "; ".join(f"{row.receiver_id}: {row.last_error}" for row in rows if row.last_error)
         sealed_ms = max(row.sealed_through_ms for row in rows)
-        told = f"no receiver reads it ({errors or 'they are starting'})"
-        yield InputTrouble(input_id, None, told, sealed_ms, starting=not errors)
+        reported = f"no receiver reads it ({errors or 'they are starting'})"
+        yield InputTrouble(input_id, None, reported, sealed_ms, starting=not errors)
 
 
 def _of_topics(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTrouble]:

@@ -251,10 +251,10 @@ class KafkaReceiver:
             for key, cursor in cursors.items()
             if (cursor.partition in last or key in found.ends) and key not in found.held
         ]
-        for told in self._consumer.position([KafkaPartition(*key) for key in touched]) if touched else ():
-            key = (told.topic, told.partition)
+        for reported in self._consumer.position([KafkaPartition(*key) for key in touched]) if touched else ():
+            key = (reported.topic, reported.partition)
             cursor = cursors[key]
-            candidates = (positions.get(cursor.partition, cursor.next_offset), found.ends.get(key, 0), told.offset)
+            candidates = (positions.get(cursor.partition, cursor.next_offset), found.ends.get(key, 0), reported.offset)
             positions[cursor.partition] = max(candidates)
         return {partition: position for partition, position in positions.items() if position >= 0}
 

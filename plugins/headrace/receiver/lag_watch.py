@@ -149,10 +149,10 @@ class LagWatch:
             elif unread:
                 since_ms = self._unread_since.setdefault(each.partition, self._now_ms())
                 troubles[each.partition.topic].append((number, since_ms, f"cannot be read ({each.error})"))
-        return [_told(topic, sorted(found)) for topic, found in sorted(troubles.items())]
+        return [_reported(topic, sorted(found)) for topic, found in sorted(troubles.items())]
 
 
-def _told(topic: str, found: list[tuple[int, int, str]]) -> dict[str, Any]:
+def _reported(topic: str, found: list[tuple[int, int, str]]) -> dict[str, Any]:
     number, _, error = found[0]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     asked_ms = min(since_ms for _, since_ms, _ in found)

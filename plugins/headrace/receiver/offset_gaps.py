@@ -124,7 +124,7 @@ class OffsetGaps:
         """
         topic = (partition.topic, partition.topic_id)
         if topic in self._transactional and all(until - begin <= _MOST_CONTROL_RECORDS for begin, until in jumps):
-            return self._told([], jumps)
+            return self._reported([], jumps)
         if self._evidence is None:
             self._evidence = self._make_evidence()
         if topic not in self._compacted:
@@ -133,7 +133,7 @@ class OffsetGaps:
                 return self._lost(partition, jumps, self._evidence)
             # None: who may not ask whether a topic is compacted has to take it that it is.
             self._compacted[topic] = compacted
-        return [] if self._compacted[topic] else self._told([], jumps)
+        return [] if self._compacted[topic] else self._reported([], jumps)
 
     def _lost(self, partition: TopicPartition, jumps: Sequence[Offsets], evidence: Evidence) -> list[Offsets]:
         """In a topic that is not compacted."""
@@ -148,9 +148,9 @@ class OffsetGaps:
             self._transactional.add(topic)
         elif topic not in self._transactional:
             most = 1
-        return self._told([part for part in parts if part[1] - part[0] > most], parts)
+        return self._reported([part for part in parts if part[1] - part[0] > most], parts)
 
-    def _told(self, lost: list[Offsets], parts: Sequence[Offsets]) -> list[Offsets]:
+    def _reported(self, lost: list[Offsets], parts: Sequence[Offsets]) -> list[Offsets]:
         until = lost[0][0] if lost else None
         excused = sum(part[1] - part[0] for part in parts if until is None or part[1] <= until)
         self.excused += excused

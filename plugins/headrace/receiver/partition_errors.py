@@ -148,15 +148,15 @@ class PartitionErrors:
             self._fail(owned, f"{error}. Kafka took back what was read below {position}, from where on is not known")
             return Gap(owned.partition, position, position, error, taken_back=True)
         text = f"{error}. Kafka took back offsets [{end}, {position}); what it gives them to is not read"
-        told = position if owned.taken_back is None else owned.taken_back
+        reported = position if owned.taken_back is None else owned.taken_back
         if self._on_lost_offsets == "fail":
             self._fail(owned, f"{text}. Start the receiver job anew to go on at the position.")
         else:
             self.back_off(owned, f"{text}. It goes on at the position once Kafka's log has reached it")
-        if end >= told:
+        if end >= reported:
             return None
         owned.taken_back = end
-        return Gap(owned.partition, end, told, error, taken_back=True)
+        return Gap(owned.partition, end, reported, error, taken_back=True)
 
     def on_damage(self, owned: OwnedPartition, error: Any, base_offset: int | None, found: Findings) -> None:
         """Often transient, so fetched again; what stays damaged is passed over only where lost offsets may be.

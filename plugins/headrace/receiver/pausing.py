@@ -36,8 +36,8 @@ class Pausing:
         self._full: str | None = None
         self._low: str | None = None
         self._exceeded: str | None = None
-        self._told: str | None = None
-        self._told_at = 0.0
+        self._reported: str | None = None
+        self._reported_at = 0.0
 
     @property
     def reason(self) -> str | None:
@@ -50,7 +50,7 @@ class Pausing:
             self._low = self._reserve.look(self._only_receiving_helps)
         if self._budget is not None:
             self._exceeded = self._budget.look()
-        return self._kind != self._told
+        return self._kind != self._reported
 
     def disk_is_full(self, error: BaseException) -> None:
         """A write has found no room."""
@@ -60,12 +60,12 @@ class Pausing:
         """A write went well."""
         self._full = None
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """An event when a pause begins, has another cause or is over. Raises LedgerUnavailableError; it is then told
         the next time.
         """
         kind = self._kind
-        if kind == self._told:
+        if kind == self._reported:
             return
         receiver = self._lease.receiver_id
         payload: dict[str, object] = {"receiver": str(receiver), "epoch": self._lease.epoch}
@@ -74,12 +74,12 @@ class Pausing:
             self._ledger.events.append(receiver.stream, EventKind.RECEIVING_PAUSED, payload)
             logger.warning("receiver %s pauses: %s", receiver, self.reason)
         else:
-            payload["seconds"] = round(self._clock.monotonic() - self._told_at, 1)
+            payload["seconds"] = round(self._clock.monotonic() - self._reported_at, 1)
             self._ledger.events.append(receiver.stream, EventKind.RECEIVING_RESUMED, payload)
             logger.info("receiver %s goes on after %s s", receiver, payload["seconds"])
-        if self._told is None:
-            self._told_at = self._clock.monotonic()
-        self._told = kind
+        if self._reported is None:
+            self._reported_at = self._clock.monotonic()
+        self._reported = kind
 
     def _only_receiving_helps(self) -> bool:
         stream = self._lease.receiver_id.stream

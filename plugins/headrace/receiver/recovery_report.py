@@ -5,9 +5,9 @@ from __future__ import annotations
 from headrace.ledger import Ledger
 from headrace.ledger.rows import ReceiverLease
 from headrace.ledger.states import EventKind
-from headrace.wal.errors import tell_ranges
+from headrace.wal.errors import ranges_text
 from headrace.wal.log_recovery import LogRecovery
-from headrace.wal.repair import cut_is_told, untold_cuts
+from headrace.wal.repair import cut_is_reported, untold_cuts
 from headrace.wal.scan import TornTail
 from headrace.wal.segments import receiver_directory
 from headrace.wal.storage import LogStorage
@@ -24,11 +24,11 @@ def report_recovery(found: LogRecovery, lease: ReceiverLease, ledger: Ledger, lo
     repaired = {event.payload.get("kept") for event in ledger.events.latest(stream, [EventKind.LOG_REPAIRED])}
     for tail in cuts:
         if tail.kept not in repaired:
-            ledger.events.append(stream, EventKind.LOG_REPAIRED, {**who, **_told(tail), "kept": tail.kept})
-        cut_is_told(log, tail)
-    damaged: list[dict[str, object]] = [_told(tail) for tail in found.torn_tails if tail.kept is None]
+            ledger.events.append(stream, EventKind.LOG_REPAIRED, {**who, **_reported(tail), "kept": tail.kept})
+        cut_is_reported(log, tail)
+    damaged: list[dict[str, object]] = [_reported(tail) for tail in found.torn_tails if tail.kept is None]
     for damage in found.damage:
-        lost = None if damage.ranges is None else tell_ranges(damage.ranges)
+        lost = None if damage.ranges is None else ranges_text(damage.ranges)
         damaged.append({"segment": damage.segment, "offset": damage.offset, "error": str(damage), "lost": lost})
     if not damaged:
         return
@@ -39,7 +39,7 @@ def report_recovery(found: LogRecovery, lease: ReceiverLease, ledger: Ledger, lo
             ledger.events.append(stream, EventKind.LOG_DAMAGED, {**who, **each})
 
 
-def _told(tail: TornTail) -> dict[str, object]:
+def _reported(tail: TornTail) -> dict[str, object]:
     return {
         "segment": tail.segment,
         "offset": tail.offset,

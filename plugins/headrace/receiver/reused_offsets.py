@@ -13,17 +13,17 @@ from headrace.receiver.partition_state import Gap
 _NEWEST = 1_000
 
 
-def tell_reused(gap: Gap, lease: ReceiverLease, ledger: Ledger) -> None:
+def report_reused(gap: Gap, lease: ReceiverLease, ledger: Ledger) -> None:
     """Tell of ``gap.from_offset`` to ``gap.until_offset``, but not again what another receiver has told of.
 
     The next receiver then goes on at the position without asking. Raises LedgerUnavailableError; to be tried again.
     """
     if gap.until_offset > gap.from_offset:
-        _tell(gap, lease, ledger)
+        _report(gap, lease, ledger)
     ledger.positions.forget_epoch_end(lease, gap.partition)
 
 
-def _tell(gap: Gap, lease: ReceiverLease, ledger: Ledger) -> None:
+def _report(gap: Gap, lease: ReceiverLease, ledger: Ledger) -> None:
     receiver_id, partition = lease.receiver_id, gap.partition
     of_partition = {
         "input": receiver_id.input_id,

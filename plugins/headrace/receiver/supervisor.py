@@ -248,11 +248,11 @@ class ReceiverSupervisor:
         while not stop.is_set():
             given = self._heartbeat.take_orders()
             if given is not None:
-                orders, told_failed = given
+                orders, reported_failed = given
                 if orders.stop:
                     logger.info("receiver %s was asked to stop", self._receiver_id)
                     return
-                self._follow(orders, told_failed)
+                self._follow(orders, reported_failed)
             if self._generator.failure is not None:
                 return
             self._lag_watch.look()
@@ -279,18 +279,18 @@ class ReceiverSupervisor:
             else:
                 self._generator.after_push(partial(self._store_gap, event))
 
-    def _follow(self, orders: ReceiverOrders, told_failed: frozenset[TopicPartition]) -> None:
+    def _follow(self, orders: ReceiverOrders, reported_failed: frozenset[TopicPartition]) -> None:
         """``told_failed``: what the ledger had been told to have failed before it gave these orders."""
         self._limiter.update(orders.max_rate)
         mine = self._kafka.partitions
         for partition, assigned in orders.assigned.items():
             if partition in self._releasing:
                 continue
-            told = partition in told_failed
+            reported = partition in reported_failed
             if assigned.state is not PartitionState.ACTIVE:
-                if partition in mine and not told:
+                if partition in mine and not reported:
                     self._leave(partition)
-            elif told or partition not in mine:
+            elif reported or partition not in mine:
                 # New, or set going again by a person or the tracker.
                 self._heartbeat.goes_on(partition)
                 self._begin(partition, assigned, mine.get(partition, assigned.next_offset))
@@ -339,7 +339,7 @@ class ReceiverSupervisor:
 
     def _store_gap(self, gap: Gap) -> None:
         if gap.taken_back:
-            self._store.tell_reused(gap)
+            self._store.report_reused(gap)
         else:
             self._store.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
 

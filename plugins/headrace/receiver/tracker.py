@@ -117,7 +117,7 @@ class ReceiverTracker:
         self._now_ms = 0
         self._questions: dict[str, Future[Discovery]] = {}
         self._next_question: dict[str, float] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._next_slot_check = 0.0
         self._crowded_looks = 0
         self._slot_seconds = metadata_seconds
@@ -167,7 +167,7 @@ class ReceiverTracker:
             attributes = {
                 "receivers": self._summary(),
                 # What the inputs' health has is not said twice.
-                "troubles": sorted(text for key, text in self._told.items() if key.split("/")[1] not in _HEALTH),
+                "troubles": sorted(text for key, text in self._reported.items() if key.split("/")[1] not in _HEALTH),
                 # The stream's definition may be changed meanwhile; its receivers go on by this one.
                 "batch_by": self._stream.batch_by,
                 INPUTS: self._health.to_json(),
@@ -239,7 +239,7 @@ class ReceiverTracker:
         if crowding is not None and self._crowded_looks < _CROWDED_LOOKS:
             # What was said of it, before a receiver ended for it say, still holds.
             return
-        self._tolerantly(partial(self._tell, "all", "slots", crowding))
+        self._tolerantly(partial(self._report, "all", "slots", crowding))
         running = [receiver for receiver in self._receivers if receiver.running]
         if crowding is not None and len(running) > 1:
             running[-1].cancel()
@@ -272,28 +272,28 @@ class ReceiverTracker:
         self._next_question[source.id] = now + seconds
         if failure is not None:
             self._health.failed(source.id, str(failure))
-            self._tell(source.id, "kafka", f"Input {source.id}: {failure}")
+            self._report(source.id, "kafka", f"Input {source.id}: {failure}")
             return
         discovery = question.result()
         missing = {topic: f"it does not exist at {discovery.servers}" for topic in discovery.missing}
         self._health.answered(source.id, self._now_ms, {**missing, **discovery.refused})
-        self._tell_findings(source, discovery)
+        self._report_findings(source, discovery)
         self._partitioning[source.id].apply(discovery)
 
-    def _tell_findings(self, source: KafkaInput, discovery: Discovery) -> None:
-        self._tell(source.id, "kafka", None)
+    def _report_findings(self, source: KafkaInput, discovery: Discovery) -> None:
+        self._report(source.id, "kafka", None)
         missing = ", ".join(discovery.missing)
-        self._tell(
+        self._report(
             source.id,
             "missing",
             f"Topics of input {source.id} do not exist at {discovery.servers}: {missing}" if missing else None,
         )
-        self._tell(source.id, "problems", "; ".join(discovery.problems) or None)
+        self._report(source.id, "problems", "; ".join(discovery.problems) or None)
         if discovery.foreign is None:
             return
         members = ", ".join(discovery.foreign)
         group = self._stream.group_of(source)
-        self._tell(
+        self._report(
             source.id,
             "foreign",
             f"Consumer group {group} has members that are not headrace's: {members}. They make its commits fail and "
@@ -304,15 +304,15 @@ class ReceiverTracker:
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def _tell(self, input_id: str, about: str, trouble: str | None) -> None:
+    def _report(self, input_id: str, about: str, trouble: str | None) -> None:
         """An event when a trouble begins or changes, and silence while it lasts."""
         key = f"{input_id}/{about}"
         if trouble is None:
-            if self._told.pop(key, None) is not None:
+            if self._reported.pop(key, None) is not None:
                 logger.info("over: %s", key)
             return
-        if self._told.get(key) != trouble:
-            self._told[key] = trouble
+        if self._reported.get(key) != trouble:
+            self._reported[key] = trouble
             logger.error("%s", trouble)
             self._event({"input": input_id, "error": trouble})
 

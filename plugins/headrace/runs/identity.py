@@ -29,8 +29,8 @@ class RunIdentity:
     @property
     def attributes(self) -> dict[str, Any]:
         """What an attempt keeps of the run that began it."""
-        told = {"run_id": self.run_id, "clear_number": self.clear_number}
-        return told if self.started is None else {**told, "run_started": self.started}
+        reported = {"run_id": self.run_id, "clear_number": self.clear_number}
+        return reported if self.started is None else {**reported, "run_started": self.started}
 
     def clear_of(self, attributes: Mapping[str, Any]) -> int | None:
         """The clear in which this run made the attempt with these attributes; None: another run made it."""

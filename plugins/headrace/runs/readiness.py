@@ -95,7 +95,7 @@ def blocks_ready(
             found = _sealed(ledger, stream, live, batch_time_ms, grace_ms=grace_ms, now_ms=now_ms)
     missed = [each for each in troubles if each.asked_ms < batch_time_ms and batch_time_ms > row.zero_time_ms]
     if found.ready and missed:
-        found = replace(found, reason=f"{found.reason}; but {_told(missed)}", complete=False)
+        found = replace(found, reason=f"{found.reason}; but {_reported(missed)}", complete=False)
     return replace(found, reason=found.reason + otherwise)
 
 
@@ -113,13 +113,13 @@ def _not_received(
         return Readiness(False, reason)
     wait_ms = unasked_wait_ms(row.batch_interval_ms)
     left_ms = min(max(since_ms, each.asked_ms) for each in troubles) + wait_ms - now_ms
-    told = f"{reason}: {_told(troubles)}"
+    reported = f"{reason}: {_reported(troubles)}"
     if left_ms <= 0:
-        return Readiness(False, f"{told}; waited {_seconds(wait_ms)} for it", troubled=True, failed=True)
-    return Readiness(False, f"{told}; the task fails unless that is over in {_seconds(left_ms)}", troubled=True)
+        return Readiness(False, f"{reported}; waited {_seconds(wait_ms)} for it", troubled=True, failed=True)
+    return Readiness(False, f"{reported}; the task fails unless that is over in {_seconds(left_ms)}", troubled=True)
 
 
-def _told(troubles: Sequence[InputTrouble]) -> str:
+def _reported(troubles: Sequence[InputTrouble]) -> str:
     more = f" and {len(troubles) - _MOST_NAMED} more" if len(troubles) > _MOST_NAMED else ""
     return ", ".join(str(each) for each in troubles[:_MOST_NAMED]) + more
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.ledger.rows import JobRow, ReceiverRow
     from headrace.receiver.input_health import InputTrouble
 
-_TOLD_PARTITIONS = 5
+_REPORTED_PARTITIONS = 5
 # After so long without a look, the ledger or whoever looks was away, and the job may have been kept from it as well.
 _AWAY_SECONDS = 10.0
 # What is wrong is repeated this often, in seconds: a task's log of a day is read from its end.
@@ -47,15 +47,15 @@ class JobWatch:
         stream: str,
         epoch: int,
         *,
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         warn: Callable[[str], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stream = stream
         self.epoch = epoch
-        self._tell = tell
+        self._report = progress
         self._warn = warn
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._warned_at = 0.0
         self._monotonic = monotonic
         self._looked_at = -math.inf
@@ -84,31 +84,31 @@ class JobWatch:
         text = f"The receiver job (epoch {job.epoch}) is {job.state.value}"
         if job.stop_requested_at_ms is not None:
             text += f", asked to stop: {job.stop_reason}"
-        self._tell_once("job", text)
+        self._report_once("job", text)
         for key, label in (("ui_url", "Spark's user interface"), ("application_id", "Spark application")):
             if value := job.attributes.get(key):
-                self._tell_once(key, f"{label}: {value}")
+                self._report_once(key, f"{label}: {value}")
         receivers = ledger.receivers.all(self.stream)
         unasked = [each for each in input_troubles(job, receivers, ledger.now_ms()) if not each.starting]
         self._warn_of([*map(str, unasked), *(job.attributes.get("troubles") or ())])
         for receiver in receivers:
             if receiver.job_epoch == job.epoch:
-                self._tell_once(str(receiver.receiver_id), _receiver_text(receiver, unasked))
+                self._report_once(str(receiver.receiver_id), _receiver_text(receiver, unasked))
 
     def _warn_of(self, troubles: Collection[str]) -> None:
         text = "; ".join(troubles)
         # A topic with a typo in its name, say: the job runs on, waiting for it, and looks as if all were well.
-        if text and (text != self._told.get("troubles") or self._monotonic() >= self._warned_at + _WARN_SECONDS):
-            self._told["troubles"], self._warned_at = text, self._monotonic()
+        if text and (text != self._reported.get("troubles") or self._monotonic() >= self._warned_at + _WARN_SECONDS):
+            self._reported["troubles"], self._warned_at = text, self._monotonic()
             self._warn(f"Trouble: {text}")
-        elif not text and "troubles" in self._told:
-            del self._told["troubles"]
-            self._tell("The trouble is over.")
+        elif not text and "troubles" in self._reported:
+            del self._reported["troubles"]
+            self._report("The trouble is over.")
 
-    def _tell_once(self, key: str, text: str) -> None:
-        if self._told.get(key) != text:
-            self._told[key] = text
-            self._tell(text)
+    def _report_once(self, key: str, text: str) -> None:
+        if self._reported.get(key) != text:
+            self._reported[key] = text
+            self._report(text)
 
 
 def outcome(job: JobRow, now_ms: int) -> JobOutcome | None:
@@ -203,7 +203,7 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
     if len(rows) < receivers:
         return Receiving(False, f"{len(rows)} of {receivers} receivers have started")
     if unasked := input_troubles(job, rows, now_ms):
-        return Receiving(False, ", ".join(map(str, unasked[:_TOLD_PARTITIONS])))
+        return Receiving(False, ", ".join(map(str, unasked[:_REPORTED_PARTITIONS])))
     if (trouble := _partition_trouble(ledger, stream)) is not None:
         return Receiving(False, trouble)
     return Receiving(True, f"{len(rows)} receiver(s) running")
@@ -218,12 +218,12 @@ def _partition_trouble(ledger: Ledger, stream: str) -> str | None:
     if not failed:
         return None
     # A broken topic fails in all its partitions alike: the first ones say why.
-    told = "; ".join(
+    reported = "; ".join(
         f"{row.partition.topic}-{row.partition.partition} at offset {row.next_offset}: {row.error or 'no error'}"
-        for row in failed[:_TOLD_PARTITIONS]
+        for row in failed[:_REPORTED_PARTITIONS]
     )
-    more = f"; and {len(failed) - _TOLD_PARTITIONS} more" if len(failed) > _TOLD_PARTITIONS else ""
-    return f"{len(failed)} partition(s) are stopped by an error: {told}{more}"
+    more = f"; and {len(failed) - _REPORTED_PARTITIONS} more" if len(failed) > _REPORTED_PARTITIONS else ""
+    return f"{len(failed)} partition(s) are stopped by an error: {reported}{more}"
 
 
 def _job_trouble(job: JobRow | None, now_ms: int) -> str | None:

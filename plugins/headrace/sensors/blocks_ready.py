@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.runs.request import run_request
 from headrace.sensors.base import LedgerSensor
 from headrace.timetables.batch_time import NothingToRun, begin_run
-from headrace.triggers.blocks_ready import BlocksReadyTrigger, tell_what_was_found
+from headrace.triggers.blocks_ready import BlocksReadyTrigger, report_what_was_found
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
 
 if TYPE_CHECKING:
@@ -84,4 +84,4 @@ class BlocksReadySensor(LedgerSensor):
 
     def found(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
         """Called with what the look found. Raises what `tell_what_was_found` raises."""
-        tell_what_was_found(event, self.stream, self.log)
+        report_what_was_found(event, self.stream, self.log)

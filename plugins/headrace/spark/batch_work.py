@@ -55,7 +55,7 @@ class BatchWork:
     session: Callable[[], SparkSession]
     new_scope: Callable[[SparkSession], JobScope]
     out: IO[str]
-    tell: Callable[[str], None]
+    progress: Callable[[str], None]
     stopped: Callable[[], bool] = lambda: False
     partitions: int | None = None
     written_before: Collection[str] = ()
@@ -111,12 +111,12 @@ class BatchWork:
             counts = work()
         except Exception as error:
             self.failures[step] = error
-            self.tell(f"{_named(step)} failed")
+            self.progress(f"{_named(step)} failed")
             return
         counts = {**counts, "duration_seconds": round(time.monotonic() - started, 3)}
         record(step, counts)
         self.results[step] = counts
-        self.tell(f"{_named(step)}: {readable(counts)}")
+        self.progress(f"{_named(step)}: {readable(counts)}")
 
     def _update_state(self, reading: BatchReading) -> Counts:
         from headrace.spark.state import update_state
@@ -136,7 +136,7 @@ class BatchWork:
         if undecodable:
             kept = isinstance(plan.output, ElasticsearchOutput)
             where = "go to the dead letters as they are" if kept else "are not among the rows"
-            self.tell(f"{_named(plan.output.id)}: {undecodable:,} records do not decode and {where}")
+            self.progress(f"{_named(plan.output.id)}: {undecodable:,} records do not decode and {where}")
         incarnations = partial(reading.incarnations, plan.origins)
         frame = frames.of(plan.output)
         self._begun.add(plan.output.id)
@@ -160,7 +160,7 @@ class BatchWork:
             target=self.attempt.target,
             undecodable=undecodable or {},
             out=self.out,
-            tell=self.tell,
+            progress=self.progress,
             earlier=() if plan is None else tuple(origin for origin in plan.read if origin != self.own),
             incarnations=incarnations,
             written_before=plan is not None and plan.output.id in self.written_before,

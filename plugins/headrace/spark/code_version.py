@@ -46,8 +46,8 @@ def tried_with(stream: Stream, steps: Iterable[str]) -> str:
     Steps that the stream no longer has are left out.
     """
     known = [step for step in steps if step in stream.steps]
-    told = f"{stream.to_json()} {code_version(stream, known)}"
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    reported = f"{stream.to_json()} {code_version(stream, known)}"
+    return hashlib.sha256(reported.encode()).hexdigest()[:16]
 
 
 def _references(stream: Stream, steps: Iterable[str]) -> Iterator[str]:

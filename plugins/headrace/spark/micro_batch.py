@@ -85,7 +85,7 @@ def run_micro_batch(
     *,
     parameters: Mapping[str, Any] | None = None,
     out: IO[str] | None = None,
-    tell: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
     partitions: int | None = None,
 ) -> BatchResult:
     """Run a begun attempt (``ledger.batches.begin_attempt``) at an allocated batch and complete it.
@@ -105,7 +105,7 @@ def run_micro_batch(
         BatchFailedError: the transform, an output or Spark failed. The attempt has failed, the batch can be run again.
         AttemptFencedError: a newer attempt took the batch. This one's Spark jobs are cancelled.
     """
-    run = _Run(spark if callable(spark) else lambda: spark, stream, ledger, attempt, tell or (lambda _: None))
+    run = _Run(spark if callable(spark) else lambda: spark, stream, ledger, attempt, progress or (lambda _: None))
     return run.to_the_end(stream.parameters if parameters is None else parameters, out or sys.stdout, partitions)
 
 
@@ -116,24 +116,24 @@ class _Run:
         stream: Stream,
         ledger: Ledger,
         attempt: Attempt,
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
     ) -> None:
         self._session = session
         self._stream = stream
         self._ledger = ledger
         self._attempt = attempt
-        self._tell_people = tell
+        self._report_people = progress
         self._warning: str | None = None
         self._scope: JobScope | None = None
         self._ended = threading.Event()
         self._cancelled = threading.Event()
         self._failure: BaseException | None = None
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         if line.startswith(report_files.WARNING):
             # Whoever looks into the ledger is to know as well, with the next renewal.
             self._warning = line.removeprefix(report_files.WARNING)
-        self._tell_people(line)
+        self._report_people(line)
 
     def to_the_end(self, parameters: Mapping[str, Any], out: IO[str], partitions: int | None) -> BatchResult:
         started = time.monotonic()
@@ -156,7 +156,7 @@ class _Run:
         version = code_version(self._stream, self._attempt.outputs)
         after = self._ledger.batches.complete_attempt(self._attempt, code_version=version)
         seconds = round(time.monotonic() - started, 3)
-        self._tell(self._ending(after, seconds))
+        self._report(self._ending(after, seconds))
         return BatchResult(
             self._stream.name,
             self._attempt.batch_time_ms,
@@ -182,7 +182,7 @@ class _Run:
         except Exception as error:
             self._fail(error, [])
             raise
-        self._tell(_records_line(batch, own, plans))
+        self._report(_records_line(batch, own, plans))
         return BatchWork(
             stream=stream,
             attempt=attempt,
@@ -193,7 +193,7 @@ class _Run:
             session=self._session,
             new_scope=self._new_scope,
             out=out,
-            tell=self._tell,
+            progress=self._report,
             stopped=self._cancelled.is_set,
             partitions=partitions,
             written_before=written_before(self._ledger, stream, batch, attempt),
@@ -311,9 +311,9 @@ def _failure_of(work: BatchWork) -> HeadraceError | None:
     first = failures[0]
     if len(failures) == 1 and not work.results:
         return first if isinstance(first, HeadraceError) else _batch_failed(first_cause(first), failures)
-    told = "; ".join(f"{step}: {_reason(error)}" for step, error in work.failures.items())
+    reported = "; ".join(f"{step}: {_reason(error)}" for step, error in work.failures.items())
     done = f"; done: {', '.join(work.results)}" if work.results else ""
-    return _batch_failed(told + done, failures, remedy=first.remedy if isinstance(first, HeadraceError) else None)
+    return _batch_failed(reported + done, failures, remedy=first.remedy if isinstance(first, HeadraceError) else None)
 
 
 def _batch_failed(reason: str, causes: Sequence[BaseException], *, remedy: str | None = None) -> BatchFailedError:

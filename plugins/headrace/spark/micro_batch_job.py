@@ -46,27 +46,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = _parse(arguments)
     raise_on_sigterm()
-    tell = _teller(options.stream, options.batch_time)
+    progress = _reporter(options.stream, options.batch_time)
     watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
     ledger = Ledger.open(options.ledger, create=False)
     sessions = _Sessions()
     try:
-        result = _run(options, ledger, sessions, tell)
+        result = _run(options, ledger, sessions, progress)
     except AlreadyCompletedError as completed:
-        tell(str(completed))
+        progress(str(completed))
         return 0
     except AttemptFencedError as fenced:
-        tell(f"fenced: {fenced}")
+        progress(f"fenced: {fenced}")
         return EXIT_NOT_OURS
     except Terminated as terminated:
-        tell(str(terminated))
+        progress(str(terminated))
         return EXIT_TERMINATED
     except HeadraceError as error:
         with contextlib.suppress(TaskGoneError):
             if error.__cause__ is not None:
                 account = error.__cause__ if options.traceback else python_account(error.__cause__)
                 print(account, file=ReadByTask(sys.stderr))
-            tell(f"failed: {error}")
+            progress(f"failed: {error}")
         return EXIT_FAILED
     finally:
         if watch is not None:
@@ -78,23 +78,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, tell: Callable[[str], None]) -> BatchResult:
+def _run(
+    options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, progress: Callable[[str], None]
+) -> BatchResult:
     attempt, given = _begin(options, ledger) if options.attempt is None else _begun(options, ledger)
     stream = definition_of(attempt, ledger)
     replay = f" of replay {attempt.target}" if attempt.target else ""
-    tell(f"attempt {attempt.number}{replay}, {options.way}: {', '.join(attempt.outputs)}")
+    progress(f"attempt {attempt.number}{replay}, {options.way}: {', '.join(attempt.outputs)}")
     partitions = None
     if options.way == "connect":
         job = ledger.jobs.current(stream.name)
         partitions = None if job is None else job.attributes.get("batch_slots")
     return run_micro_batch(
-        lambda: sessions.open(lambda: _session(options, ledger, stream, attempt), tell),
+        lambda: sessions.open(lambda: _session(options, ledger, stream, attempt), progress),
         stream,
         ledger,
         attempt,
         parameters=parameters.merged(stream, given),
         out=cast(IO[str], ReadByTask(sys.stdout)),
-        tell=tell,
+        progress=progress,
         partitions=partitions,
     )
 
@@ -160,11 +162,11 @@ class _Sessions:
     def __init__(self) -> None:
         self._spark: SparkSession | None = None
 
-    def open(self, factory: Callable[[], SparkSession], tell: Callable[[str], None]) -> SparkSession:
+    def open(self, factory: Callable[[], SparkSession], progress: Callable[[str], None]) -> SparkSession:
         started = time.monotonic()
         self._spark = factory()
         kind = "Spark Connect session" if is_connect(self._spark) else "Spark application"
-        tell(f"{kind} after {time.monotonic() - started:.1f} s")
+        progress(f"{kind} after {time.monotonic() - started:.1f} s")
         return self._spark
 
     def close(self) -> None:
@@ -200,14 +202,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _teller(stream: str, batch_time_ms: int) -> Callable[[str], None]:
+def _reporter(stream: str, batch_time_ms: int) -> Callable[[str], None]:
     when = time_text(batch_time_ms)
 
-    def tell(line: str) -> None:
+    def progress(line: str) -> None:
         # stderr: stdout belongs to console outputs and the result.
         print(f"headrace: {stream}, batch {when}: {line}", file=ReadByTask(sys.stderr), flush=True)
 
-    return tell
+    return progress
 
 
 class ReadByTask(io.TextIOBase):
@@ -219,16 +221,16 @@ class ReadByTask(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Raises TaskGoneError."""
-        with self._told():
+        with self._reported():
             return self._stream.write(text)
 
     def flush(self) -> None:
         """Raises TaskGoneError."""
-        with self._told():
+        with self._reported():
             self._stream.flush()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError as error:

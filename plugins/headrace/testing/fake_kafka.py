@@ -125,7 +125,7 @@ class FakeConsumer:
         self._on_commit: Callable[[Any, list[Any]], None] = config.get("on_commit", lambda *_: None)
         self._positions: dict[Key, int] = {}
         self._read: dict[Key, int] = {}
-        self._told_end: dict[Key, int] = {}
+        self._reported_end: dict[Key, int] = {}
         self._silent: set[Key] = set()
         self._pending: list[tuple[KafkaError | None, list[Any]]] = []
         self.events: list[Message] = []
@@ -139,7 +139,7 @@ class FakeConsumer:
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{key} is assigned"))
             self._positions[key] = each.offset
             self._silent.discard(key)
-            self._told_end.pop(key, None)
+            self._reported_end.pop(key, None)
 
     def seek(self, partition: Any) -> None:
         """With a leader epoch, and a log in which that ended before the offset, the next consume() tells of it."""
@@ -190,8 +190,8 @@ class FakeConsumer:
                 base = position if entry.base_offset is None else entry.base_offset
                 found.append(self._event(key, base, KafkaError._BAD_MSG))
             position += 1
-        if position == log.high and self._told_end.get(key) != position and len(found) < most:
-            self._told_end[key] = position
+        if position == log.high and self._reported_end.get(key) != position and len(found) < most:
+            self._reported_end[key] = position
             found.append(self._event(key, position, KafkaError._PARTITION_EOF))
         self._positions[key] = self._read[key] = position
         return found

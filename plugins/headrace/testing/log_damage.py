@@ -19,21 +19,21 @@ class Damage:
 
     kind: str
     path: str
-    told: str
+    reported: str
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.path}: {self.told}"
+        return f"{self.kind} of {self.path}: {self.reported}"
 
 
 def damage_file(storage: LogStorage, path: str, kind: str, random: Random, *, others: list[str]) -> Damage:
     """Do damage of one ``kind`` (of ``KINDS``) to the file at ``path``; stale content comes from one of ``others``."""
     before = storage.read(path)
-    after, told = KINDS[kind](before, random, lambda: storage.read(random.choice(others or [path])))
+    after, reported = KINDS[kind](before, random, lambda: storage.read(random.choice(others or [path])))
     if kind == "delete":
         storage.delete(path)
     else:
         storage.write_atomically(path, after)
-    return Damage(kind, path, told)
+    return Damage(kind, path, reported)
 
 
 Change = Callable[[bytes, Random, Callable[[], bytes]], tuple[bytes, str]]

@@ -136,11 +136,11 @@ def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) ->
             remedy="Trigger it with a logical date: the start of the batch's interval.",
         )
     interval = MicroBatchTimetable(batch_interval).containing(asked)
-    told = dag_run.data_interval_end
-    if told is not None and to_ms(told) != to_ms(interval.end):
+    reported = dag_run.data_interval_end
+    if reported is not None and to_ms(reported) != to_ms(interval.end):
         log.warning(
             "The run's data interval ends at %s, its logical date %s belongs to the batch %s: the latter counts.",
-            told.isoformat(),
+            reported.isoformat(),
             asked.isoformat(),
             interval.end.isoformat(),
         )

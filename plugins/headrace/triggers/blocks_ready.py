@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 # A batch may wait for hours: its task's log says why, but not five times a second. Sooner where the wait is bounded.
-_TELL_SECONDS = 60.0
+_REPORT_SECONDS = 60.0
 _WARN_SECONDS = 15.0
 
 
@@ -49,8 +49,8 @@ class BlocksReadyTrigger(LedgerTrigger):
             grace_ms=grace_ms,
             waiting_since_ms=waiting_since_ms,
         )
-        self._tell_at = 0.0
-        self._told_trouble = False
+        self._report_at = 0.0
+        self._reported_trouble = False
 
     @classmethod
     def of(
@@ -76,14 +76,14 @@ class BlocksReadyTrigger(LedgerTrigger):
         found = blocks_ready(ledger, self.stream, **self.parameters)
         if found.ready or found.failed:
             return {"reason": found.reason, "complete": found.complete, "failed": found.failed}
-        if time.monotonic() >= self._tell_at or found.troubled != self._told_trouble:
-            self._told_trouble = found.troubled
-            self._tell_at = time.monotonic() + (_WARN_SECONDS if found.troubled else _TELL_SECONDS)
+        if time.monotonic() >= self._report_at or found.troubled != self._reported_trouble:
+            self._reported_trouble = found.troubled
+            self._report_at = time.monotonic() + (_WARN_SECONDS if found.troubled else _REPORT_SECONDS)
             self.log.log(logging.WARNING if found.troubled else logging.INFO, "Not ready: %s.", found.reason)
         return None
 
 
-def tell_what_was_found(event: dict[str, Any], stream: Stream, log: Any) -> None:
+def report_what_was_found(event: dict[str, Any], stream: Stream, log: Any) -> None:
     """Log what a trigger's look has found.
 
     Raises:

@@ -22,9 +22,9 @@ class ReceiverJobTrigger(LedgerTrigger):
 
     def __init__(self, *, ledger: str, stream: str, epoch: int, poll_interval: float | None = None) -> None:
         super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval, epoch=epoch)
-        self._watch = JobWatch(stream, epoch, tell=self._tell, warn=self._warn)
+        self._watch = JobWatch(stream, epoch, progress=self._report, warn=self._warn)
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self.log.info("%s", text)
 
     def _warn(self, text: str) -> None:

@@ -24,7 +24,7 @@ class ReceiversReceivingTrigger(LedgerTrigger):
             receivers=receivers,
             max_silence_ms=max_silence_ms,
         )
-        self._told = ""
+        self._reported = ""
         self._warned = ""
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
@@ -35,7 +35,7 @@ class ReceiversReceivingTrigger(LedgerTrigger):
             self._warned = str(found_unadopted)
             self.log.warning("%s", self._warned)
         found = receiving(ledger, self.stream, **self.parameters)
-        if found.reason != self._told:
-            self._told = found.reason
+        if found.reason != self._reported:
+            self._reported = found.reason
             self.log.info("%s", found.reason)
         return {"reason": found.reason} if found.ok else None

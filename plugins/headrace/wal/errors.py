@@ -13,13 +13,13 @@ READ_VERSIONS = (1,)  # Of the log's format.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
-def tell_ranges(ranges: Iterable[OffsetRange]) -> str:
+def ranges_text(ranges: Iterable[OffsetRange]) -> str:
     """Offset ranges as a person reads them, the first few."""
     ranges = tuple(ranges)
-    told = ", ".join(
+    reported = ", ".join(
         f"{r.partition.topic}-{r.partition.partition}[{r.from_offset}, {r.until_offset})" for r in ranges[:RANGES_SHOWN]
     )
-    return told if len(ranges) <= RANGES_SHOWN else f"{told} and {len(ranges) - RANGES_SHOWN} more"
+    return reported if len(ranges) <= RANGES_SHOWN else f"{reported} and {len(ranges) - RANGES_SHOWN} more"
 
 
 def is_out_of_space(error: BaseException | None) -> bool:
@@ -108,7 +108,7 @@ class SegmentMissingError(WalError):
             f"Segment {segment} is missing from the log"
             + (f" ({length} bytes)" if length is not None else "")
             + f"; {named_by} names it."
-            + ("" if ranges is None else f" {_tell_lost(ranges, exact)}"),
+            + ("" if ranges is None else f" {_report_lost(ranges, exact)}"),
             remedy="If cleanup removed it, re-read its offset ranges from Kafka; otherwise restore the file.",
         )
         self.segment = segment
@@ -136,7 +136,7 @@ class DamagedFrameError(WalError):
         exact: bool = True,
     ) -> None:
         super().__init__(
-            f"Segment {segment} is damaged at offset {offset}: {reason}. {_tell_lost(ranges, exact)}",
+            f"Segment {segment} is damaged at offset {offset}: {reason}. {_report_lost(ranges, exact)}",
             remedy="Restore the segment from a copy, or read those offsets again from Kafka.",
         )
         self.segment = segment
@@ -153,10 +153,10 @@ class LogVersionError(WalError):
     """
 
     def __init__(self, segment: str, offset: int, reason: str) -> None:
-        told = ", ".join(map(str, READ_VERSIONS))
+        reported = ", ".join(map(str, READ_VERSIONS))
         super().__init__(
             f"Segment {segment} was written at offset {offset} by another version of headrace: {reason}. This one "
-            f"reads version {told} of the log's format, and has changed nothing.",
+            f"reads version {reported} of the log's format, and has changed nothing.",
             remedy="Use the version of headrace that wrote it, or a newer one, for receivers and batches. If there was "
             "never a newer one here the segment is damaged: restore it from a copy.",
         )
@@ -165,12 +165,12 @@ class LogVersionError(WalError):
         self.reason = reason
 
 
-def _tell_lost(ranges: tuple[OffsetRange, ...] | None, exact: bool) -> str:
+def _report_lost(ranges: tuple[OffsetRange, ...] | None, exact: bool) -> str:
     if ranges is None:
         return "Which offsets were in it is not known from this segment."
     if not ranges:
         return "No offsets were lost."
-    return f"Offsets lost{'' if exact else ', as far as the frames around it tell'}: {tell_ranges(ranges)}."
+    return f"Offsets lost{'' if exact else ', as far as the frames around it tell'}: {ranges_text(ranges)}."
 
 
 class TornTailError(DamagedFrameError):

@@ -55,14 +55,14 @@ class LocalStorage:
 
     def create_segment(self, path: str) -> SegmentFile:
         target = self._resolve(path)
-        with _told("create", path):
+        with _reported("create", path):
             self._make_directory(target.parent)
             return LocalSegmentFile(target, self._calls)
 
     def write_atomically(self, path: str, data: Data, *, exclusive: bool = False) -> None:
         target = self._resolve(path)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-        with _told("write", path):
+        with _reported("write", path):
             self._make_directory(target.parent)
             try:
                 self._write_new(temporary, data)
@@ -82,14 +82,14 @@ class LocalStorage:
             return data
 
     def open(self, path: str) -> LocalFile:
-        with _told("open", path):
+        with _reported("open", path):
             return LocalFile(self._resolve(path), path, self._calls)
 
     def size(self, path: str) -> int:
         target = self._resolve(path)
         if not target.is_file():
             raise StoredFileMissingError(f"There is no file {path!r}.")
-        with _told("look at", path):
+        with _reported("look at", path):
             return target.stat().st_size
 
     def exists(self, path: str) -> bool:
@@ -108,7 +108,7 @@ class LocalStorage:
 
     def delete(self, path: str) -> bool:
         target = self._resolve(path)
-        with _told("delete", path):
+        with _reported("delete", path):
             try:
                 self._calls.unlink(target)
             except FileNotFoundError:
@@ -136,12 +136,12 @@ class LocalStorage:
         return removed
 
     def sync(self, path: str) -> None:
-        with _told("sync", path), self._opened(self._resolve(path), os.O_RDONLY | os.O_CLOEXEC) as fd:
+        with _reported("sync", path), self._opened(self._resolve(path), os.O_RDONLY | os.O_CLOEXEC) as fd:
             self._calls.fsync(fd)
         _sync_directory(self._calls, self._resolve(path).parent)
 
     def truncate(self, path: str, length: int) -> None:
-        with _told("truncate", path), self._opened(self._resolve(path), os.O_RDWR | os.O_CLOEXEC) as fd:
+        with _reported("truncate", path), self._opened(self._resolve(path), os.O_RDWR | os.O_CLOEXEC) as fd:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -257,7 +257,7 @@ class LocalFile:
         # The bound comes first: a length out of a damaged file must not become an allocation.
         length = max(0, min(length, self.size - offset))
         chunks = []
-        with _told(f"read {length} bytes at {offset} of", self._name):
+        with _reported(f"read {length} bytes at {offset} of", self._name):
             while length:
                 chunk = self._calls.pread(self._fd, length, offset)
                 if not chunk:
@@ -329,7 +329,7 @@ def _raise_unless_missing(error: OSError) -> None:
 
 
 @contextlib.contextmanager
-def _told(action: str, path: str) -> Iterator[None]:
+def _reported(action: str, path: str) -> Iterator[None]:
     """Turns the operating system's errors into the storage's."""
     try:
         yield

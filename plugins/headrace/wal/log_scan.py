@@ -85,8 +85,8 @@ class LogScan:
             if held is not None:
                 of = held.header
                 is_same = (header.receiver, header.epoch) == (of.receiver, of.epoch)
-                is_told = is_same and not (isinstance(header, SegmentEnd) and header.last_accepted_sequence is None)
-                if is_told:
+                is_reported = is_same and not (isinstance(header, SegmentEnd) and header.last_accepted_sequence is None)
+                if is_reported:
                     accepted = header.last_accepted_sequence
                     yield SettledFrame(held, accepted is not None and accepted >= of.sequence)
                     held = None

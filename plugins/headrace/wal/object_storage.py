@@ -42,7 +42,7 @@ class ObjectStorage:
         )
 
     def write_atomically(self, path: str, data: Data, *, exclusive: bool = False) -> None:
-        with _told("write", path):
+        with _reported("write", path):
             self._client.put(self._full(path), data, exclusive=exclusive)
 
     def read(self, path: str) -> bytes:
@@ -53,27 +53,27 @@ class ObjectStorage:
         return ObjectFile(self._client, self._full(path), path, self.size(path))
 
     def size(self, path: str) -> int:
-        with _told("look at", path):
+        with _reported("look at", path):
             size = self._client.size(self._full(path))
         if size is None:
             raise StoredFileMissingError(f"There is no object {path!r} in {self.url}.")
         return size
 
     def exists(self, path: str) -> bool:
-        with _told("look at", path):
+        with _reported("look at", path):
             return self._client.size(self._full(path)) is not None
 
     def paths(self, prefix: str = "") -> list[str]:
         checked_path(prefix, empty=True)
         # Libraries differ in leading slashes; what counts is what follows the root.
         root = self._root.strip("/") + "/"
-        with _told("list", prefix):
+        with _reported("list", prefix):
             found = self._client.paths(joined(self._root, prefix))
         inside = (path.strip("/").removeprefix(root) for path in found if path.strip("/").startswith(root))
         return sorted(path for path in inside if path.startswith(f"{prefix}/" if prefix else ""))
 
     def delete(self, path: str) -> bool:
-        with _told("delete", path):
+        with _reported("delete", path):
             full = self._full(path)
             if self._client.size(full) is None:
                 return False
@@ -109,7 +109,7 @@ class ObjectFile:
         length = max(0, min(length, self.size - offset))
         if not length:
             return pa.py_buffer(b"")
-        with _told(f"read {length} bytes at {offset} of", self._name):
+        with _reported(f"read {length} bytes at {offset} of", self._name):
             return pa.py_buffer(self._client.get(self._full_path, offset, length))
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def open_object_storage(url: str) -> ObjectStorage:
 
 
 @contextlib.contextmanager
-def _told(action: str, path: str) -> Iterator[None]:
+def _reported(action: str, path: str) -> Iterator[None]:
     """Turns what the libraries raise into the storage's errors."""
     try:
         yield

@@ -21,7 +21,7 @@ def is_orphaned(storage: LogStorage, name: SegmentName, later: Sequence[SegmentN
     """
     first: int | None = None
     try:
-        for event in _told_by(storage, name, later):
+        for event in _reported_by(storage, name, later):
             header = event.header if isinstance(event, ScannedFrame) else event
             accepted = header.last_accepted_sequence
             if first is not None and accepted is not None and accepted >= first:
@@ -33,7 +33,7 @@ def is_orphaned(storage: LogStorage, name: SegmentName, later: Sequence[SegmentN
     return True
 
 
-def _told_by(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> Iterator[ScanEvent]:
+def _reported_by(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> Iterator[ScanEvent]:
     """The segment's frames, then the header of the writer's next segment that has one."""
     yield from _events(storage, name)
     for following in later:

@@ -45,7 +45,7 @@ def untold_cuts(storage: LogStorage, directory: str) -> tuple[TornTail, ...]:
     return tuple(found)
 
 
-def cut_is_told(storage: LogStorage, tail: TornTail) -> None:
+def cut_is_reported(storage: LogStorage, tail: TornTail) -> None:
     """To be called when it is: the note of it goes."""
     storage.delete(note_path(tail))
 
@@ -76,13 +76,19 @@ def cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:
     path = quarantine_path(tail)
     storage.write_atomically(path, torn)
     cut = replace(tail, kept=path)
-    told = {"segment": cut.segment, "offset": cut.offset, "length": cut.length, "reason": cut.reason, "kept": cut.kept}
-    storage.write_atomically(note_path(tail), json.dumps(told).encode())
+    reported = {
+        "segment": cut.segment,
+        "offset": cut.offset,
+        "length": cut.length,
+        "reason": cut.reason,
+        "kept": cut.kept,
+    }
+    storage.write_atomically(note_path(tail), json.dumps(reported).encode())
     try:
         storage.truncate(tail.segment, tail.offset)
     except (RepairRefusedError, StorageError, OSError):
         with contextlib.suppress(StorageError, OSError):
-            cut_is_told(storage, tail)
+            cut_is_reported(storage, tail)
         raise
     with contextlib.suppress(StorageError, OSError):
         # The segment is cut: an empty file, or a copy too many, is no failure of that.

@@ -16,7 +16,7 @@ from headrace.wal.errors import (
     SegmentMissingError,
     StoredFileMissingError,
     TornTailError,
-    tell_ranges,
+    ranges_text,
 )
 from headrace.wal.frame import FrameFault
 from headrace.wal.headers import AnyHeader, FrameHeader, SegmentEnd, SegmentHeader
@@ -60,10 +60,11 @@ class TornTail:
     kept: str | None = None
 
     def __str__(self) -> str:
-        told = "unknown" if self.ranges is None else tell_ranges(self.ranges)
+        reported = "unknown" if self.ranges is None else ranges_text(self.ranges)
         return (
             f"Segment {self.segment} has a torn tail of {self.length} bytes at offset {self.offset}: {self.reason}. "
-            f"Offsets in it: {told}." + ("" if self.kept is None else f" It was cut off and is kept as {self.kept}.")
+            f"Offsets in it: {reported}."
+            + ("" if self.kept is None else f" It was cut off and is kept as {self.kept}.")
         )
 
 

@@ -100,8 +100,13 @@ def test_nothing_is_moved_before_it_is_said(shop: Shop) -> None:
 
 def test_the_alias_moves_with_its_filter(shop: Shop) -> None:
     shop.replay(*TIMES)
-    told = json.loads(shop.swap("--yes", "--json").stdout)
-    assert (told["swapped"], told["from_ms"], told["until_ms"], told["missing"]) == (True, 10_000, 30_000, [])
+    reported = json.loads(shop.swap("--yes", "--json").stdout)
+    assert (reported["swapped"], reported["from_ms"], reported["until_ms"], reported["missing"]) == (
+        True,
+        10_000,
+        30_000,
+        [],
+    )
     assert shop.means() == [shop.new]
     held = shop.ask("GET", f"/_alias/{shop.live}")[shop.new]["aliases"][shop.live]
     assert held == {"filter": {"term": {"kind": "click"}}}

@@ -96,14 +96,14 @@ class Shop:
     def dlq(self, command: str, *arguments: str) -> Result:
         return CliRunner().invoke(app, ["dlq", command, "shop", *arguments, "--ledger", self.stream.ledger])
 
-    def told(self, command: str, *arguments: str) -> Any:
+    def reported(self, command: str, *arguments: str) -> Any:
         result = self.dlq(command, *arguments, "--json")
         assert result.exception is None or result.exit_code == 1, result.output
         return json.loads(result.stdout)
 
     def listed(self, *arguments: str) -> list[str]:
-        (told,) = self.told("list", *arguments)
-        return [letter["id"].removeprefix(self.letter("")) for letter in told["letters"]]
+        (reported,) = self.reported("list", *arguments)
+        return [letter["id"].removeprefix(self.letter("")) for letter in reported["letters"]]
 
     def letter(self, row: str) -> str:
         """The id of the letter of this row."""
@@ -156,11 +156,11 @@ def shop(make_shop: Any) -> Shop:
 
 
 def test_letters_are_listed_and_counted(shop: Shop) -> None:
-    (told,) = shop.told("list")
-    assert told["reasons"] == {"document_parsing_exception": 3, "malformed_document": 1}
+    (reported,) = shop.reported("list")
+    assert reported["reasons"] == {"document_parsing_exception": 3, "malformed_document": 1}
     newest_first = [shop.letter(f"clicks+0+{offset}") for offset in (10, 11, 1, 2)]
-    assert [letter["id"] for letter in told["letters"]] == newest_first
-    assert "value" not in told["letters"][0]
+    assert [letter["id"] for letter in reported["letters"]] == newest_first
+    assert "value" not in reported["letters"][0]
     text = shop.dlq("list", "--limit", "2").output
     assert "4 dead letters" in text
     assert "clicks+0+10" in text
@@ -196,7 +196,7 @@ def test_a_letter_is_shown_with_all_it_holds(shop: Shop) -> None:
     text = shop.dlq("show", shop.letter("clicks+0+1")).output
     for part in ("2023-11-14T22:13:20.123Z", '{"n": "one"}', "key-1", "document_parsing_exception: ", "trace="):
         assert part in text
-    letter = shop.told("show", shop.letter("clicks+0+1"))
+    letter = shop.reported("show", shop.letter("clicks+0+1"))
     assert base64.b64decode(letter["value"]) == b'{"n": "one"}'
     assert shop.dlq("show", shop.letter("clicks+0+2"), "--value").stdout_bytes == b"junk"
     assert shop.dlq("show", "nothing").exit_code == 1
@@ -204,7 +204,7 @@ def test_a_letter_is_shown_with_all_it_holds(shop: Shop) -> None:
 
 def test_nothing_is_replayed_before_it_is_said(shop: Shop) -> None:
     shop.mend()
-    assert shop.told("replay")["to_replay"] == 4
+    assert shop.reported("replay")["to_replay"] == 4
     assert "--yes" in shop.dlq("replay").output
     assert len(shop.documents()) == 2
     assert len(shop.listed()) == 4
@@ -224,8 +224,8 @@ def test_a_mended_mapping_takes_them_and_what_is_no_document_stays(shop: Shop) -
 
 def test_without_mending_they_are_refused_again_and_keep_what_they_hold(shop: Shop) -> None:
     before = shop.documents("-dead-letters")
-    told = shop.told("replay", "--yes")
-    assert (told["replayed"], told["refused"]) == (0, 4)
+    reported = shop.reported("replay", "--yes")
+    assert (reported["replayed"], reported["refused"]) == (0, 4)
     after = shop.documents("-dead-letters")
     assert after == before
     assert shop.dlq("replay", "--yes").exit_code == 1
@@ -233,7 +233,7 @@ def test_without_mending_they_are_refused_again_and_keep_what_they_hold(shop: Sh
 
 def test_a_replay_that_was_stopped_before_its_notes_changes_nothing_the_second_time(shop: Shop) -> None:
     shop.mend()
-    shop.told("replay", "--yes", "--batch", str(BATCHES[1]))
+    shop.reported("replay", "--yes", "--batch", str(BATCHES[1]))
     assert shop.listed() == ["clicks+0+1", "clicks+0+2"]
     for id_ in ("clicks+0+10", "clicks+0+11"):
         shop.ask(
@@ -241,8 +241,8 @@ def test_a_replay_that_was_stopped_before_its_notes_changes_nothing_the_second_t
             f"/{shop.index}-dead-letters/_update/{quote(shop.letter(id_), safe='')}",
             {"doc": {"replayed_at": None}},
         )
-    told = shop.told("replay", "--yes", "--batch", str(BATCHES[1]))
-    assert (told["replayed"], told["documents"]["repeated"], told["documents"]["created"]) == (2, 2, 0)
+    reported = shop.reported("replay", "--yes", "--batch", str(BATCHES[1]))
+    assert (reported["replayed"], reported["documents"]["repeated"], reported["documents"]["created"]) == (2, 2, 0)
     assert shop.dlq("replay", "--yes", "--batch", str(BATCHES[1])).exit_code == 0
 
 
@@ -255,7 +255,7 @@ def test_letters_are_chosen_by_their_ids(shop: Shop) -> None:
 
 def test_a_letter_that_a_batch_wrote_anew_is_a_letter_again(shop: Shop) -> None:
     shop.mend()
-    shop.told("replay", "--yes")
+    shop.reported("replay", "--yes")
     shop.ask("DELETE", f"/{shop.index}")
     shop.ask("PUT", f"/{shop.index}", N_IS_A_LONG)
     shop.write(b'{"n": "five"}', batch_time_ms=BATCHES[1], first=10)
@@ -269,9 +269,9 @@ def test_a_newer_version_of_a_key_is_not_written_over(make_shop: Any) -> None:
     shop.ask("DELETE", f"/{shop.index}")
     shop.ask("PUT", f"/{shop.index}", {"mappings": {"properties": {"n": {"type": "keyword"}}}})
     shop.write(b'{"n": 7}', batch_time_ms=BATCHES[1], first=9)
-    told = shop.told("replay", "--yes")
-    assert told["replayed"] == 2
-    assert (told["documents"]["superseded"], told["documents"]["created"]) == (1, 1)
+    reported = shop.reported("replay", "--yes")
+    assert reported["replayed"] == 2
+    assert (reported["documents"]["superseded"], reported["documents"]["created"]) == (1, 1)
     assert shop.documents() == {"key-0": {"n": 7}, "key-1": {"n": "b"}}
     assert shop.listed() == []
 
@@ -283,8 +283,8 @@ def test_a_newer_batchs_document_of_column_ids_is_not_written_over(make_shop: An
     shop.ask("DELETE", f"/{shop.index}")
     shop.ask("PUT", f"/{shop.index}", {"mappings": {"properties": {"n": {"type": "keyword"}}}})
     shop.write(b'{"n": "newer"}', batch_time_ms=BATCHES[1], id_0=["x"])
-    told = shop.told("replay", "--yes")
-    assert (told["replayed"], told["documents"]["superseded"], told["documents"]["created"]) == (2, 1, 1)
+    reported = shop.reported("replay", "--yes")
+    assert (reported["replayed"], reported["documents"]["superseded"], reported["documents"]["created"]) == (2, 1, 1)
     assert shop.documents() == {"x": {"n": "newer"}, "y": {"n": "b"}}
 
 
@@ -296,8 +296,8 @@ def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any
     assert letter["document_id"] == f"x+{BATCHES[0]}"
     shop.mend()
     shop.ask("PUT", f"/{shop.index}/_doc/x+{BATCHES[0]}?refresh=true", {"m": 2})
-    told = shop.told("replay", "--yes")
-    assert (told["replayed"], told["documents"]["kept"]) == (1, 1)
+    reported = shop.reported("replay", "--yes")
+    assert (reported["replayed"], reported["documents"]["kept"]) == (1, 1)
     assert shop.documents() == {f"x+{BATCHES[0]}": {"m": 2}}
     assert [shop.letter(row) for row in shop.listed("--replayed")] == [id_]
 
@@ -312,8 +312,8 @@ def test_a_letter_written_anew_meanwhile_is_not_noted(shop: Shop, monkeypatch: p
         return index(self, group, counts)
 
     monkeypatch.setattr(DeadLetterReplay, "_index", while_a_batch_writes)
-    told = shop.told("replay", "--yes", "--reason", "document_parsing_exception")
-    assert (told["replayed"], told["written_anew"]) == (2, 1)
+    reported = shop.reported("replay", "--yes", "--reason", "document_parsing_exception")
+    assert (reported["replayed"], reported["written_anew"]) == (2, 1)
     assert shop.listed("--reason", "document_parsing_exception") == ["clicks+0+10"]
 
 
@@ -358,16 +358,21 @@ def test_a_mended_decoder_and_transform_make_new_documents_of_them(make_shop: An
     command += ["--yes", "--transform", "--master", "local[1]", "--json"]
     replayed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert replayed.returncode == 1, replayed.stderr
-    told = json.loads(replayed.stdout)
+    reported = json.loads(replayed.stdout)
     assert shop.documents() == {
         "clicks+0+0": {"n": 1, "year": "2023"},
         "clicks+0+2": {"n": 3, "year": "2023"},
         "clicks+0+3": {"year": "2023"},
     }
-    assert (told["letters"], told["replayed"], told["refused"], told["without_documents"]) == (6, 5, 1, 1)
-    assert (told["documents"]["created"], told["documents"]["repeated"]) == (3, 0), "a record is read once"
-    assert told["refused_because"] == {"rejected": 1}
-    letter = shop.told("show", shop.letter("clicks+0+1"))
+    assert (reported["letters"], reported["replayed"], reported["refused"], reported["without_documents"]) == (
+        6,
+        5,
+        1,
+        1,
+    )
+    assert (reported["documents"]["created"], reported["documents"]["repeated"]) == (3, 0), "a record is read once"
+    assert reported["refused_because"] == {"rejected": 1}
+    letter = shop.reported("show", shop.letter("clicks+0+1"))
     assert (letter["reason"]["type"], letter["value_text"]) == ("rejected", "junk")
     assert shop.listed() == ["clicks+0+1"]
 
@@ -382,10 +387,10 @@ def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(m
     shop.write(b'{"n": "one"}')
     shop.stream = own
     try:
-        told = shop.told("replay", "--yes")
-        assert (told["replayed"], told["left"]) == (0, 1)
-        assert list(told["left_because"]) == [f"it was to be in index {copy!r}: name that with --index"]
-        assert shop.told("replay", "--index", copy)["to_replay"] == 1
+        reported = shop.reported("replay", "--yes")
+        assert (reported["replayed"], reported["left"]) == (0, 1)
+        assert list(reported["left_because"]) == [f"it was to be in index {copy!r}: name that with --index"]
+        assert shop.reported("replay", "--index", copy)["to_replay"] == 1
     finally:
         shop.ask("DELETE", f"/{common}")
 

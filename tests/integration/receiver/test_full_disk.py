@@ -145,7 +145,7 @@ def _mounts(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_receiving_stops_visibly_while_the_disk_is_full_and_goes_on_by_itself(tmp_path: Path) -> None:
     done = run_mounted(RECEIVING, tmp_path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["state"] == "stopped"
-    assert told["records"] == 550
-    assert told["events"] == ["disk_full", "resumed"] * 2 + ["disk_low", "resumed"]
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert reported["state"] == "stopped"
+    assert reported["records"] == 550
+    assert reported["events"] == ["disk_full", "resumed"] * 2 + ["disk_low", "resumed"]

@@ -68,7 +68,7 @@ def state_of(rig: Any, partition: int) -> tuple[PartitionState, str]:
     return row.state, row.error or ""
 
 
-def assert_told(rig: Any, wanted: list[tuple[str, int, int, int]]) -> None:
+def assert_reported(rig: Any, wanted: list[tuple[str, int, int, int]]) -> None:
     """In the ledger, as events and in the receiver's numbers."""
     assert gaps(rig) == wanted
     events = [event.payload for event in rig.ledger.events.page("air", kinds=[EventKind.GAP])]
@@ -106,7 +106,7 @@ def test_what_retention_took_stops_its_partition_and_is_a_gap_where_it_may_be(ri
 
     rig.begin(rig.define(on_lost_offsets="reset"))
     rig.await_positions({(rig.topic, 0): 200, (rig.topic, 1): 10})
-    assert_told(rig, [(rig.topic, 0, 100, 150)])
+    assert_reported(rig, [(rig.topic, 0, 100, 150)])
     rig.end()
     assert rig.offsets() == {(rig.topic, 0): [*range(100), *range(150, 200)], (rig.topic, 1): list(range(10))}
 
@@ -129,7 +129,7 @@ def test_a_damaged_batch_is_passed_over_whole_where_that_is_allowed(
     rig.begin(rig.define(on_lost_offsets="reset"))
     rig.produce(10, partition=1)
     rig.await_positions({(rig.topic, 0): 312, (rig.topic, 1): 10})
-    assert_told(rig, [(rig.topic, 0, 7, 307)])
+    assert_reported(rig, [(rig.topic, 0, 7, 307)])
     rig.end()
     assert rig.offsets()[rig.topic, 0] == [*range(7), *range(307, 312)]
 
@@ -244,7 +244,7 @@ def test_a_segment_that_is_gone_is_a_gap_and_aborted_transactions_are_none(rig: 
     server.start()
     rig.begin(rig.define())
     rig.await_positions({(rig.topic, 0): 9_000})
-    assert_told(rig, [(rig.topic, 0, begin, until)])
+    assert_reported(rig, [(rig.topic, 0, begin, until)])
     # There are transactions in this cluster from here on.
     fill(1_000, **{"transactional.id": f"{rig.prefix}-aborted"})
     fill(1_000 - 1, **{"transactional.id": f"{rig.prefix}-aborted"})

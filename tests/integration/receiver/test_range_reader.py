@@ -185,10 +185,10 @@ def test_a_compacted_topic_is_replayed_while_nothing_is_gone_and_told_then(rig: 
     until = time.monotonic() + 120
     while (left := records_left(rig)) == 21:
         assert time.monotonic() < until, "Kafka has not compacted the topic"
-    with pytest.raises(RecordsDifferError, match=r"of 20 records are gone from Kafka.*Compacted") as told:
+    with pytest.raises(RecordsDifferError, match=r"of 20 records are gone from Kafka.*Compacted") as reported:
         replay(rig.stream.inputs[0], recorded(blocks_of(rig)))
-    assert f"{21 - left} of" in str(told.value)
-    assert rig.topic in str(told.value)
+    assert f"{21 - left} of" in str(reported.value)
+    assert rig.topic in str(reported.value)
 
 
 def test_what_retention_removed_is_told_of_all_partitions_before_anything_is_read(rig: Any) -> None:
@@ -201,9 +201,9 @@ def test_what_retention_removed_is_told_of_all_partitions_before_anything_is_rea
     rig.end()
     expire(rig, 0, 10)
     expire(rig, 2, 20)
-    with pytest.raises(RangesGoneError) as told:
+    with pytest.raises(RangesGoneError) as reported:
         replay(rig.stream.inputs[0], recorded(blocks_of(rig)))
-    text = str(told.value)
+    text = str(reported.value)
     assert f"{rig.topic}-0 [0, 10), of ranges with 20 records, is gone" in text
     assert "Kafka keeps offsets from 10 on, records since 2023-11-14T22:14:20Z" in text
     assert f"{rig.topic}-2 [0, 20), of ranges with 20 records, is gone" in text

@@ -325,13 +325,13 @@ def test_a_foreign_member_of_the_group_makes_commits_fail_and_nothing_else(rig: 
     rig.produce(100)
     rig.await_positions({(rig.topic, 0): 100})
 
-    def told() -> bool:
+    def reported() -> bool:
         rogue.poll(0)
         errors = rig.ledger.events.page("air", kinds=[EventKind.RECEIVER_ERROR])
         failures = rig.stats().get("commit_failures", 0)
         return failures > 0 and any("rogue" in str(event.payload) for event in errors)
 
-    rig.eventually(told)
+    rig.eventually(reported)
     rogue.close()
     rig.produce(10, tag="more")
     rig.await_positions({(rig.topic, 0): 110})

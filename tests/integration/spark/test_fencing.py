@@ -66,11 +66,11 @@ def test_of_two_jobs_started_at_once_one_runs_and_the_other_says_who_holds_the_l
     assert both[lost].returncode == 75
     job = application.running_job(both[1 - lost], f"job-{1 - lost}")
     assert [row.epoch for row in application.ledger.jobs.page("clicks")] == [1]
-    told = application.log(f"job-{lost}")
-    assert f"is held by {job.holder}" in told
-    assert f"process {job.attributes['pid']} on {job.attributes['host']}) since 2" in told
-    assert "To take over, stop it by `headrace stop clicks`" in told
-    assert "Traceback" not in told
+    reported = application.log(f"job-{lost}")
+    assert f"is held by {job.holder}" in reported
+    assert f"process {job.attributes['pid']} on {job.attributes['host']}) since 2" in reported
+    assert "To take over, stop it by `headrace stop clicks`" in reported
+    assert "Traceback" not in reported
 
 
 def test_a_batchs_driver_that_was_suspended_past_its_lease_cannot_report_success(application: Any) -> None:

@@ -82,7 +82,7 @@ def make_batch(tmp_path: Path) -> Iterator[Callable[..., WrittenBatch]]:
             target="",
             undecodable={},
             out=io.StringIO(),
-            tell=lambda _: None,
+            progress=lambda _: None,
         )
 
     yield make

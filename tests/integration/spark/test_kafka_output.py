@@ -330,7 +330,7 @@ def write(kafka: str, topic: str, tmp_path: Path) -> Write:
             target=target,
             undecodable={},
             out=io.StringIO(),
-            tell=lambda _: None,
+            progress=lambda _: None,
         )
         return KafkaWriter(output.model_copy(update=fields)).write(frame, batch)
 

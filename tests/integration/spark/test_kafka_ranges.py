@@ -161,10 +161,10 @@ def test_where_retention_took_ranges_nothing_is_written(
 ) -> None:
     received.expire(0, 50)
     received.expire(2, 100)
-    with pytest.raises(PySparkException, match="RangesGoneError") as told:
+    with pytest.raises(PySparkException, match="RangesGoneError") as reported:
         from_kafka(spark, received.source, received.manifest.uri).write.parquet(f"{tmp_path}/out")
-    assert f"{received.topic}-0 [0, 50)" in str(told.value)
-    assert f"{received.topic}-2 [0, 100)" in str(told.value)
+    assert f"{received.topic}-0 [0, 50)" in str(reported.value)
+    assert f"{received.topic}-2 [0, 100)" in str(reported.value)
     assert not list(tmp_path.glob("out/**/*.parquet"))
 
 

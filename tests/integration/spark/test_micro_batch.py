@@ -126,7 +126,7 @@ def test_an_elasticsearch_that_is_away_is_told_of_long_before_the_batch_fails(
     nowhere = ElasticsearchOutput(hosts="http://127.0.0.1:1", index="clicks", max_retry_seconds=12.0)
     batch = make_batch_ledger(outputs=nowhere)
     batch.add(make_records([b"{}"]))
-    told: list[tuple[float, str]] = []
+    reported: list[tuple[float, str]] = []
     listed: list[str | None] = []
     renew = batch.ledger.batches.renew_attempt
 
@@ -137,9 +137,9 @@ def test_an_elasticsearch_that_is_away_is_told_of_long_before_the_batch_fails(
 
     monkeypatch.setattr(batch.ledger.batches, "renew_attempt", renewed)
     with pytest.raises(BatchFailedError, match="made no progress for 12 s"):
-        run(spark, batch, tell=lambda line: told.append((time.monotonic(), line)))
+        run(spark, batch, progress=lambda line: reported.append((time.monotonic(), line)))
     ended = time.monotonic()
-    warned = [(at, line) for at, line in told if line.startswith("warning: output elasticsearch: ")]
+    warned = [(at, line) for at, line in reported if line.startswith("warning: output elasticsearch: ")]
     assert "127.0.0.1" in warned[0][1]
     assert ended - warned[0][0] > 2
     assert any("127.0.0.1" in (error or "") for error in listed[:-1]), "the ledger knew before the end"
@@ -154,8 +154,8 @@ def test_records_are_printed_and_the_batch_completes(
 ) -> None:
     batch = make_batch_ledger(outputs=ConsoleOutput(rows=1))
     batch.add(make_records([b"one", b"two"]))
-    told: list[str] = []
-    result, printed = run(spark, batch, tell=told.append)
+    reported: list[str] = []
+    result, printed = run(spark, batch, progress=reported.append)
     assert "Time: 10000 ms (1970-01-01T00:00:10Z)" in printed
     assert printed.splitlines()[3].startswith("('key-0', 'one', 'clicks', 0, 0, ")
     assert printed.splitlines()[4] == "..."
@@ -164,7 +164,7 @@ def test_records_are_printed_and_the_batch_completes(
     assert row.state is BatchState.COMPLETED
     (output,) = batch.ledger.batches.outputs("clicks", 10_000)
     assert (output.output_id, output.counts["printed"]) == ("console", 1)
-    assert told[0] == "2 records in 1 blocks"
+    assert reported[0] == "2 records in 1 blocks"
 
 
 def test_word_count_as_in_sparks_quick_example(
@@ -385,27 +385,29 @@ def test_a_batch_that_only_kafka_has_is_read_from_there(
     topic_id = str(RangeClients.of(source).questions().topic_ids([topic])[topic])
     batch.begin_partition(TopicPartition(topic, topic_id, 0), 2)
     storage = open_storage(batch.stream.storage.url)
-    told: list[str] = []
+    reported: list[str] = []
     printed: list[list[str]] = []
     for time_ms in (zero_ms - 20_000, zero_ms - 10_000):
         # A stream with windows builds none; one that got its window afterwards has them all the same.
         before = batch.stream.model_copy(update={"outputs": (ConsoleOutput(),)})
         build_from_kafka(before, batch.ledger, storage, time_ms)
         out = io.StringIO()
-        result = run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(time_ms), out=out, tell=told.append)
+        result = run_micro_batch(
+            spark, batch.stream, batch.ledger, batch.begin(time_ms), out=out, progress=reported.append
+        )
         assert result.source == "kafka"
         printed.append(re.findall(r"record \d", out.getvalue()))
     assert printed == [["record 0"] * 2, ["record 1", "record 0", "record 1"]]
-    line = next(line for line in told if "window of 2" in line)
+    line = next(line for line in reported if "window of 2" in line)
     assert line.startswith("1 records, read from Kafka, as the log does not have them; output window has a window")
     assert line.endswith("2 batches, 2 of them from Kafka")
 
     batch.add(make_records([b"record 2"]))
-    result, out_of_both = run(spark, batch, tell=told.append)
+    result, out_of_both = run(spark, batch, progress=reported.append)
     assert result.source == "log"
     first, *windowed = re.findall(r"record \d", out_of_both)
     assert (first, sorted(windowed)) == ("record 2", ["record 1", "record 2"])
-    assert any(line.endswith("2 batches, 1 of them from Kafka") for line in told)
+    assert any(line.endswith("2 batches, 1 of them from Kafka") for line in reported)
 
 
 def test_the_thirtieth_batch_of_a_window_does_what_the_tenth_did(

@@ -133,11 +133,11 @@ def test_each_output_has_its_own_transform(spark: SparkSession, make: Make) -> N
 
 def test_an_attempt_runs_its_outputs_and_the_batch_waits_for_the_others(spark: SparkSession, make: Make) -> None:
     batch = make(first="upper", second="lower")
-    told: list[str] = []
-    result, rows = run(spark, batch, "second", tell=told.append)
+    reported: list[str] = []
+    result, rows = run(spark, batch, "second", progress=reported.append)
     assert rows == ["to be", "or not"]
     assert (list(result.outputs), result.state) == (["second"], "allocated")
-    assert told[-1].startswith("second done in "), told
+    assert reported[-1].startswith("second done in "), reported
     assert recorded(batch) == {"second": AttemptState.COMPLETED}
     result, rows = run(spark, batch)
     assert rows == ["TO BE", "OR NOT"], "what is done is not done again"
@@ -243,12 +243,12 @@ def test_a_replay_is_a_run_of_its_own(spark: SparkSession, make: Make, code: str
         way="submit",
         lease_ms=30_000,
     )
-    out, told = io.StringIO(), list[str]()
+    out, reported = io.StringIO(), list[str]()
     stream = Stream.from_json(attempt.definition)
-    result = run_micro_batch(spark, stream, batch.ledger, attempt, out=out, tell=told.append)
+    result = run_micro_batch(spark, stream, batch.ledger, attempt, out=out, progress=reported.append)
     assert printed(out) == ["('3', 'fixed')"]
     assert (result.target, list(result.outputs)) == ("fixed", ["first"])
-    assert told[-1].startswith("replayed into fixed")
+    assert reported[-1].startswith("replayed into fixed")
     assert batch.ledger.batches.get("clicks", 10_000) == before
     (replay,) = batch.ledger.batches.replays("clicks", "fixed", 0, 20_000)
     assert (replay.state, replay.code_version) == (BatchState.COMPLETED, result.code_version)

@@ -62,7 +62,7 @@ def write(tmp_path: Path, path: Path) -> Write:
             target="",
             undecodable={},
             out=io.StringIO(),
-            tell=lambda _: None,
+            progress=lambda _: None,
         )
         return ParquetWriter(output).write(frame, batch)
 

@@ -233,18 +233,18 @@ def test_times_after_the_streams_beginning_are_refused(folder: Path, ledger: Led
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"state": State(update="m:f", fields="word STRING", keys="word")}, "starts from the state"),
         ({"outputs": (ConsoleOutput(window=Window(length="20 s")),)}, "output 'console' has a window"),
     ],
 )
 def test_a_stream_whose_batches_build_on_earlier_ones_gets_none_before_them(
-    folder: Path, ledger: Ledger, fields: dict[str, Any], told: str
+    folder: Path, ledger: Ledger, fields: dict[str, Any], reported: str
 ) -> None:
     building = Building(folder, ledger, FakeOffsets({0: [ago(0.5)]})).begin({0: 1})
     building.stream = building.stream.model_copy(update=fields)
-    with pytest.raises(BatchBuildError, match=rf"{told}.*batch_by='timestamp'"):
+    with pytest.raises(BatchBuildError, match=rf"{reported}.*batch_by='timestamp'"):
         building.build(ZERO_MS)
     assert ledger.batches.find(building.stream.name, ZERO_MS) is None
 
@@ -263,9 +263,9 @@ def test_where_retention_may_have_taken_part_it_is_refused_and_said_since_when(f
     offsets = FakeOffsets({0: times, 1: times, 2: times, 3: []})
     building = Building(folder, ledger, offsets).begin({0: 5, 1: 5, 2: 5, 3: 0})
     offsets.low = {0: 2, 1: 5, 2: 1, 3: 0}
-    with pytest.raises(BatchBuildError) as told:
+    with pytest.raises(BatchBuildError) as reported:
         building.build(ago(1))
-    text = str(told.value)
+    text = str(reported.value)
     # The record at 2 has the time of the interval's begin, and the one at 1, which is gone, had it too.
     assert "clicks-0: Kafka keeps offsets from 2 on, records since 2023-11-14T22:13:00Z" in text
     assert "clicks-1: Kafka keeps offsets from 5 on, and no record" in text

@@ -79,7 +79,7 @@ def position(ledger: Ledger) -> int:
     return row.next_offset
 
 
-def told(report: Recovered, *words: str) -> bool:
+def reported(report: Recovered, *words: str) -> bool:
     return any(all(word in notice for word in words) for notice in report.notices)
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_block_in_the_middle_is_a_gap(receiving: Receiving, rebuild: R
     ledger, report = rebuild(RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
     assert (gaps(ledger), report.counts["gaps_found"]) == ([(1, 3)], 1)
     assert "is damaged at offset" in ledger.gaps.page("shop")[0].reason
-    assert told(report, "[1, 3) of clicks/clicks-0 is a gap")
+    assert reported(report, "[1, 3) of clicks/clicks-0 is a gap")
     # The last block counts only if something tells: the checkpoint does.
     assert position(ledger) == (7 if when == "after" else 6)
     problems = {finding.problem for finding in check_stream(ledger, "shop", kafka=False).findings}
@@ -132,7 +132,7 @@ def test_a_damaged_last_block_is_read_again(receiving: Receiving, rebuild: Rebui
     break_block(receiving, 2)
     ledger, report = rebuild(mode)
     assert (position(ledger), gaps(ledger)) == (3, [])
-    assert told(report, "[3, 6) of clicks/clicks-0 is read from Kafka again", "tail")
+    assert reported(report, "[3, 6) of clicks/clicks-0 is read from Kafka again", "tail")
 
 
 def test_what_is_behind_the_damage_is_read_again_where_reading_stops_there(
@@ -144,7 +144,7 @@ def test_what_is_behind_the_damage_is_read_again_where_reading_stops_there(
     break_block(receiving, 1)
     ledger, report = rebuild(RecoveryMode.POINT_IN_TIME_RECOVERY)
     assert (position(ledger), gaps(ledger)) == (1, [])
-    assert told(report, "[1, 6) of clicks/clicks-0 is read from Kafka again", "is damaged at offset")
+    assert reported(report, "[1, 6) of clicks/clicks-0 is read from Kafka again", "is damaged at offset")
 
 
 def delete_first_segment(receiving: Receiving) -> str:
@@ -167,8 +167,8 @@ def test_a_deleted_first_segment_is_a_gap(receiving: Receiving, rebuild: Rebuild
     ledger, report = rebuild()
     assert gaps(ledger) == [(0, 4)]
     assert position(ledger) == 6
-    assert told(report, f"Segment {name} is missing from the log")
-    assert told(report, "[0, 4) of clicks/clicks-0 is a gap", f"segment {name} is missing")
+    assert reported(report, f"Segment {name} is missing from the log")
+    assert reported(report, "[0, 4) of clicks/clicks-0 is a gap", f"segment {name} is missing")
 
 
 def test_without_a_checkpoint_a_deleted_first_segment_takes_the_beginning_with_it(
@@ -182,8 +182,8 @@ def test_without_a_checkpoint_a_deleted_first_segment_takes_the_beginning_with_i
     forget_checkpoints(receiving)
     ledger, report = rebuild()
     assert (position(ledger), gaps(ledger)) == (6, [])
-    assert told(report, f"Segment {name} is missing from the log")
-    assert told(report, "Where clicks/clicks-0 began is not known", "offsets before 4 may be lost")
+    assert reported(report, f"Segment {name} is missing from the log")
+    assert reported(report, "Where clicks/clicks-0 began is not known", "offsets before 4 may be lost")
     (event,) = ledger.events.page("shop", kinds=[EventKind.LEDGER_REBUILT])
     assert event.payload["lost"] == [f"segment {name} is missing"]
 
@@ -205,7 +205,7 @@ def test_a_segment_that_cleanup_deleted_is_not_missed(
         forget_checkpoints(receiving)
     ledger, report = rebuild()
     assert (position(ledger), gaps(ledger)) == (6, [])
-    assert not told(report, "missing")
+    assert not reported(report, "missing")
 
 
 @pytest.mark.parametrize("is_allocated", [True, False])
@@ -226,7 +226,7 @@ def test_a_batch_whose_log_somebody_deleted_reads_kafka(
     ledger, report = rebuild()
     assert ledger.batches.get("shop", time_ms).state is BatchState.ALLOCATED
     assert ledger.batches.origins("shop", [time_ms])[time_ms].source == "kafka"
-    assert told(report, f"Batch {time_text(time_ms)} is not over, and its log is gone")
+    assert reported(report, f"Batch {time_text(time_ms)} is not over, and its log is gone")
     assert gaps(ledger) == []
 
 
@@ -242,7 +242,7 @@ def test_a_jump_is_a_gap_unless_the_checkpoint_knows_it(receiving: Receiving, re
     receiving.store(1)
     ledger, report = rebuild(has_hole=is_known)
     assert gaps(ledger) == ([] if is_known else [(4, 6)])
-    assert told(report, "[4, 6)", UNEXPLAINED) is not is_known
+    assert reported(report, "[4, 6)", UNEXPLAINED) is not is_known
     assert position(ledger) == 8
 
 

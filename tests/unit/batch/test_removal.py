@@ -117,8 +117,10 @@ def test_a_removed_time_is_neither_unclaimed_nor_allocated_again(receiving: Rece
     assert refused.value.failure is Failure.FINAL
     with pytest.raises(BatchRemovedError):
         receiving.ledger.batches.seal("shop", removed_ms)
-    told = CliRunner().invoke(app, ["batches", "show", "shop", str(removed_ms), "--ledger", receiving.stream.ledger])
-    assert "was removed" in told.stdout
+    reported = CliRunner().invoke(
+        app, ["batches", "show", "shop", str(removed_ms), "--ledger", receiving.stream.ledger]
+    )
+    assert "was removed" in reported.stdout
     # A time from before the first is not among them: it may be built from Kafka.
     assert take(receiving, START_MS - 5 * INTERVAL_MS).batch.records == 0
     assert findings(receiving.ledger) == []

@@ -91,11 +91,11 @@ def test_what_the_ledger_knows_stays_and_so_does_what_is_behind_it(
 
 
 @pytest.mark.parametrize("told_by", ["the next frame", "the end", "the next segment"])
-def test_the_log_of_a_ledger_that_was_lost_is_not_touched(receiving: Receiving, told_by: str) -> None:
+def test_the_log_of_a_ledger_that_was_lost_is_not_touched(receiving: Receiving, reported_by: str) -> None:
     """Its files are of stale epochs, and the ledger knows none of them: it is rebuilt from them."""
-    receiving.writer._segment_bytes = 1 if told_by == "the next segment" else 1 << 20
+    receiving.writer._segment_bytes = 1 if reported_by == "the next segment" else 1 << 20
     write(receiving)
-    if told_by == "the end":
+    if reported_by == "the end":
         receiving.writer.close(0)
     else:
         write(receiving, accepted=0)

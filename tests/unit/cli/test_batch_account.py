@@ -76,19 +76,19 @@ def test_people_read_what_became_of_each_output_and_attempt(stream: Stream, batc
 
 
 def test_scripts_read_the_same(stream: Stream, batch_time_ms: int) -> None:
-    told = json.loads(shown(stream, batch_time_ms, "--json"))
-    assert told["origin"]["source"] == "log"
-    assert [(output["output_id"], output["state"]) for output in told["outputs"]] == [
+    reported = json.loads(shown(stream, batch_time_ms, "--json"))
+    assert reported["origin"]["source"] == "log"
+    assert [(output["output_id"], output["state"]) for output in reported["outputs"]] == [
         ("console", "completed"),
         ("second", "failed"),
     ]
-    assert [attempt["target"] for attempt in told["attempts"]] == ["", "", "v2"]
+    assert [attempt["target"] for attempt in reported["attempts"]] == ["", "", "v2"]
 
 
 def test_the_definition_and_the_index_of_each_output_and_attempt_are_shown(stream: Stream, batch_time_ms: int) -> None:
-    told = json.loads(shown(stream, batch_time_ms, "--json"))
-    assert [output["revision"] for output in told["outputs"]] == [1, 1]
-    assert [attempt["revision"] for attempt in told["attempts"]] == [1, 1, None]
+    reported = json.loads(shown(stream, batch_time_ms, "--json"))
+    assert [output["revision"] for output in reported["outputs"]] == [1, 1]
+    assert [attempt["revision"] for attempt in reported["attempts"]] == [1, 1, None]
     assert "different definitions" not in shown(stream, batch_time_ms)
     with Ledger.open(stream.ledger) as ledger:
         revision = register(ledger, stream.model_copy(update={"parameters": {"deployed": "again"}}))

@@ -51,9 +51,9 @@ def run(url: str) -> Callable[..., Result]:
 
 
 def test_batches_are_listed_with_what_no_batch_has_taken(run: Callable[..., Result]) -> None:
-    told: Any = json.loads(run("list", "shop", "--json").stdout)
-    assert [(batch["records"], batch["state"]) for batch in told["batches"]] == [(5, "allocated")]
-    assert [time["records"] for time in told["unclaimed"]] == [5, 5]
+    reported: Any = json.loads(run("list", "shop", "--json").stdout)
+    assert [(batch["records"], batch["state"]) for batch in reported["batches"]] == [(5, "allocated")]
+    assert [time["records"] for time in reported["unclaimed"]] == [5, 5]
     text = run("list", "shop").stdout
     assert "They are on their way" in text
     assert "allocated" in text
@@ -74,9 +74,9 @@ def test_a_backlog_to_which_nobody_comes_is_told_from_one_on_its_way(
     assert "backfill" not in run("unclaimed", "shop").stdout
     now_ms = SystemClock().now_ms() + 90_000
     monkeypatch.setattr(Ledger, "now_ms", lambda _: now_ms)
-    told = run("unclaimed", "shop").stdout
-    assert "No batch was allocated since" in told
-    assert "wait or fail before they allocate one" in told
+    reported = run("unclaimed", "shop").stdout
+    assert "No batch was allocated since" in reported
+    assert "wait or fail before they allocate one" in reported
 
 
 def test_the_error_of_a_batch_whose_output_failed_is_listed(run: Callable[..., Result], url: str) -> None:
@@ -86,17 +86,17 @@ def test_the_error_of_a_batch_whose_output_failed_is_listed(run: Callable[..., R
         attempt = ledger.batches.begin_attempt("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
         ledger.batches.fail_attempt(attempt, "the index is read-only")
         ledger.batches.begin_attempt("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
-    (told,) = json.loads(run("list", "shop", "--json").stdout)["batches"]
-    assert (told["state"], told["error"]) == ("running", "the index is read-only")
+    (reported,) = json.loads(run("list", "shop", "--json").stdout)["batches"]
+    assert (reported["state"], reported["error"]) == ("running", "the index is read-only")
     assert "the index is read-only" in run("list", "shop").stdout
 
 
 def test_unclaimed_batch_times_are_listed_by_themselves(run: Callable[..., Result], url: str) -> None:
-    told: Any = json.loads(run("unclaimed", "shop", "--json").stdout)
-    assert [(time["blocks"], time["records"]) for time in told] == [(1, 5), (1, 5)]
+    reported: Any = json.loads(run("unclaimed", "shop", "--json").stdout)
+    assert [(time["blocks"], time["records"]) for time in reported] == [(1, 5), (1, 5)]
     assert len(json.loads(run("unclaimed", "shop", "--limit", "1", "--json").stdout)) == 1
     with Ledger.open(url) as ledger:
-        for time in told:
+        for time in reported:
             ledger.batches.allocate(
                 "shop", time["batch_time_ms"], manifest_uri="m", manifest_sha256="0", blocks_expected=1
             )

@@ -11,7 +11,7 @@ from headrace.clock import time_text
 
 
 @pytest.mark.parametrize(
-    ("at_ms", "told"),
+    ("at_ms", "reported"),
     [
         (1_430_647_180_000, "2015-05-03T09:59:40Z"),
         (1_430_647_180_123, "2015-05-03T09:59:40.123Z"),
@@ -20,12 +20,12 @@ from headrace.clock import time_text
         (None, "-"),
     ],
 )
-def test_a_batch_time_has_milliseconds_where_it_has_any(at_ms: int | None, told: str) -> None:
-    assert time_text(at_ms) == told
+def test_a_batch_time_has_milliseconds_where_it_has_any(at_ms: int | None, reported: str) -> None:
+    assert time_text(at_ms) == reported
 
 
 @pytest.mark.parametrize(
-    ("took_ms", "told"),
+    ("took_ms", "reported"),
     [
         (0, "0.0 s"),
         (40, "0.0 s"),
@@ -36,8 +36,8 @@ def test_a_batch_time_has_milliseconds_where_it_has_any(at_ms: int | None, told:
         (86_400_000, "86400.0 s"),
     ],
 )
-def test_durations_are_in_seconds_so_that_they_compare(took_ms: int, told: str) -> None:
-    assert duration_text(5_000, 5_000 + took_ms) == told
+def test_durations_are_in_seconds_so_that_they_compare(took_ms: int, reported: str) -> None:
+    assert duration_text(5_000, 5_000 + took_ms) == reported
 
 
 def test_what_has_not_ended_has_no_duration() -> None:

@@ -23,9 +23,9 @@ def test_a_person_is_told_the_password(state: StackState) -> None:
 
 def test_a_log_is_told_where_the_password_is(state: StackState, capsys: pytest.CaptureFixture[str]) -> None:
     stack._print(state, as_json=False)
-    told = capsys.readouterr().out
-    assert "s3cret" not in told
-    assert "passwords.json" in told
+    reported = capsys.readouterr().out
+    assert "s3cret" not in reported
+    assert "passwords.json" in reported
 
 
 def test_a_file_that_is_not_ours_to_read_is_named(state: StackState) -> None:

@@ -66,9 +66,9 @@ def test_a_receiver_job_by_an_older_definition_is_shown_until_it_is_started_anew
         assert run(stream, "streams").stdout.count("still receives") == 0
         register(ledger, stream.model_copy(update={"batch_by": "timestamp"}))
     for arguments in (("streams",), ("streams", "shop")):
-        told = run(stream, *arguments).stdout
-        assert "still receives by revision 1 of the definition, and the stream has revision 3" in told
-        assert "batch_by was arrival and is timestamp" in told
+        reported = run(stream, *arguments).stdout
+        assert "still receives by revision 1 of the definition, and the stream has revision 3" in reported
+        assert "batch_by was arrival and is timestamp" in reported
     (listed,) = answer(stream, "streams")  # type: ignore[misc]
     assert (listed["revision"], listed["job_revision"]) == (3, 1)
     assert listed["unadopted"]["differences"] == ["batch_by was arrival and is timestamp"]
@@ -112,9 +112,9 @@ def test_what_cannot_be_asked_is_not_called_running(stream: Stream) -> None:
         (listed,) = answer(stream, "streams")  # type: ignore[misc]
         assert (listed["health"], listed["job"]) == ("not received", "waiting for its inputs")
         assert (listed["lag"], listed["lag_unknown"], listed["rate"]) == (5, 1, 2.5)
-        for told in (run(stream, "streams").stdout, run(stream, "streams", "shop").stdout):
-            assert "waiting for its inputs" in told
-            assert "at least 5" in told
+        for reported in (run(stream, "streams").stdout, run(stream, "streams", "shop").stdout):
+            assert "waiting for its inputs" in reported
+            assert "at least 5" in reported
         shown = run(stream, "streams", "shop").stdout
         assert "input clicks is not received: Kafka at kafka:9092" in shown
         assert "waiting for Kafka" in shown, "the receiver"

@@ -61,9 +61,9 @@ def test_the_second_file_with_a_streams_name_has_an_import_error_until_the_first
     files.write("a.py")
     files.write("b.py", topic="taps", factory="batch_dag", options=', dag_id="other"')
     assert files.parse("a.py") == ""
-    told = files.parse("b.py")
-    assert f"Stream 'shop' is declared by another DAG file, {files.dags / 'a.py'}" in told
-    assert "Give this stream another name" in told
+    reported = files.parse("b.py")
+    assert f"Stream 'shop' is declared by another DAG file, {files.dags / 'a.py'}" in reported
+    assert "Give this stream another name" in reported
     assert files.parse("a.py") == ""
     # A run of the first file's DAG, or a command, is refused by nobody.
     assert files.parse("b.py", "task") == files.parse("b.py", "command") == ""

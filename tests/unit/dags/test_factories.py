@@ -168,8 +168,8 @@ class TestBatchDag:
 
     def test_the_page_tells_what_the_stream_does(self, stream):
         doc = batch_dag(stream).doc_md
-        for told in ("flights", "kafka_flights", "Elasticsearch", "Every 10 s"):
-            assert told in doc
+        for reported in ("flights", "kafka_flights", "Elasticsearch", "Every 10 s"):
+            assert reported in doc
         assert "stream:flights" in batch_dag(stream).tags
 
 

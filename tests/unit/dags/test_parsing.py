@@ -36,9 +36,9 @@ print(json.dumps({"before": sorted(before), "after": sorted(sys.modules)}))
 
 def test_parsing_a_stream_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", DAG_FILE], capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout.splitlines()[-1])
-    added = set(told["after"]) - set(told["before"])
+    reported = json.loads(done.stdout.splitlines()[-1])
+    added = set(reported["after"]) - set(reported["before"])
     assert sorted(name for name in added if name.split(".")[0] in HEAVY) == []
-    assert sorted(name for name in told["after"] if name.startswith(OURS)) == []
+    assert sorted(name for name in reported["after"] if name.startswith(OURS)) == []
     # Some 200 beyond Airflow's own where they were counted; seconds would depend on what else the machine does.
     assert len(added) < 400

@@ -34,13 +34,13 @@ def test_all_bundles_are_fetched_before_they_are_needed(
     both = {"a.jar": _sha256(b"a"), "b.jar": _sha256(b"b")}
     bundles = ["kafka", "elasticsearch", jars.postgres_bundle()]
     monkeypatch.setattr(jars, "read_lock", lambda: dict.fromkeys(bundles, both))
-    told: list[str] = []
-    jars.fetch_all(told.append, cache=tmp_path)
+    reported: list[str] = []
+    jars.fetch_all(reported.append, cache=tmp_path)
     assert fetched == bundles
-    assert [bundle in text for bundle, text in zip(bundles, told, strict=True)] == [True, True, True]
+    assert [bundle in text for bundle, text in zip(bundles, reported, strict=True)] == [True, True, True]
 
-    jars.fetch_all(told.append, cache=tmp_path)
-    assert (fetched, len(told)) == (bundles, 3), "nothing to do, nothing to tell"
+    jars.fetch_all(reported.append, cache=tmp_path)
+    assert (fetched, len(reported)) == (bundles, 3), "nothing to do, nothing to tell"
 
 
 _GOOD = {"kafka": {"a.jar": _sha256(b"a"), "b.jar": _sha256(b"b")}}

@@ -108,8 +108,8 @@ def test_no_field_is_told_that_does_not_exist() -> None:
 
 def test_every_table_of_the_ledger_is_told() -> None:
     text = (ROOT / "docs" / "ledger.md").read_text()
-    told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-    assert told == set(tables.metadata.tables)
+    reported = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert reported == set(tables.metadata.tables)
 
 
 def test_commands_that_are_told_exist() -> None:

@@ -33,9 +33,9 @@ def test_a_wait_that_takes_longer_is_told_of_now_and_again(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING), pytest.raises(ElasticsearchUnavailableError):
         while True:
             retry_budget.wait("connection refused")
-    told = [record.getMessage() for record in caplog.records]
-    assert 5 <= len(told) <= 11
-    assert all("index 'orders' makes no progress" in line and "connection refused" in line for line in told)
+    reported = [record.getMessage() for record in caplog.records]
+    assert 5 <= len(reported) <= 11
+    assert all("index 'orders' makes no progress" in line and "connection refused" in line for line in reported)
 
 
 def test_a_short_hiccup_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,9 +38,9 @@ def test_a_finding_is_1_and_says_what_it_means_and_what_to_do(shop: Shop) -> Non
     assert lines[1].startswith(f"  {time_text(TIMES[2])}: ")
     assert lines[2].startswith("  What to do: Run the batch's allocate_blocks")
     assert lines[-1].startswith(f"Stream {STREAM}: 1 findings")
-    told = json.loads(fsck(shop, "--no-kafka", "--json").stdout)
-    assert told["clean"] is False
-    (finding,) = told["findings"]
+    reported = json.loads(fsck(shop, "--no-kafka", "--json").stdout)
+    assert reported["clean"] is False
+    (finding,) = reported["findings"]
     assert (finding["problem"], finding["subject"]) == ("manifest_missing", time_text(TIMES[2]))
     assert finding["meaning"] and finding["remedy"] and finding["detail"]
 

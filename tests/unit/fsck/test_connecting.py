@@ -99,8 +99,8 @@ def test_a_user_who_is_not_let_in_is_told_by_elasticsearchs_words(
 
 
 def test_missing_privileges_are_listed(elasticsearch: Elasticsearch) -> None:
-    told = {"username": "joe", "has_all_requested": False, "index": {"shop": {"index": False, "create_doc": True}}}
-    elasticsearch.answers["/_security/user/_has_privileges"] = (200, told)
+    reported = {"username": "joe", "has_all_requested": False, "index": {"shop": {"index": False, "create_doc": True}}}
+    elasticsearch.answers["/_security/user/_has_privileges"] = (200, reported)
     assert elasticsearch.check().error == "The user joe lacks index on shop."
 
 
@@ -155,10 +155,10 @@ def test_the_command_lists_every_check_and_fails_where_one_does(
     monkeypatch.setattr(admin_questions, "_HOPE_SECONDS", 0.2)
     definition = tmp_path / "shop.json"
     definition.write_text(make(tmp_path, outputs=ConsoleOutput()).to_json())
-    told = CliRunner().invoke(app, ["check", str(definition), "--connect"])
-    assert told.exit_code == 1
-    assert f"FAILED input records: {CLOSED}: Kafka at {CLOSED} cannot be asked" in told.stdout
-    assert "ok     storage" in told.stdout
+    reported = CliRunner().invoke(app, ["check", str(definition), "--connect"])
+    assert reported.exit_code == 1
+    assert f"FAILED input records: {CLOSED}: Kafka at {CLOSED} cannot be asked" in reported.stdout
+    assert "ok     storage" in reported.stdout
     answer = CliRunner().invoke(app, ["check", str(definition), "--connect", "--json"])
     assert answer.exit_code == 1
     checks = {each["name"]: each["error"] for each in json.loads(answer.stdout)["checks"]}

@@ -154,7 +154,7 @@ def test_a_ledger_that_was_changed_is_noticed(shop: Shop, harm: str) -> None:
     shop.sql(statement)
     found = shop.found()
     for problem, subject in expected:
-        assert any(told == problem and subject in of for told, of in found), found
+        assert any(reported == problem and subject in of for reported, of in found), found
 
 
 def test_a_block_that_is_there_twice_is_noticed(shop: Shop) -> None:

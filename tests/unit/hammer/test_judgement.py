@@ -56,7 +56,7 @@ def test_a_run_without_a_flaw_holds(judgement: Judgement) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"kafka": KafkaAgainstReceipts(10, missing=[PLACE])}, "1 acknowledged records are not in Kafka: hammer+0+1"),
         ({"kafka": KafkaAgainstReceipts(10, other=[PLACE])}, "are others in Kafka"),
@@ -79,10 +79,10 @@ def test_a_run_without_a_flaw_holds(judgement: Judgement) -> None:
         ({"blows": []}, "never had their turn"),
     ],
 )
-def test_each_flaw_is_told_and_spoils_it(judgement: Judgement, changes: dict[str, Any], told: str) -> None:
+def test_each_flaw_is_told_and_spoils_it(judgement: Judgement, changes: dict[str, Any], reported: str) -> None:
     flawed = replace(judgement, **changes)
     assert not flawed.holds
-    assert told in "; ".join(flawed.problems())
+    assert reported in "; ".join(flawed.problems())
 
 
 def test_hits_and_misses_are_counted_by_kind() -> None:
@@ -128,7 +128,7 @@ class TestReceipts:
 
 
 @pytest.mark.parametrize(
-    ("taken", "told"),
+    ("taken", "reported"),
     [
         ({0: [(5, 10, 1), (0, 5, 2)]}, []),
         ({0: [(0, 4, 1), (5, 10, 2)]}, ["t-0: offsets 4 to 5 are in no batch"]),
@@ -139,5 +139,7 @@ class TestReceipts:
         ({}, ["t-0: offsets 0 to 10 are in no batch"]),
     ],
 )
-def test_offsets_that_are_in_no_batch_or_in_two(taken: dict[int, list[tuple[int, int, int]]], told: list[str]) -> None:
-    assert uncovered({0: (0, 10)}, taken, topic="t") == told
+def test_offsets_that_are_in_no_batch_or_in_two(
+    taken: dict[int, list[tuple[int, int, int]]], reported: list[str]
+) -> None:
+    assert uncovered({0: (0, 10)}, taken, topic="t") == reported

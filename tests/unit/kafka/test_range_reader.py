@@ -129,9 +129,9 @@ def test_fewer_records_than_recorded_are_an_error_of_all_ranges(clicks: Clicks, 
     clicks.kafka.produce("clicks", 0, b"a", CONTROL, b"c", b"d")
     clicks.kafka.produce("clicks", 1, CONTROL, b"b")
     runs = clicks.run(0, 0, (2, 2), (4, 2)), clicks.run(1, 0, (2, 2))
-    with pytest.raises(RecordsDifferError) as told:
+    with pytest.raises(RecordsDifferError) as reported:
         clicks.read(*runs, compacted=compacted)
-    text = str(told.value)
+    text = str(reported.value)
     assert "2 of 4 records are gone from Kafka" in text
     assert "clicks-0 [0, 2): 2 recorded, 1 read; clicks-1 [0, 2): 2 recorded, 1 read" in text
     assert ("Compacted" in text) == compacted

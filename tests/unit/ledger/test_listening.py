@@ -81,8 +81,10 @@ def test_each_output_is_told_of_by_itself(build: Callable[..., World]) -> None:
     assert heard(world, EventKind.BATCH_COMPLETED) == []
     world.ledger.batches.record_output(attempt, "index", {"indexed": 9})
     world.ledger.batches.complete_attempt(attempt)
-    told = [(event.payload["output"], event.payload["counts"]) for event in heard(world, EventKind.OUTPUT_COMPLETED)]
-    assert told == [("files", {"written": 10}), ("index", {"indexed": 9})]
+    reported = [
+        (event.payload["output"], event.payload["counts"]) for event in heard(world, EventKind.OUTPUT_COMPLETED)
+    ]
+    assert reported == [("files", {"written": 10}), ("index", {"indexed": 9})]
     (completed,) = heard(world, EventKind.BATCH_COMPLETED)
     assert completed.payload["outputs"] == {"index": {"indexed": 9}, "files": {"written": 10}}
 

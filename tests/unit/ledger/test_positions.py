@@ -202,8 +202,8 @@ def test_a_position_knows_the_leader_epoch_of_its_last_record(world: Any) -> Non
         rows = {row.partition: row for row in world.ledger.positions.all("flights")}
         ends = [assigned[each].epoch_end for each in (first, second)]
         for each, end in zip((first, second), ends, strict=True):
-            told = (None, None) if end is None else (end.leader_epoch, end.end_offset)
-            assert (rows[each].leader_epoch, rows[each].epoch_end_offset) == told
+            reported = (None, None) if end is None else (end.leader_epoch, end.end_offset)
+            assert (rows[each].leader_epoch, rows[each].epoch_end_offset) == reported
         return ends
 
     assert known() == [EpochEnd(4, 9), EpochEnd(0, 4)]
@@ -232,8 +232,8 @@ def test_a_failed_partition_is_told_and_resumed(world: Any) -> None:
 
 def test_a_partition_that_ends_with_its_topic_is_told_with_what_was_not_read_of_it(world: Any) -> None:
     first, second = world.partitions[:2]
-    told = {"lag": {f"{first.topic}-{first.partition}": 1_000}}
-    world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0, stats=told)
+    reported = {"lag": {f"{first.topic}-{first.partition}": 1_000}}
+    world.ledger.receivers.heartbeat(world.receiver, sealed_through_ms=0, stats=reported)
     world.ledger.positions.set_state(world.job, "kafka", [first, second], "ended", "the topic was deleted")
     events = [payload for _, payload in kinds(world, EventKind.PARTITION_ENDED)]
     assert [(each["partition"], each["unread"]) for each in events] == [

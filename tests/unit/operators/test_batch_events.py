@@ -53,9 +53,9 @@ def emitted(ledger, run_id="run", clear_number=0) -> list:
         "ti": SimpleNamespace(id=uuid4()),
         "outlet_events": OutletEventAccessors(),
     }
-    told = emit_batch_events(context, ledger, STREAM, AT_MS)
+    reported = emit_batch_events(context, ledger, STREAM, AT_MS)
     events = context["outlet_events"][batch_alias(STREAM)].asset_alias_events
-    assert told == [event.extra["batch_time_ms"] for event in events]
+    assert reported == [event.extra["batch_time_ms"] for event in events]
     return events
 
 

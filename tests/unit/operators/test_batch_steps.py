@@ -28,8 +28,8 @@ class TestAllocateBlocks:
         at_ms, task = allocated()
         batch = ledger.batches.get("flights", at_ms)
         assert batch.records == 3
-        told = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
-        assert told == {
+        reported = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        assert reported == {
             "batch_time_ms": at_ms,
             "fresh": False,
             "blocks": 1,
@@ -53,8 +53,8 @@ class TestAllocateBlocks:
 
     def test_the_first_task_to_know_a_stream_registers_it(self, stream, make_task):
         task = make_task(from_ms(1_700_000_000_000))
-        told = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
-        assert told["records"] == 0
+        reported = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        assert reported["records"] == 0
 
     def test_earlier_times_with_records_and_without_a_run_get_one(
         self, allocated, source, stream, make_task, until, monkeypatch
@@ -73,9 +73,9 @@ class TestAllocateBlocks:
         until(lambda: source.ledger.now_ms() >= missed + 200)
         task = make_task(from_ms(missed))
         AllocateBlocksOperator(task_id="allocate", stream=stream, claim_missed=False).execute(task.context)
-        told = capsys.readouterr().out
-        assert "hold 5 records" in told
-        assert "backfill" in told
+        reported = capsys.readouterr().out
+        assert "hold 5 records" in reported
+        assert "backfill" in reported
 
     def test_a_time_from_before_the_stream_is_built_when_the_run_asks(
         self, stream, ledger, make_task, monkeypatch, until
@@ -100,8 +100,8 @@ class TestAllocateBlocks:
         at_ms = source.store(4)
         until(lambda: ledger.now_ms() >= at_ms)
         task = make_task(None, run_id="asset_triggered__1")
-        told = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
-        assert (told["batch_time_ms"], told["records"]) == (at_ms, 4)
+        reported = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(task.context)
+        assert (reported["batch_time_ms"], reported["records"]) == (at_ms, 4)
         complete(ledger, at_ms)
         CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
         assert ledger.batches.get("flights", at_ms).checkpoint_uri

@@ -39,7 +39,7 @@ def ended(trigger, ledger, until):
 def test_it_starts_the_job_shows_it_and_waits_deferred(operator, toy, ledger, task, capsys):
     toy("run")
     waiting = deferred(operator, task.context)
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     job = ledger.jobs.current("flights")
     assert job.alive(ledger.now_ms())
     assert job.holder.startswith("airflow:flights_batches/run/task/1@")
@@ -47,8 +47,8 @@ def test_it_starts_the_job_shows_it_and_waits_deferred(operator, toy, ledger, ta
     assert waiting.trigger.parameters == {"epoch": job.epoch}
     assert waiting.trigger.look(ledger) is None
     assert task.xcoms == {"_link_SparkUiLink": "http://127.0.0.1:4040"}
-    assert newest_log("flights") in told
-    assert "is running" in told
+    assert newest_log("flights") in reported
+    assert "is running" in reported
 
 
 def test_no_link_leads_to_a_user_interface_on_the_loopback_of_another_machine(

@@ -46,12 +46,12 @@ def test_one_run_takes_over_what_has_ended_and_its_tasks_agree(
     caplog.set_level("INFO")
     first = run_of(pending[0], run_id="first")
     BlocksReadySensor(task_id="await", stream=stream, deferrable=False).execute(first.context)
-    told = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(first.context)
-    at_ms = told["batch_time_ms"]
+    reported = AllocateBlocksOperator(task_id="allocate", stream=stream).execute(first.context)
+    at_ms = reported["batch_time_ms"]
     assert at_ms >= pending[-1]
     batch = ledger.batches.get("flights", at_ms)
     assert set(pending) <= {*batch.absorbed, at_ms}
-    assert (told["records"], told["absorbed"]) == (6, len(batch.absorbed))
+    assert (reported["records"], reported["absorbed"]) == (6, len(batch.absorbed))
     assert f"This run takes the batch times up to {from_ms(at_ms).isoformat()} that nobody has run" in caplog.text
     assert f"It took over {len(batch.absorbed)} earlier batch time(s)" in capsys.readouterr().out
     WalSparkSubmitOperator(task_id="generate", stream=stream, step="elasticsearch").execute(first.context)
@@ -80,8 +80,8 @@ def test_what_one_batch_may_not_hold_is_left_to_the_next_run(stream, pending, ru
     limits = stream.limits.model_copy(update={"max_coalesced_records": 4})
     small = stream.model_copy(update={"limits": limits})
     first = run_of(pending[0])
-    told = AllocateBlocksOperator(task_id="allocate", stream=small).execute(first.context)
-    assert (told["batch_time_ms"], told["records"]) == (pending[1], 4)
+    reported = AllocateBlocksOperator(task_id="allocate", stream=small).execute(first.context)
+    assert (reported["batch_time_ms"], reported["records"]) == (pending[1], 4)
     assert "1 more batch time(s) with 2 records wait for the next run" in capsys.readouterr().out
 
 

@@ -35,9 +35,9 @@ def make(stream, **options) -> MicroBatchOperator:
 
 def test_it_does_all_that_the_five_tasks_do(stream, stored, toy_batch, connectable, ledger):
     at_ms, task = stored
-    told = make(stream).execute(task.context)
+    reported = make(stream).execute(task.context)
     batch = ledger.batches.get("flights", at_ms)
-    assert told == {"batch_time_ms": at_ms, "state": "completed", "records": 3, "blocks": 1}
+    assert reported == {"batch_time_ms": at_ms, "state": "completed", "records": 3, "blocks": 1}
     assert batch.checkpoint_uri
     (attempt,) = ledger.batches.attempts("flights", at_ms)
     assert attempt.outputs == ("elasticsearch", "printed")

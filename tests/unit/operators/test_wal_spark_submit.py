@@ -48,8 +48,8 @@ def test_a_batch_runs_in_the_receivers_application(stream, allocated, toy_batch,
     make(stream).execute(task.context)
     batch = ledger.batches.get("flights", at_ms)
     assert batch.state.value == "completed"
-    told = capsys.readouterr().out
-    assert "toy batch by way connect, attempt 1" in told
+    reported = capsys.readouterr().out
+    assert "toy batch by way connect, attempt 1" in reported
     (attempt,) = ledger.batches.attempts("flights", at_ms)
     assert attempt.holder == "airflow:flights_batches/run/task/1"
 
@@ -127,9 +127,9 @@ def test_a_job_with_another_secret_key_is_left_alone(
     started_with("now")
     make(stream).execute(task.context)
     assert len(submitted) == 1
-    told = capsys.readouterr().out
-    assert "another secret key" in told
-    assert "headrace stop flights" in told
+    reported = capsys.readouterr().out
+    assert "another secret key" in reported
+    assert "headrace stop flights" in reported
 
 
 def test_and_with_the_same_it_runs_there(stream, source, allocated, toy_batch, connectable, ledger, capsys):

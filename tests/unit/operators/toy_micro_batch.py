@@ -33,8 +33,8 @@ with Ledger.open(arguments.ledger) as ledger:
     print(f"toy batch by way {arguments.way}, attempt {attempt.number}, parameters {parameters}", flush=True)
     if behaviour in ("code", "final"):
         stream = Stream.from_json(ledger.streams.get(arguments.stream).definition)
-        told = {"failure": behaviour, "tried_with": tried_with(stream, attempt.outputs)}
-        ledger.batches.renew_attempt(attempt, attributes=told)
+        reported = {"failure": behaviour, "tried_with": tried_with(stream, attempt.outputs)}
+        ledger.batches.renew_attempt(attempt, attributes=reported)
     if behaviour in ("fail", "code", "final"):
         ledger.batches.fail_attempt(attempt, "the transform said no")
         sys.exit(1)

@@ -45,7 +45,7 @@ class Setting:
     def claims(self) -> dict[TopicPartition, int]:
         """What the next heartbeat tells, and the ledger hears."""
         claims = self.tracker.claims()
-        self.tracker.told(claims)
+        self.tracker.reported(claims)
         return claims
 
 

@@ -49,7 +49,7 @@ def of_one(times: Sequence[int | None], *, until: int | None = None, first: int 
     return chunk(rows, [OffsetRange(A0, first, end, len(rows))])
 
 
-def told(parts: Sequence[RecordChunk]) -> list[tuple[int | None, int, int, int]]:
+def reported(parts: Sequence[RecordChunk]) -> list[tuple[int | None, int, int, int]]:
     """(event time, from, until, records) of chunks of one range each."""
     return [(p.event_time_ms, r.from_offset, r.until_offset, r.records) for p in parts for r in p.ranges]
 
@@ -64,34 +64,34 @@ def test_what_lies_in_one_interval_stays_one_chunk() -> None:
     whole = of_one([101, 109, 100])
     (part,) = split(whole)
     assert part.batch is whole.batch
-    assert told([part]) == [(100, 0, 3, 3)]
+    assert reported([part]) == [(100, 0, 3, 3)]
 
 
 def test_a_chunk_is_split_where_an_interval_ends_and_a_part_reaches_to_the_next_ones_first_offset() -> None:
     rows = [(A0, 3, 105), (A0, 7, 115), (A0, 8, 119)]
     parts = split(chunk(rows, [OffsetRange(A0, 0, 12, 3)]))
-    assert told(parts) == [(100, 0, 7, 1), (110, 7, 12, 2)]
+    assert reported(parts) == [(100, 0, 7, 1), (110, 7, 12, 2)]
     assert [part.batch.column("offset").to_pylist() for part in parts if part.batch] == [[3], [7, 8]]
     assert sum(part.nbytes for part in parts) > 0
 
 
 def test_older_records_stay_with_the_latest_before_them() -> None:
-    assert told(split(of_one([125, 90, 119, 131, 120]))) == [(120, 0, 3, 3), (130, 3, 5, 2)]
-    assert told(split(of_one([100]), of_one([90], first=1))) == [(100, 0, 1, 1), (100, 1, 2, 1)]
+    assert reported(split(of_one([125, 90, 119, 131, 120]))) == [(120, 0, 3, 3), (130, 3, 5, 2)]
+    assert reported(split(of_one([100]), of_one([90], first=1))) == [(100, 0, 1, 1), (100, 1, 2, 1)]
 
 
 def test_the_maximum_goes_on_where_the_ledger_says() -> None:
-    assert told(split(of_one([101, 131]), watermark_ms=127)) == [(120, 0, 1, 1), (130, 1, 2, 1)]
+    assert reported(split(of_one([101, 131]), watermark_ms=127)) == [(120, 0, 1, 1), (130, 1, 2, 1)]
 
 
 def test_a_timestamp_of_the_future_counts_as_now() -> None:
-    assert told(split(of_one([105, 4_102_444_800_000, 110]), now_ms=123)) == [(100, 0, 1, 1), (120, 1, 3, 2)]
+    assert reported(split(of_one([105, 4_102_444_800_000, 110]), now_ms=123)) == [(100, 0, 1, 1), (120, 1, 3, 2)]
 
 
 def test_without_a_timestamp_a_record_belongs_to_the_one_before_it_or_to_now() -> None:
-    assert told(split(of_one([105, None]))) == [(100, 0, 2, 2)]
-    assert told(split(of_one([None, 105]))) == [(1_000, 0, 2, 2)]
-    assert told(split(of_one([None, None]), watermark_ms=50)) == [(50, 0, 2, 2)]
+    assert reported(split(of_one([105, None]))) == [(100, 0, 2, 2)]
+    assert reported(split(of_one([None, 105]))) == [(1_000, 0, 2, 2)]
+    assert reported(split(of_one([None, None]), watermark_ms=50)) == [(50, 0, 2, 2)]
 
 
 def test_partitions_have_a_maximum_each() -> None:
@@ -117,18 +117,18 @@ def test_offsets_without_records_carry_no_partition_to_another_time() -> None:
     parts = times.split(
         chunk([(A0, 0, 101)], [OffsetRange(A0, 0, 1, 1), OffsetRange(A1, 4, 9, 0), OffsetRange(B0, 0, 2, 0)])
     )
-    assert told(parts) == [(None, 0, 2, 0), (50, 4, 9, 0), (100, 0, 1, 1)]
-    assert told(times.split(RecordChunk(None, (OffsetRange(A0, 1, 2, 0),), 0))) == [(100, 1, 2, 0)]
+    assert reported(parts) == [(None, 0, 2, 0), (50, 4, 9, 0), (100, 0, 1, 1)]
+    assert reported(times.split(RecordChunk(None, (OffsetRange(A0, 1, 2, 0),), 0))) == [(100, 1, 2, 0)]
 
 
 def test_a_partition_that_is_begun_again_keeps_what_was_read_and_one_forgotten_does_not() -> None:
     times = EventTimes(INTERVAL, lambda: NOW)
     times.split(of_one([205]))
     times.begin(A0, 100)
-    assert told(times.split(of_one([150]))) == [(200, 0, 1, 1)]
+    assert reported(times.split(of_one([150]))) == [(200, 0, 1, 1)]
     times.forget(A0)
     times.begin(A0, 100)
-    assert told(times.split(of_one([150]))) == [(150, 0, 1, 1)]
+    assert reported(times.split(of_one([150]))) == [(150, 0, 1, 1)]
 
 
 PARTITIONS = [A0, A1, B0]

@@ -12,12 +12,12 @@ from headrace.receiver.input_health import INPUTS, UNASKED, InputHealth, InputTr
 T = 1_700_000_000_000
 
 
-def told(health: InputHealth) -> dict:
+def reported(health: InputHealth) -> dict:
     return health.to_json()["records"]
 
 
 def test_an_input_of_which_nothing_was_heard_was_never_asked() -> None:
-    assert told(InputHealth(["records"])) == {"asked_ms": 0, "error": "Kafka has not answered yet", "topics": {}}
+    assert reported(InputHealth(["records"])) == {"asked_ms": 0, "error": "Kafka has not answered yet", "topics": {}}
 
 
 def test_an_answer_ends_the_trouble_and_dates_the_next_one() -> None:
@@ -25,9 +25,9 @@ def test_an_answer_ends_the_trouble_and_dates_the_next_one() -> None:
     health.answered("records", T, {})
     health.failed("records", "refused")
     health.failed("records", "refused")
-    assert told(health) == {"asked_ms": T, "error": "refused", "topics": {}}
+    assert reported(health) == {"asked_ms": T, "error": "refused", "topics": {}}
     health.answered("records", T + 9, {})
-    assert told(health) == {"asked_ms": T + 9, "error": None, "topics": {}}
+    assert reported(health) == {"asked_ms": T + 9, "error": None, "topics": {}}
 
 
 def test_a_topic_is_missed_since_the_last_look_that_had_it() -> None:
@@ -35,10 +35,10 @@ def test_a_topic_is_missed_since_the_last_look_that_had_it() -> None:
     health.answered("records", T, {"never": "it does not exist"})
     health.answered("records", T + 1, {"never": "it does not exist"})
     health.answered("records", T + 2, {"never": "it does not exist", "gone": "it does not exist"})
-    topics = told(health)["topics"]
+    topics = reported(health)["topics"]
     assert {topic: entry["asked_ms"] for topic, entry in topics.items()} == {"never": 0, "gone": T + 1}
     health.answered("records", T + 3, {})
-    assert told(health)["topics"] == {}
+    assert reported(health)["topics"] == {}
 
 
 def test_the_next_job_knows_since_when() -> None:
@@ -47,7 +47,7 @@ def test_the_next_job_knows_since_when() -> None:
     before.answered("records", T, {"a": "it does not exist"})
     after = InputHealth(["records", "more"])
     after.inherit({INPUTS: before.to_json() | {"gone": {"asked_ms": T}}})
-    assert told(after)["asked_ms"] == T
+    assert reported(after)["asked_ms"] == T
     after.inherit({})
     assert after.to_json()["more"]["asked_ms"] == 0
 

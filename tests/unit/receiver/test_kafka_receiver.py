@@ -123,15 +123,15 @@ def test_a_log_that_ends_before_the_position_is_read_on_once_it_has_reached_it_u
     setting.clock.advance(1_000)
     events += setting.fetch()
     # Told once, and what is taken back besides by itself.
-    assert told(events) == [("gap", 5, 7)]
+    assert reported(events) == [("gap", 5, 7)]
     del setting.kafka.logs["a", 0].entries[2:]
     setting.clock.advance(60_000)
-    assert told(setting.fetch()) == [("gap", 2, 5)]
+    assert reported(setting.fetch()) == [("gap", 2, 5)]
     assert setting.state(setting.p0) is FetchState.BACKING_OFF
     assert setting.receiver.lost_offsets == 5
     setting.kafka.produce("a", 0, *[b"y"] * 9)
     setting.clock.advance(60_000)
-    assert told(setting.fetch()) == [("records", 7, 11)]
+    assert reported(setting.fetch()) == [("records", 7, 11)]
 
 
 def test_damage_is_fetched_again_with_backoff_while_others_go_on() -> None:
@@ -275,7 +275,7 @@ def test_large_records_are_fetched_a_few_at_a_time() -> None:
     assert max(chunk.nbytes for chunk in chunks) <= 16 * 1024 * 1024
 
 
-def told(events: list[RecordChunk | Gap]) -> list[tuple[str, int, int]]:
+def reported(events: list[RecordChunk | Gap]) -> list[tuple[str, int, int]]:
     return [
         ("gap" if isinstance(event, Gap) else "records", each.from_offset, each.until_offset)
         for event in events
@@ -293,7 +293,7 @@ def test_a_jump_without_a_reason_is_a_gap_in_its_place(policy: str, rest: list[b
     setting.receiver.assign(setting.p1, 0)
     events = setting.fetch()
     of_p0 = [("records", 0, 1), ("gap", 1, 3), *([("records", 3, 5)] if rest else [])]
-    assert sorted(told(events)) == sorted([*of_p0, ("records", 0, 2)])
+    assert sorted(reported(events)) == sorted([*of_p0, ("records", 0, 2)])
     assert setting.receiver.partitions == {setting.p0: 3 + len(rest), setting.p1: 2}
     assert setting.receiver.lost_offsets == 2
     assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 3 + len(rest)
@@ -305,7 +305,7 @@ def test_each_jump_is_a_gap_of_its_own() -> None:
     setting.kafka.produce("a", 0, GONE, b"1", GONE, GONE, b"4", GONE)
     setting.receiver.assign(setting.p0, 0)
     expected = [("gap", 0, 1), ("records", 1, 2), ("gap", 2, 4), ("records", 4, 5), ("gap", 5, 6)]
-    assert told(setting.fetch()) == expected
+    assert reported(setting.fetch()) == expected
 
 
 def test_while_kafka_does_not_say_why_it_jumped_the_partition_waits_and_no_other() -> None:
@@ -315,13 +315,13 @@ def test_while_kafka_does_not_say_why_it_jumped_the_partition_waits_and_no_other
     setting.kafka.produce("a", 1, b"0")
     setting.receiver.assign(setting.p0, 0)
     setting.receiver.assign(setting.p1, 0)
-    assert sorted(told(setting.fetch())) == [("records", 0, 1), ("records", 0, 1)]
+    assert sorted(reported(setting.fetch())) == [("records", 0, 1), ("records", 0, 1)]
     assert setting.state(setting.p0) is FetchState.BACKING_OFF
     setting.kafka.produce("a", 1, b"1")
-    assert told(setting.fetch()) == [("records", 1, 2)]
+    assert reported(setting.fetch()) == [("records", 1, 2)]
     setting.evidence.silent = False
     setting.clock.advance(1_000)
-    assert told(setting.fetch()) == [("gap", 1, 2), ("records", 2, 3)]
+    assert reported(setting.fetch()) == [("gap", 1, 2), ("records", 2, 3)]
 
 
 @pytest.mark.parametrize("at_once", [2, 1_000])
@@ -334,7 +334,7 @@ def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap(at_once: int
     for _ in range(60):
         events += setting.receiver.fetch(0, at_once)
         setting.clock.advance(60_000)
-    ranges = told(events)
+    ranges = reported(events)
     assert ("gap", 3, 303) in ranges
     assert [until for _, _, until in ranges[:-1]] == [begin for _, begin, _ in ranges[1:]]
     assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 8
@@ -353,7 +353,7 @@ def test_records_between_damaged_batches_are_read_and_each_batch_is_a_gap(bases:
     for _ in range(300):
         events += setting.receiver.fetch(0)
         setting.clock.advance(60_000)
-    assert told(events) == [("gap", 0, 10), ("records", 10, 15), ("gap", 15, 40), ("records", 40, 50)]
+    assert reported(events) == [("gap", 0, 10), ("records", 10, 15), ("gap", 15, 40), ("records", 40, 50)]
     assert setting.receiver.lost_offsets == 35
 
 
@@ -369,7 +369,7 @@ def test_an_offset_out_of_range_says_nothing_of_what_may_be_damaged() -> None:
             setting.consumers[0].events = [Message(topic="a", partition=0, offset=4, error=error)]
         events += setting.receiver.fetch(0)
         setting.clock.advance(60_000)
-    assert told(events) == [("gap", 0, 4), ("records", 4, 12)]
+    assert reported(events) == [("gap", 0, 4), ("records", 4, 12)]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -397,10 +397,10 @@ def test_a_truncated_log_is_told_of_although_the_offset_is_there_again(policy: s
     text = "Partition log truncation detected at offset 6: broker end offset is 4 (offset leader epoch 2)"
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET, text)
     setting.consumers[0].events = [Message(topic="a", partition=0, offset=6, error=error)]
-    assert told(setting.receiver.fetch(0)) == [("gap", 4, 6)]
+    assert reported(setting.receiver.fetch(0)) == [("gap", 4, 6)]
     assert "[4, 6)" in (setting.receiver.status()[0].error or "")
     setting.clock.advance(1_000)
-    assert told(setting.fetch()) == ([] if policy == "fail" else [("records", 6, 10)])
+    assert reported(setting.fetch()) == ([] if policy == "fail" else [("records", 6, 10)])
     assert setting.state(setting.p0) is (FetchState.FAILED if policy == "fail" else FetchState.AT_END)
 
 
@@ -410,7 +410,7 @@ def test_a_truncated_log_fails_its_partition_where_it_is_not_known_what_was_cut_
     setting.receiver.assign(setting.p0, 6)
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "Partition log truncation detected at offset 6")
     setting.consumers[0].events = [Message(topic="a", partition=0, offset=6, error=error)]
-    assert told(setting.fetch()) == [("gap", 6, 6)], "to be told of, with no offsets to name"
+    assert reported(setting.fetch()) == [("gap", 6, 6)], "to be told of, with no offsets to name"
     assert setting.state(setting.p0) is FetchState.FAILED
 
 
@@ -421,12 +421,12 @@ def test_a_log_that_was_cut_off_and_grew_again_while_nobody_read_is_told_of(poli
     setting.kafka.elect("a", 0, high=4)
     setting.kafka.produce("a", 0, *[b"new"] * 6)
     setting.receiver.assign(setting.p0, 6, EpochEnd(0, 6))
-    assert told(setting.fetch()) == [("gap", 4, 6)]
+    assert reported(setting.fetch()) == [("gap", 4, 6)]
     setting.clock.advance(1_000)
-    assert told(setting.fetch()) == ([] if policy == "fail" else [("records", 6, 10)])
+    assert reported(setting.fetch()) == ([] if policy == "fail" else [("records", 6, 10)])
     # Told once: who sets it going again goes on at the position.
     setting.receiver.assign(setting.p0, setting.receiver.partitions[setting.p0], EpochEnd(0, 6))
-    assert told(setting.fetch()) == ([("records", 6, 10)] if policy == "fail" else [])
+    assert reported(setting.fetch()) == ([("records", 6, 10)] if policy == "fail" else [])
     assert setting.state(setting.p0) is FetchState.AT_END
 
 
@@ -460,7 +460,7 @@ def test_a_log_that_is_cut_off_while_receiving_pauses_is_told_of() -> None:
     setting.receiver.listen()
     setting.kafka.elect("a", 0, high=3)
     setting.kafka.produce("a", 0, *[b"new"] * 6)
-    assert told(setting.fetch()) == [("gap", 3, 6)]
+    assert reported(setting.fetch()) == [("gap", 3, 6)]
 
 
 @pytest.mark.parametrize("end", [EpochEnd(0, 2), EpochEnd(0, 3), EpochEnd(0, 12)])
@@ -492,7 +492,7 @@ def test_behind_a_gap_nothing_is_compared_with_what_was_before_it() -> None:
     setting.kafka.produce("a", 0, *[b"1"] * 8)
     setting.kafka.expire("a", 0, 6)
     setting.receiver.assign(setting.p0, 3, EpochEnd(0, 3))
-    assert told(setting.fetch()) == [("gap", 3, 6), ("records", 6, 8)]
+    assert reported(setting.fetch()) == [("gap", 3, 6), ("records", 6, 8)]
 
 
 def test_a_client_that_cannot_compare_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

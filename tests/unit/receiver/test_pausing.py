@@ -115,8 +115,8 @@ def test_a_full_disk_pauses_the_receiver_and_it_goes_on_when_there_is_room(setti
         eventually(lambda: receiver(setting).lease_until_ms > first.lease_until_ms + 1_000)
         assert receiver(setting).state is ReceiverState.RUNNING
         assert receiver(setting).alive(setting.ledger.now_ms())
-        (told,) = setting.events(EventKind.RECEIVING_PAUSED)
-        assert (told["receiver"], told["cause"]) == ("air/records/0", "disk_full")
+        (reported,) = setting.events(EventKind.RECEIVING_PAUSED)
+        assert (reported["receiver"], reported["cause"]) == ("air/records/0", "disk_full")
         assert (setting.positions(), setting.kafka.committed) == ([0], {})
         disk.full = False
         eventually(lambda: setting.positions() == [10])

@@ -45,7 +45,7 @@ def reused(setting: Any) -> list[tuple[str, int, int, int]]:
 def test_offsets_that_are_given_to_other_records_are_an_event(begin: Callable[[str], Any], policy: str) -> None:
     setting = begin(policy)
 
-    def told(epoch: int) -> int | None:
+    def reported(epoch: int) -> int | None:
         (row,) = setting.ledger.receivers.all("air")
         return row.stats.get("lost_offsets") if row.epoch == epoch else None
 
@@ -55,7 +55,7 @@ def test_offsets_that_are_given_to_other_records_are_an_event(begin: Callable[[s
     for number in (1, 2):
         # The second finds the same, and need not say so again.
         with setting.running():
-            eventually(lambda epoch=before.epoch + number: told(epoch) == 5)  # type: ignore[misc]
+            eventually(lambda epoch=before.epoch + number: reported(epoch) == 5)  # type: ignore[misc]
             if policy == "fail":
                 eventually(lambda: setting.ledger.positions.all("air")[0].state is PartitionState.FAILED)
         setting.ledger.positions.set_state(setting.job, "records", setting.partitions, PartitionState.ACTIVE)

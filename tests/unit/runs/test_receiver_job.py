@@ -9,29 +9,29 @@ from headrace.runs.receiver_job import JobOutcome, JobWatch, missing_application
 
 
 def test_troubles_of_the_job_are_told_when_they_begin_and_end(tmp_path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
         lease = ledger.jobs.acquire("shop", holder="somebody", lease_ms=60_000)
-        watch = JobWatch("shop", lease.epoch, tell=told.append, warn=told.append)
+        watch = JobWatch("shop", lease.epoch, progress=reported.append, warn=reported.append)
         for troubles in ([], ["no topic cliks"], ["no topic cliks"], [], []):
             ledger.jobs.renew(lease, attributes={"troubles": troubles})
             assert watch.look(ledger) is None
-    assert told[1:] == ["Trouble: no topic cliks", "The trouble is over."]
+    assert reported[1:] == ["Trouble: no topic cliks", "The trouble is over."]
 
 
 def test_a_pause_of_a_receiver_is_told(tmp_path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.streams.register("shop", "{}", batch_interval_ms=1000, block_interval_ms=200)
         job = ledger.jobs.acquire("shop", holder="somebody", lease_ms=60_000)
         lease = ledger.receivers.register(job, ReceiverId("shop", "records", 0), host="h", lease_ms=60_000)
-        watch = JobWatch("shop", job.epoch, tell=told.append, warn=told.append)
+        watch = JobWatch("shop", job.epoch, progress=reported.append, warn=reported.append)
         for reason in (None, "the disk is full", None):
             ledger.receivers.heartbeat(lease, sealed_through_ms=0, paused_reason=reason)
             watch.look(ledger)
     running = "Receiver shop/records/0 is running on h"
-    assert told[1:] == [running, f"{running}, paused: the disk is full", running]
+    assert reported[1:] == [running, f"{running}, paused: the disk is full", running]
 
 
 class TestAnExpiredLease:
@@ -53,7 +53,7 @@ class TestAnExpiredLease:
 
     @pytest.fixture
     def watch(self, clock, lease):
-        return JobWatch("shop", lease.epoch, tell=lambda _: None, warn=lambda _: None, monotonic=clock.monotonic)
+        return JobWatch("shop", lease.epoch, progress=lambda _: None, warn=lambda _: None, monotonic=clock.monotonic)
 
     def looks(self, ledger, clock, watch, seconds: int) -> list[JobOutcome | None]:
         """One look a second."""
@@ -89,7 +89,7 @@ class TestAnExpiredLease:
 
 
 def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     warned: list[str] = []
     clock = ManualClock(0)
     error = "Kafka at kafka:9 cannot be asked: _TRANSPORT: refused"
@@ -100,14 +100,14 @@ def test_an_input_that_cannot_be_asked_is_warned_of_again_and_again(tmp_path) ->
         ledger.receivers.heartbeat(lease, sealed_through_ms=0)
         health = {"records": {"asked_ms": 0, "error": error, "topics": {}}}
         ledger.jobs.update(job, state="running", attributes={"inputs": health})
-        watch = JobWatch("shop", job.epoch, tell=told.append, warn=warned.append, monotonic=clock.monotonic)
+        watch = JobWatch("shop", job.epoch, progress=reported.append, warn=warned.append, monotonic=clock.monotonic)
         for seconds in (1, 29, 31, 1):
             watch.look(ledger)
             clock.advance(1_000 * seconds)
         ledger.jobs.renew(job, attributes={"inputs": {"records": {"asked_ms": 1, "error": None, "topics": {}}}})
         watch.look(ledger)
     assert warned == [f"Trouble: input records is not received: {error} (ever since the stream began)"] * 2
-    assert told[1:] == [
+    assert reported[1:] == [
         "Receiver shop/records/0 is waiting for Kafka on h",
         "The trouble is over.",
         "Receiver shop/records/0 is running on h",

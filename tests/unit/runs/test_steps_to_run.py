@@ -21,8 +21,8 @@ class Batch:
 
     def tried(self, *outputs, run="run", clear=0, started="monday", state=COMPLETED, **attributes) -> Batch:
         number = len(self.attempts) + 1
-        told = RunIdentity(run, clear, started).attributes
-        self.attempts.append(Attempt(number, outputs, state, {**told, **attributes}))
+        reported = RunIdentity(run, clear, started).attributes
+        self.attempts.append(Attempt(number, outputs, state, {**reported, **attributes}))
         for output in outputs:
             self.records.pop(output, None)
             if state is not RUNNING:

@@ -176,8 +176,8 @@ def test_no_secret_is_in_a_command_a_log_or_an_error(
             Ledger.open(stream.ledger, create=False)
     assert SECRET in environment["AIRFLOW_CONN_BROKERS"]
     assert environment["HEADRACE_SECRET_KEY"] not in (SECRET, "")
-    for told in (*command, caplog.text, str(failed.value), repr(failed.value), stream.to_json(), repr(hook)):
-        assert SECRET not in told
+    for reported in (*command, caplog.text, str(failed.value), repr(failed.value), stream.to_json(), repr(hook)):
+        assert SECRET not in reported
 
 
 @pytest.mark.parametrize("text", [f"postgres://u:{SECRET}@h:port/d", f'{{"password": "{SECRET}"', f"::{SECRET}"])

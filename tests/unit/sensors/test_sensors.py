@@ -453,31 +453,31 @@ class TestBatchByChangedUnderALiveJob:
     def test_from_arrival_to_timestamp(self, stream, ledger, clock):
         timed = self.begin(ledger, clock, "arrival")
         self.by(ledger, stream, "timestamp")
-        told = (
+        reported = (
             "; the stream is by timestamp, but its receiver job of epoch 1 still receives by arrival: "
             "`headrace stop` and `headrace start` let it begin anew"
         )
         self.seal(timed, T - 1)
-        assert timed.ask() == (False, "waiting for flights/records/0, flights/records/1" + told)
+        assert timed.ask() == (False, "waiting for flights/records/0, flights/records/1" + reported)
         self.seal(timed, T)
-        assert timed.ask() == (True, "all 2 live receiver(s) have stored their blocks" + told)
+        assert timed.ask() == (True, "all 2 live receiver(s) have stored their blocks" + reported)
 
     def test_from_timestamp_to_arrival(self, stream, ledger, clock):
         self.by(ledger, stream, "timestamp")
         timed = self.begin(ledger, clock, "timestamp")
         self.by(ledger, stream, "arrival")
         self.seal(timed, T)
-        told = "the stream is by arrival, but its receiver job of epoch 1 still receives by timestamp"
+        reported = "the stream is by arrival, but its receiver job of epoch 1 still receives by timestamp"
         ready, reason = timed.ask()
         # It may store older records yet, which would be late in a batch that is allocated now.
         assert not ready
         assert "flights-0 (nothing was read of it yet)" in reason
-        assert told in reason
+        assert reported in reason
         timed.store(0, T)
         timed.store(1, T)
         ready, reason = timed.ask()
         assert ready
-        assert told in reason
+        assert reported in reason
 
     @pytest.mark.parametrize(("before", "after"), [("arrival", "timestamp"), ("timestamp", "arrival")])
     def test_the_next_job_receives_as_the_stream_says(self, stream, ledger, clock, before, after):

@@ -78,7 +78,7 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> BatchWork:
         session=lambda: None,  # type: ignore[arg-type, return-value]
         new_scope=lambda _: None,  # type: ignore[arg-type, return-value]
         out=StringIO(),
-        tell=lambda _: None,
+        progress=lambda _: None,
     )
 
 

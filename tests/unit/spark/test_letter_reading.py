@@ -76,8 +76,8 @@ RECORD = {"topic": "clicks", "partition": 0, "offset": 1, "headers": [], "value"
     ],
 )
 def test_a_letter_needs_its_record(tmp_path: Path, fields: dict[str, Any], why: str | None) -> None:
-    told = reader(stream(tmp_path)).cannot(StoredLetter("x", 0, 1, fields))
-    assert told is None if why is None else why in str(told)
+    reported = reader(stream(tmp_path)).cannot(StoredLetter("x", 0, 1, fields))
+    assert reported is None if why is None else why in str(reported)
 
 
 def test_with_several_inputs_its_topic_has_to_be_of_one(tmp_path: Path) -> None:

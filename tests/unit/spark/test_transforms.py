@@ -152,10 +152,10 @@ def test_every_outputs_own_transform_is_checked(tmp_path: Path) -> None:
         check_transform(stream(tmp_path).model_copy(update={"outputs": (own,)}))
 
 
-@pytest.mark.parametrize(("function", "told"), [("misnamed", r"takes \(\)"), ("nowhere", "nowhere")])
-def test_the_function_of_a_foreach_batch_output_is_checked(tmp_path: Path, function: str, told: str) -> None:
+@pytest.mark.parametrize(("function", "reported"), [("misnamed", r"takes \(\)"), ("nowhere", "nowhere")])
+def test_the_function_of_a_foreach_batch_output_is_checked(tmp_path: Path, function: str, reported: str) -> None:
     output = ForeachBatchOutput(function=f"{__name__}:{function}")
-    with pytest.raises(HeadraceError, match=told):
+    with pytest.raises(HeadraceError, match=reported):
         check_transform(stream(tmp_path).model_copy(update={"outputs": (output,)}))
     found = output.model_copy(update={"function": f"{__name__}:write_somewhere"})
     check_transform(stream(tmp_path).model_copy(update={"outputs": (found,)}))

@@ -376,7 +376,7 @@ def test_conf_that_headrace_decides_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "reported"),
     [
         (
             "spark.streaming.receiver.maxRate",
@@ -386,8 +386,8 @@ def test_conf_that_headrace_decides_is_refused() -> None:
         ("spark.streaming.ui.retainedBatches", r"spark\.streaming\.ui\.retainedBatches: headrace reads no setting"),
     ],
 )
-def test_a_setting_of_spark_streaming_is_not_ignored_in_silence(setting: str, told: str) -> None:
-    with pytest.raises(StreamDefinitionError, match=told):
+def test_a_setting_of_spark_streaming_is_not_ignored_in_silence(setting: str, reported: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=reported):
         SparkSettings(conf={setting: "1"})
 
 

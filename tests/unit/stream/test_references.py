@@ -19,10 +19,10 @@ def test_what_cannot_be_imported_is_told_in_a_sentence(tmp_path: Path, monkeypat
     (tmp_path / "raising_module.py").write_text("raise TypeError('no such option')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_reference("os.path:join", "transform")
-    for reference, told in (
+    for reference, reported in (
         ("no_such_module:f", "No module named"),
         ("raising_module:f", "its module raises TypeError: no such option"),
         ("os.path:no_such_name", "has no 'no_such_name' to be the transform"),
     ):
-        with pytest.raises(StreamDefinitionError, match=told):
+        with pytest.raises(StreamDefinitionError, match=reported):
             load_reference(reference, "transform")

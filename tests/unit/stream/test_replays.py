@@ -65,7 +65,7 @@ def test_what_a_replay_does_not_change_stays_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "told"),
+    ("outputs", "reported"),
     [
         ({"elasticsearch": {"document_ids": {"kind": "key"}}}, "index 'flights'"),
         (
@@ -80,8 +80,8 @@ def test_what_a_replay_does_not_change_stays_of_its_kind() -> None:
         ({"elasticsearch": {"index": "v2", "colour": "red"}}, "colour"),
     ],
 )
-def test_a_replay_never_writes_where_the_stream_does(outputs: dict[str, Any], told: str) -> None:
-    with pytest.raises(StreamDefinitionError, match=told):
+def test_a_replay_never_writes_where_the_stream_does(outputs: dict[str, Any], reported: str) -> None:
+    with pytest.raises(StreamDefinitionError, match=reported):
         replayed(stream(), outputs)
 
 

@@ -129,6 +129,6 @@ def test_the_receiver_sensors_trigger_warns_of_a_definition_that_the_job_has_not
     trigger = triggers(stream)[2]
     for _ in range(2):
         trigger.look(ledger)
-    told = capsys.readouterr().out
-    assert told.count("still receives by revision 1 of the definition") == 1
-    assert "headrace stop flights" in told
+    reported = capsys.readouterr().out
+    assert reported.count("still receives by revision 1 of the definition") == 1
+    assert "headrace stop flights" in reported

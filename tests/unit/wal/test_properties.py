@@ -49,12 +49,14 @@ class Written:
     def check_nothing_missed(self, frames: list[ScannedFrame], scan: LogScan) -> None:
         """Every block that is not there is behind something that was reported."""
         there = {(f.header.epoch, f.header.sequence) for f in frames}
-        told = [(tail.segment, tail.offset) for tail in scan.torn_tails]
-        told += [(damage.segment, damage.offset) for damage in scan.damage]
+        reported = [(tail.segment, tail.offset) for tail in scan.torn_tails]
+        reported += [(damage.segment, damage.offset) for damage in scan.damage]
         for key, (handle, _) in self.durable.items():
             if key not in there:
-                is_told = any(segment == handle.segment and at < handle.offset + handle.length for segment, at in told)
-                assert is_told or handle.segment in scan.open
+                is_reported = any(
+                    segment == handle.segment and at < handle.offset + handle.length for segment, at in reported
+                )
+                assert is_reported or handle.segment in scan.open
 
 
 @st.composite

@@ -80,8 +80,8 @@ def check_with_ledger(log: WrittenLog, storage: LogStorage, mode: RecoveryMode) 
         assert error.exact
         assert not Counter(error.ranges) - ranges_of(missing), "said to be lost, and was read"
     elif mode is RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS:
-        told = [*(each.ranges or () for each in scan.damage), *(each.ranges or () for each in scan.missing)]
-        assert Counter(r for ranges in told for r in ranges) == ranges_of(missing)
+        reported = [*(each.ranges or () for each in scan.damage), *(each.ranges or () for each in scan.missing)]
+        assert Counter(r for ranges in reported for r in ranges) == ranges_of(missing)
     elif missing:
         assert scan.damage or scan.missing
         check_prefixes(log, seen)
@@ -92,17 +92,17 @@ def check_without_ledger(log: WrittenLog, storage: LogStorage, mode: RecoveryMod
     seen, error = read(log, scan, mode)
     if error is not None or mode is RecoveryMode.POINT_IN_TIME_RECOVERY:
         return
-    told = [(tail.segment, tail.offset) for tail in scan.torn_tails]
-    told += [(damage.segment, damage.offset) for damage in scan.damage]
+    reported = [(tail.segment, tail.offset) for tail in scan.torn_tails]
+    reported += [(damage.segment, damage.offset) for damage in scan.damage]
     gone = {missing.segment for missing in scan.missing}
     for key, block in log.accepted.items():
         if key in seen:
             continue
         handle = block.handle
-        is_told = any(segment == handle.segment and at < handle.offset + handle.length for segment, at in told)
+        is_reported = any(segment == handle.segment and at < handle.offset + handle.length for segment, at in reported)
         # The two things that no log knows of itself; the ledger does.
         is_newest = handle.segment in scan.open or not storage.exists(handle.segment)
-        assert is_told or handle.segment in gone or is_newest, f"{key} missed in silence under {mode.name}"
+        assert is_reported or handle.segment in gone or is_newest, f"{key} missed in silence under {mode.name}"
 
 
 def read(

@@ -16,7 +16,7 @@ from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, RepairRefusedError, StorageError, WriteFailedError
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.log_scan import scan_log
-from headrace.wal.repair import cut_is_told, quarantine_path, repair_torn_tail, untold_cuts
+from headrace.wal.repair import cut_is_reported, quarantine_path, repair_torn_tail, untold_cuts
 from headrace.wal.scan import scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -62,7 +62,7 @@ def test_a_cut_is_known_until_somebody_was_told(storage: FaultyStorage, open_wri
         assert repair_torn_tail(storage, segment) is None
         assert untold_cuts(storage, "kafka-0") == (tail,)
     assert untold_cuts(storage, "kafka-1") == ()
-    cut_is_told(storage, tail)
+    cut_is_reported(storage, tail)
     assert untold_cuts(storage, "kafka-0") == ()
     assert storage.exists(tail.kept)
 
@@ -81,9 +81,9 @@ def test_wherever_a_repair_ends_the_cut_is_told_once_by_whoever_comes_next(tmp_p
     with contextlib.suppress(StorageError, OSError):
         tail = repair_torn_tail(storage, segment)
     files.heal()
-    told = untold_cuts(storage, "kafka-0")
+    reported = untold_cuts(storage, "kafka-0")
     is_cut = not storage.exists(segment) or storage.size(segment) == 0
-    assert len(told) == 1 if is_cut else tail is None
+    assert len(reported) == 1 if is_cut else tail is None
     again = repair_torn_tail(storage, segment) if storage.exists(segment) else None
     assert (again is None) == is_cut
     (left,) = untold_cuts(storage, "kafka-0")

@@ -126,7 +126,7 @@ def _rebuild(
         _refuse_while_alive(evidence, ledger.now_ms())
     progress("putting the ledger together")
     concluded = conclude(evidence, definition, folder_url=None, now_ms=ledger.now_ms())
-    _tell(concluded, report)
+    _report(concluded, report)
     if not report.dry_run:
         progress("writing the ledger")
         ledger.rebuild.restore(name, concluded.found, force=force)
@@ -161,7 +161,7 @@ def _refuse_while_alive(evidence: Evidence, now_ms: int) -> None:
         )
 
 
-def _tell(concluded: Conclusion, report: Recovered) -> None:
+def _report(concluded: Conclusion, report: Recovered) -> None:
     found = concluded.found
     states = [batch.row.state for batch in found.batches]
     report.counts |= {

@@ -77,12 +77,12 @@ def topic_id(config: Config, topic: str) -> str:
     try:
         return str(described.result(_QUESTION_SECONDS + 5).topic_id)
     except KafkaException as error:
-        raise told(error.args[0], topic) from error
+        raise reported(error.args[0], topic) from error
     except TimeoutError as error:
         raise KafkaOutputError(f"Kafka did not describe topic {topic!r} in {_QUESTION_SECONDS:g} s.") from error
 
 
-def told(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutputError:
+def reported(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutputError:
     """The error in our words; ``message`` says which of the messages it is about."""
     code = error.code()
     text = error.str()

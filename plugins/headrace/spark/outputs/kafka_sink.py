@@ -70,11 +70,11 @@ class KafkaSink(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Leave the counts for the caller."""
-        told = [message for message in messages if isinstance(message, TaskMessages)]
-        if len(told) > 1:
-            raise KafkaOutputError(f"The batch was in {len(told)} partitions instead of one.")
+        reported = [message for message in messages if isinstance(message, TaskMessages)]
+        if len(reported) > 1:
+            raise KafkaOutputError(f"The batch was in {len(reported)} partitions instead of one.")
         messages_sent = {"messages": 0, "repeated": 0, "bytes": 0}
-        for each in told:
+        for each in reported:
             messages_sent["repeated" if each.before else "messages"] = each.sent.messages
             messages_sent["bytes"] = 0 if each.before else each.sent.bytes
         leave_counts(self._report, messages_sent)

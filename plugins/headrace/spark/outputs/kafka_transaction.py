@@ -19,7 +19,7 @@ from headrace.spark.outputs.errors import (
     RowsCutOffError,
     TransactionTimedOutError,
 )
-from headrace.spark.outputs.kafka_client import told, topic_id
+from headrace.spark.outputs.kafka_client import reported, topic_id
 from headrace.spark.outputs.kafka_messages import END
 from headrace.spark.outputs.kafka_sent import Marker, Sent, SentRecords
 
@@ -91,7 +91,7 @@ class BatchTransaction:
                 marker.remove(topic)
             return sent, known is not None
         except (KafkaException, SystemError) as error:
-            raise self._told(_kafka_error(error), sending) from error
+            raise self._reported(_kafka_error(error), sending) from error
         finally:
             sending.abort()
             marker.close()
@@ -107,7 +107,7 @@ class BatchTransaction:
             }
         )
 
-    def _told(self, error: KafkaError, sending: _Sending) -> Exception:
+    def _reported(self, error: KafkaError, sending: _Sending) -> Exception:
         sending.look()
         if sending.refused is not None:
             return sending.refused
@@ -125,7 +125,7 @@ class BatchTransaction:
             return AttemptReplacedError(
                 f"Another attempt at the batch took topic {self.topic!r} over from attempt {self.attempt}."
             )
-        return told(error, self.topic)
+        return reported(error, self.topic)
 
 
 def _kafka_error(error: KafkaException | SystemError) -> KafkaError:
@@ -252,7 +252,9 @@ class _Sending:
         # The first tells why: those after it fail because of it.
         if self.refused is None and error.code() not in (*_FENCED, *_CONSEQUENCES):
             size = len(value or b"") + len(key or b"")
-            self.refused = told(error, self._batch.topic, message=f"a message of {size:,} bytes with key {key!r:.80}")
+            self.refused = reported(
+                error, self._batch.topic, message=f"a message of {size:,} bytes with key {key!r:.80}"
+            )
 
 
 # What messages get that are dropped because the transaction is aborted, or took too long.

@@ -89,7 +89,7 @@ class Claim:
         Raises AttemptReplacedError when a later attempt has claimed or published it, and OutputFolderError when the
         published files are another output's.
         """
-        with self._told("claim"):
+        with self._reported("claim"):
             make_directory(self._hidden)
             self.folder.mkdir(exist_ok=True)
             # Looking comes after making: of two attempts that do this at the same time, the earlier one sees the other.
@@ -109,7 +109,7 @@ class Claim:
 
         Raises AttemptReplacedError when a later attempt has claimed the batch.
         """
-        with self._told("publish"):
+        with self._reported("publish"):
             ready = self._prepare(files)
             replaced = self._put_in_place(ready)
             sync_directory(Path(self.path))
@@ -238,7 +238,7 @@ class Claim:
                 self._discard(each)
 
     @contextlib.contextmanager
-    def _told(self, action: str) -> Iterator[None]:
+    def _reported(self, action: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:

@@ -21,7 +21,7 @@ WARNING = "warning: "
 """What a line for people begins with that is one."""
 _LOOK_SECONDS = 1.0
 # Every task of a write may warn of the same.
-_TELL_SECONDS = 15.0
+_REPORT_SECONDS = 15.0
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def report_file(batch: WrittenBatch, name: str) -> Iterator[str]:
     uri = f"{folder}/{file}"
     over = threading.Event()
     listener = threading.Thread(
-        target=_listen, args=(uri, name, batch.tell, over), name="headrace-warnings", daemon=True
+        target=_listen, args=(uri, name, batch.progress, over), name="headrace-warnings", daemon=True
     )
     listener.start()
     try:
@@ -50,10 +50,10 @@ def report_file(batch: WrittenBatch, name: str) -> Iterator[str]:
         open_storage(folder).delete(file)
 
 
-def _listen(uri: str, name: str, tell: Callable[[str], None], over: threading.Event) -> None:
+def _listen(uri: str, name: str, progress: Callable[[str], None], over: threading.Event) -> None:
     """Tell the first warning at once, then now and then how many there were."""
     held = 0
-    told_at = -_TELL_SECONDS
+    reported_at = -_REPORT_SECONDS
     while True:
         ended = over.wait(_LOOK_SECONDS)
         try:
@@ -63,9 +63,9 @@ def _listen(uri: str, name: str, tell: Callable[[str], None], over: threading.Ev
             logger.debug("the warnings of %s cannot be read: %s", uri, error)
             warnings = []
         held += len(warnings)
-        if warnings and (ended or time.monotonic() >= told_at + _TELL_SECONDS):
+        if warnings and (ended or time.monotonic() >= reported_at + _REPORT_SECONDS):
             more = f" (and {held - 1} more like it)" if held > 1 else ""
-            tell(f"{WARNING}output {name}: {warnings[-1]}{more}")
-            held, told_at = 0, time.monotonic()
+            progress(f"{WARNING}output {name}: {warnings[-1]}{more}")
+            held, reported_at = 0, time.monotonic()
         if ended:
             return

@@ -39,7 +39,7 @@ class WrittenBatch:
     target: str
     undecodable: Mapping[str, DataFrame]
     out: IO[str]
-    tell: Callable[[str], None]
+    progress: Callable[[str], None]
     earlier: tuple[BatchOrigin, ...] = ()
     incarnations: Callable[[], BatchIncarnations] | None = None
     written_before: bool = False

@@ -81,7 +81,7 @@ def update_state(
     version, counts = update.run(base, inputs, leaving)
     later = store.later_than(version.batch_time_ms)
     if later:
-        batch.tell(f"state: {later:,} later batches have a state already, which this run does not compute again")
+        batch.progress(f"state: {later:,} later batches have a state already, which this run does not compute again")
     reach = stream.remember_ms if stream.state.remember is None else milliseconds(stream.state.remember)
     store.prune(version.batch_time_ms - reach if keep_from_ms is None else keep_from_ms)
     return {**counts, "later_versions": later}
@@ -143,7 +143,7 @@ class _Update:
             idle_since_ms=None,
         )
         version, _ = self._write(None, rows, time_ms, 0, first_ms=self.batch.batch_time_ms)
-        self.batch.tell(f"state: begins with {version.rows:,} rows of {reference}")
+        self.batch.progress(f"state: begins with {version.rows:,} rows of {reference}")
         return version
 
     def _table(self, version: Version | None, *, keys_only: bool = False) -> DataFrame:

@@ -29,7 +29,7 @@ class Stateful:
 
     spark: SparkSession
     stream: Stream
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
 
     def time_ms(self, batch: int) -> int:
         return FIRST_MS + batch * INTERVAL_MS
@@ -45,7 +45,7 @@ class Stateful:
             target=target,
             undecodable={},
             out=sys.stdout,
-            tell=self.told.append,
+            progress=self.reported.append,
         )
 
     def words(self, words: Words) -> DataFrame:

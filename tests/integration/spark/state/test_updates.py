@@ -79,7 +79,7 @@ def test_update_state_by_key_with_initial_values(make: Make, update: Any, return
     assert stateful.changes(0) == {"a": (2, False), "b": (1, False)}
     stateful.run(0, ["a", "b"], attempt=2)
     assert stateful.state(0) == {"a": 2, "b": 1, "c": 2}
-    assert stateful.told == [f"state: begins with 2 rows of {initial_counts.__module__}:initial_counts"]
+    assert stateful.reported == [f"state: begins with 2 rows of {initial_counts.__module__}:initial_counts"]
 
 
 def test_update_state_by_key_testing_time_stamps_as_input(make: Make) -> None:

@@ -64,7 +64,7 @@ def test_a_batch_run_again_starts_from_the_state_before_it_and_leaves_later_ones
     counts = stateful.run(1, ["b"], attempt=2)
     assert stateful.state(1) == before == {"a": 1, "b": 1}
     assert (counts["based_on"], counts["later_versions"]) == (stateful.time_ms(0), 1)
-    assert stateful.told == ["state: 1 later batches have a state already, which this run does not compute again"]
+    assert stateful.reported == ["state: 1 later batches have a state already, which this run does not compute again"]
     stateful.run(1, ["x"], attempt=3)
     assert stateful.state(1) == {"a": 1, "x": 1}
     assert stateful.state(2) == {"a": 1, "b": 1, "c": 1}

@@ -58,7 +58,7 @@ def write(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             target="",
             undecodable={"records": Any} if undecodable else {},  # type: ignore[dict-item]
             out=io.StringIO(),
-            tell=lambda _: None,
+            progress=lambda _: None,
         )
         ElasticsearchOutputWriter(output).write(object(), written)  # type: ignore[arg-type]
         return writes

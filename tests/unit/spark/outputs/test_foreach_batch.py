@@ -55,7 +55,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
             target="",
             undecodable=undecodable or {},
             out=io.StringIO(),
-            tell=lambda _: None,
+            progress=lambda _: None,
         )
         return ForeachBatchWriter(output).write(frame, batch)
 

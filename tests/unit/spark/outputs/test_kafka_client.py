@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from headrace.kafka.errors import ClientSettingError
 from headrace.spark.outputs.errors import KafkaOutputError, KafkaRefusedError, MessageRefusedError, TopicMissingError
-from headrace.spark.outputs.kafka_client import client_config, told
+from headrace.spark.outputs.kafka_client import client_config, reported
 from headrace.spark.outputs.kafka_sent import SentRecords
 from headrace.spark.outputs.kafka_transaction import BatchTransaction
 
@@ -58,4 +58,4 @@ def test_the_password_is_not_shown() -> None:
 )
 def test_errors_come_with_a_remedy(code: int, kind: type[KafkaOutputError], says: str) -> None:
     with pytest.raises(kind, match=says):
-        raise told(KafkaError(code), "clicks", message="the seventh")
+        raise reported(KafkaError(code), "clicks", message="the seventh")

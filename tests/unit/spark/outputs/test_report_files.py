@@ -19,9 +19,11 @@ WORKER = logging.getLogger("headrace.elasticsearch.retrying")
 
 @pytest.fixture
 def batch(tmp_path: Path) -> Any:
-    told: list[str] = []
+    reported: list[str] = []
     stream = SimpleNamespace(folder_url=str(tmp_path))
-    return SimpleNamespace(stream=stream, target="", batch_time_ms=5, attempt=1, tell=told.append, told=told)
+    return SimpleNamespace(
+        stream=stream, target="", batch_time_ms=5, attempt=1, progress=reported.append, reported=reported
+    )
 
 
 def test_a_warning_is_told_while_the_write_goes_on(batch: Any, tmp_path: Path) -> None:
@@ -29,10 +31,10 @@ def test_a_warning_is_told_while_the_write_goes_on(batch: Any, tmp_path: Path) -
         with warnings_beside(uri):
             WORKER.warning("Indexing into %r makes no progress: 429", "orders")
             WORKER.warning("the same of another request, a moment later")
-        eventually(lambda: bool(batch.told))
-        assert batch.told == ["warning: output search: Indexing into 'orders' makes no progress: 429"]
+        eventually(lambda: bool(batch.reported))
+        assert batch.reported == ["warning: output search: Indexing into 'orders' makes no progress: 429"]
         WORKER.warning("said by nobody's write")
-    assert len(batch.told) == 1
+    assert len(batch.reported) == 1
     assert list((tmp_path / "reports").iterdir()) == []
 
 
@@ -43,8 +45,8 @@ def test_warnings_of_many_tasks_are_one_line_now_and_then(batch: Any, monkeypatc
             with warnings_beside(uri):
                 WORKER.warning("429 of task %d", number)
             eventually(lambda: take_none_left(uri))
-        assert len(batch.told) == 1
-    assert len(batch.told) == 1, "the last ones came too soon after the first to be told before the end"
+        assert len(batch.reported) == 1
+    assert len(batch.reported) == 1, "the last ones came too soon after the first to be told before the end"
 
 
 def take_none_left(uri: str) -> bool:
