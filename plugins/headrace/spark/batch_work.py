@@ -119,7 +119,7 @@ class BatchWork:
         self.progress(f"{_named(step)}: {readable(counts)}")
 
     def _update_state(self, reading: BatchReading) -> Counts:
-        from headrace.spark.state import update_state
+        from headrace.spark.state.updating import update_state
 
         leaving = reading.decoded(self.leaving) if self.leaving else None
         inputs = reading.decoded((self.own,))

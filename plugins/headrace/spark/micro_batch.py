@@ -211,7 +211,7 @@ class _Run:
         """The batches whose records leave the state's window at this one."""
         if STATE_STEP not in self._attempt.outputs:
             return ()
-        from headrace.spark.state import evicted_batches
+        from headrace.spark.state.eviction import evicted_batches
 
         return evicted_batches(self._ledger, self._stream, batch_time_ms)
 

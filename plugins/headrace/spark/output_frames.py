@@ -157,7 +157,7 @@ class OutputFrames:
             return {}
         if self._state_failed:
             raise StateNotUpdatedError("The transform takes the state, whose update failed.")
-        from headrace.spark.state import state_frames
+        from headrace.spark.state.frames import state_frames
 
         frames = state_frames(self._reading.spark, self._stream, self._batch_time_ms)
         return {name: getattr(frames, name) for name in STATE_FRAMES}

@@ -18,8 +18,9 @@ from tests.integration.spark.state.stateful import (
     running_count,
 )
 
-from headrace.spark.state import state_frames, update_state
+from headrace.spark.state.frames import state_frames
 from headrace.spark.state.store import StateStore
+from headrace.spark.state.updating import update_state
 from headrace.spark.transforms import BatchContext
 from headrace.stream import Stream
 

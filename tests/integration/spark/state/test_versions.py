@@ -20,7 +20,6 @@ from tests.integration.spark.state.stateful import (
 )
 
 from headrace.errors import HeadraceError
-from headrace.spark.state import state_frames, update_state
 from headrace.spark.state.errors import (
     StateDefinitionError,
     StateError,
@@ -28,6 +27,8 @@ from headrace.spark.state.errors import (
     StateMissingError,
     StateRowsError,
 )
+from headrace.spark.state.frames import state_frames
+from headrace.spark.state.updating import update_state
 
 
 def only_state(words: DataFrame, state: DataFrame) -> DataFrame:
