@@ -90,7 +90,7 @@ def test_what_the_ledger_knows_stays_and_so_does_what_is_behind_it(
     assert receiving.segments() == before[2:]
 
 
-@pytest.mark.parametrize("told_by", ["the next frame", "the end", "the next segment"])
+@pytest.mark.parametrize("reported_by", ["the next frame", "the end", "the next segment"])
 def test_the_log_of_a_ledger_that_was_lost_is_not_touched(receiving: Receiving, reported_by: str) -> None:
     """Its files are of stale epochs, and the ledger knows none of them: it is rebuilt from them."""
     receiving.writer._segment_bytes = 1 if reported_by == "the next segment" else 1 << 20

@@ -101,7 +101,7 @@ def test_what_waits_is_asked_of_the_ledger(batch_by: str, away: bool, pauses: bo
 
     ledger: Any = SimpleNamespace(
         streams=SimpleNamespace(get=lambda _: SimpleNamespace(batch_by=batch_by)),
-        batches=SimpleNamespace(list=lambda *_: [], next_unclaimed=next_unclaimed),
+        batches=SimpleNamespace(page=lambda *_: [], next_unclaimed=next_unclaimed),
         positions=SimpleNamespace(unpassed=lambda *_: ["a partition"]),
     )
     clock = ManualClock(1_000)

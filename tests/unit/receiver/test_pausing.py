@@ -383,7 +383,7 @@ def test_receiving_goes_on_only_where_nothing_else_can_make_room(
     segments.bytes = 2_000
     ledger: Any = SimpleNamespace(
         segments=segments,
-        batches=SimpleNamespace(list=lambda *_: held[0], next_unclaimed=lambda _: held[1]),
+        batches=SimpleNamespace(page=lambda *_: held[0], next_unclaimed=lambda _: held[1]),
         positions=SimpleNamespace(unpassed=lambda *_: held[2]),
     )
     found = LogBudget(make_stream(batch_by=batch_by), ledger, 1_000, lambda: 0, ManualClock(1_000))
