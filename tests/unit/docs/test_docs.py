@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,23 @@ def test_the_flights_dag_folder_is_found() -> None:
     from examples.demo.stack import dags_folder
 
     assert dags_folder() == ROOT / "dags"
+
+
+def names_of(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[str]:
+    """The functions and classes of a file, with those inside classes as ``Class.method``."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from names_of(node.body, f"{prefix}{node.name}.")
+
+
+def test_the_architecture_names_functions_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    links = re.findall(r"\]\(\.\./(plugins/headrace/[^)]+\.py)\)((?:[\s,]+`[A-Za-z_][\w.]*`)*)", text)
+    assert len(links) > 60
+    for file, named in links:
+        names = re.findall(r"`([^`]+)`", named)
+        assert names, f"{file} is linked without a function or class"
+        unknown = set(names) - set(names_of(ast.parse((ROOT / file).read_text()).body))
+        assert not unknown, f"{file} has no {', '.join(sorted(unknown))}"
