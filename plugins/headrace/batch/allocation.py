@@ -1,9 +1,11 @@
-"""Allocation: a batch time gets its blocks, once and for good (rules 4 and 5 of the design).
+"""Allocation: assign a batch time its blocks, once and permanently (rules 4 and 5 of the design).
 
-Sealing comes first and commits by itself: from then on no block can join the batch time, so its set of blocks is
-final and can be written down without holding the ledger's lock during the disk's sync. The transaction that
-follows counts the blocks again. A crash in between leaves a sealed time without a batch, and the next run of the
-task draws up the same manifest.
+1. Seal the batch time, in its own transaction. After that no block can join the batch time, so its set of blocks is
+   final.
+2. Write the manifest. This needs no lock in the ledger during the disk's sync.
+3. Allocate the batch in a second transaction, which counts the blocks again.
+
+A crash after step 1 leaves a sealed time without a batch, and the next run of the task writes the same manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from headrace.stream import Stream
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
-# Each means that another run has claimed one of the times to absorb, so that fewer are left to quarrel about.
+# Maximum tries. Each conflict leaves fewer times to absorb, because another run has claimed one of them.
 _CONFLICTS = 20
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Allocation:
-    """An allocated batch. ``fresh``: this call allocated it; else it was found as it is."""
+    """An allocated batch. ``fresh``: this call allocated it; otherwise it was allocated before."""
 
     batch: BatchRow
     inputs: tuple[BatchInputRow, ...]
@@ -42,20 +44,20 @@ class Allocation:
 def allocate(
     stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, takes_over: bool = False
 ) -> Allocation:
-    """Allocate the batch time's blocks, or give back the allocation that there is.
+    """Allocate the batch time's blocks, or return the existing allocation.
 
-    A time that another batch has absorbed stays as it is, and takes nothing. An allocated batch's manifest is written
-    again where its file is missing or damaged, if what the ledger has still gives the same.
+    A time that another batch has absorbed stays absorbed, and takes no blocks. If the manifest of an allocated batch is
+    missing or damaged, it is written again, provided that the ledger still gives the same bytes.
 
     Args:
         storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
         batch_time_ms: the end of an interval, in milliseconds since the epoch.
-        takes_over: absorb the times before it, back to the batch before it, that have blocks and no batch.
+        takes_over: absorb the batch times since the previous batch that have blocks and no batch.
 
     Raises:
-        BatchTimeError: the time is no interval end, or has not come.
-        BatchRemovedError: it was removed with the stream's history.
-        AllocationConflictError: other runs claimed the times to absorb, again and again.
+        BatchTimeError: the time is not an interval end, or is in the future.
+        BatchRemovedError: the batch was removed with the stream's history.
+        AllocationConflictError: other runs claimed the times to absorb, in every try.
         StorageError: the manifest cannot be written; nothing is allocated then.
     """
     existing = ledger.batches.find(stream.name, batch_time_ms)
@@ -76,7 +78,6 @@ def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms
         try:
             batch = _take(stream, ledger, storage, drawn[-1], blocks=len(blocks), absorb=absorb)
         except AllocationConflictError as error:
-            # Another run has claimed one of the times to absorb since they were read.
             conflict = error
         else:
             _delete_others(storage.below(stream.name), drawn, batch)
@@ -99,10 +100,12 @@ def _take(
 
 
 def write_beside(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]:
-    """Write a manifest into the stream's folder, by another name where another has its own; it and its SHA-256.
+    """Write a manifest into the stream's folder, under another name if its own is taken by a different manifest.
 
-    The other was left by an allocation that crashed before the ledger heard of it, under another definition say, or is
-    of one that runs: the ledger may name it any moment.
+    The different manifest was left by an allocation that crashed before its transaction (for example under another
+    definition), or belongs to an allocation that still runs: the ledger may name it at any moment.
+
+    Returns the manifest as it was written, and its SHA-256.
     """
     try:
         return manifest, manifest.write(folder)
@@ -112,10 +115,10 @@ def write_beside(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]
 
 
 def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRow) -> None:
-    """Delete the files of the batch time that its row does not name: it has one and for good, so none ever will."""
+    """Delete this time's manifests that the batch's row does not name: a row never changes its manifest."""
     paths = {path for manifest in drawn for path in (manifest.path, replace(manifest, apart=True).path)}
     for path in sorted(paths):
-        # By its name alone: the same folder may be written as another URL.
+        # Compare names only: the same folder may have another URL.
         if path.rpartition("/")[2] == batch.manifest_uri.rpartition("/")[2]:
             continue
         try:
@@ -125,8 +128,9 @@ def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRo
 
 
 def restore_manifest(stream: Stream, ledger: Ledger, folder: LogStorage, batch: BatchRow) -> bool:
-    """Write the batch's manifest again if its file is missing or damaged, and the same bytes can be drawn up still;
-    whether it is there.
+    """Write the batch's manifest again if its file is missing or damaged and the ledger still gives the same bytes.
+
+    Returns whether the valid manifest is there.
 
     Args:
         folder: the stream's folder in its storage.
@@ -160,7 +164,7 @@ def _built_ranges(ledger: Ledger, batch: BatchRow) -> dict[str, tuple[RecordedRa
 
 
 def draw_up(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Manifest:
-    """The manifest of these blocks; every input of the stream is in it, also one without blocks."""
+    """Make the manifest of these blocks. It has every input of the stream, also inputs without blocks."""
     by_input: dict[str, list[ManifestBlock]] = defaultdict(list)
     for block in blocks:
         info = block.info
@@ -168,7 +172,7 @@ def draw_up(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Ma
             ManifestBlock(info.handle, info.records, info.payload_bytes, info.ranges)
         )
     ids = [source.id for source in stream.inputs]
-    # An input that was taken out of the definition may have left blocks: they stay in the batch, visibly.
+    # An input that was removed from the definition may have left blocks: they stay in the batch, under its id.
     ids += [name for name in by_input if name not in ids]
     return Manifest(
         stream=stream.name,

@@ -1,9 +1,9 @@
-"""Building a batch of the time before its stream: offset ranges found by timestamps in Kafka.
+"""Builds a batch for a time before its stream began, from offset ranges that Kafka finds by timestamp.
 
-A partition's part of a batch time are the records whose running maximum of timestamps lies in the interval: from the
-first record with a timestamp at or after the interval's begin up to the first one at or after its end. So neighbouring
-batches meet and never overlap, whatever the order of the timestamps. Offsets from a partition's starting position on
-were received by the stream, and belong to its own batches.
+In each partition, the batch takes the offsets from the first record with a timestamp at or after the interval's begin
+up to the first record with a timestamp at or after its end: the records whose running maximum of timestamps lies in
+the interval. So neighbouring batches meet and never overlap, whatever the order of the timestamps. Offsets from a
+partition's starting position on were received by the stream, and belong to its own batches.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ InputPartition = tuple[str, TopicPartition]
 
 
 class BatchBuildError(HeadraceError):
-    """The batch cannot be built from Kafka: it is not one of those that may be, or part of it is gone."""
+    """The batch cannot be built from Kafka: it is not allowed for this batch, or some of its records are gone."""
 
     failure = Failure.FINAL
 
 
 class Offsets(Protocol):
-    """What is asked of one input's Kafka, as `OffsetsByTime` does."""
+    """The queries to one input's Kafka; `OffsetsByTime` implements them."""
 
     def close(self) -> None: ...
 
@@ -67,9 +67,9 @@ def build_from_kafka(
     *,
     offsets_of: Callable[[KafkaInput], Offsets] = OffsetsByTime,
 ) -> Allocation:
-    """Build the batch of a time at or before the stream's zero time, or give back what was built.
+    """Build the batch of a time at or before the stream's zero time, or return the batch that was built before.
 
-    Its records are not counted: the rows' and the manifest's numbers are upper bounds.
+    Records are not counted: the numbers in the rows and the manifest are upper bounds.
 
     Args:
         storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
@@ -77,8 +77,8 @@ def build_from_kafka(
 
     Raises:
         BatchBuildError: the stream's batches build on earlier ones, the time is after its zero time or has blocks of
-            its own, or Kafka may no longer have all of it; the text says since when it has records.
-        BatchTimeError: the time is no interval end.
+            its own, or Kafka may no longer have all of its records; the text says since when Kafka has records.
+        BatchTimeError: the time is not an interval end.
         RangesUnreadableError: Kafka does not answer.
         StorageError: the manifest cannot be written; nothing is allocated then.
     """
@@ -127,7 +127,7 @@ def build_from_kafka(
         ],
         replace_empty=True,
     )
-    # Another build may have overtaken this one, and its ranges count then.
+    # A concurrent build may have allocated the batch first; then its ranges count.
     return _allocation(ledger, batch, fresh=batch.built and batch.manifest_uri == manifest.uri)
 
 
@@ -169,8 +169,8 @@ def _what_builds_on_earlier_batches(stream: Stream) -> str | None:
 
 
 class _Neighbours:
-    """What the batches before and after took, so that this one meets them even where compaction has since removed the
-    records by which they were found."""
+    """The ranges of the batches before and after. This batch must meet them, even if compaction has since removed the
+    records by which their limits were found."""
 
     def __init__(self, stream: Stream, ledger: Ledger, batch_time_ms: int) -> None:
         self._ledger = ledger
@@ -181,7 +181,7 @@ class _Neighbours:
         self._after = {key: row.from_offset for key, row in self._taken(batch_time_ms + interval_ms).items()}
 
     def fit(self, input_id: str, partition: TopicPartition, begin: int, until: int) -> tuple[int, int]:
-        """The range so that it meets the neighbours' and overlaps no other batch's."""
+        """Adjust the range to meet the neighbours' ranges and overlap no other batch's; returns (begin, until)."""
         key = (input_id, partition)
         begin = self._before.get(key, begin)
         until = max(begin, self._after.get(key, until))
@@ -204,7 +204,7 @@ class _Neighbours:
 
 @dataclass(frozen=True)
 class _InputBuilder:
-    """Finds one input's ranges."""
+    """Finds one input's offset ranges."""
 
     stream: Stream
     ledger: Ledger
@@ -213,13 +213,13 @@ class _InputBuilder:
     batch_time_ms: int
 
     def ranges(self, neighbours: _Neighbours) -> list[RecordedRange]:
-        """The ranges that are not empty. Raises BatchBuildError."""
-        # Of what the stream itself began with the first record of, there is nothing before.
+        """The non-empty ranges. Raises BatchBuildError."""
+        # A partition that the stream began at offset 0 has nothing before.
         starting = {partition: offset for partition, offset in sorted(self._starting().items()) if offset}
         begin_ms = self.batch_time_ms - self.stream.batch_interval_ms
         begins = self.offsets.first_at(starting, begin_ms)
         untils = self.offsets.first_at(starting, self.batch_time_ms)
-        # Last: what Kafka still has then it had when it was asked by time.
+        # This check comes last: what Kafka still has now, it also had during the queries by time.
         self._check_all_is_there(starting, begin_ms)
         found = []
         for partition, end in starting.items():
@@ -237,10 +237,11 @@ class _InputBuilder:
         return found
 
     def _check_all_is_there(self, starting: Mapping[TopicPartition, int], begin_ms: int) -> None:
-        """Refuse where records of the interval may be gone.
+        """Raise BatchBuildError if records of the interval may be gone.
 
-        What came before the first kept record is gone. If that one is older than the interval, so was all before it,
-        and nothing is missing; one of the interval's very first millisecond may have had others of the same before it.
+        Everything before the first kept record is gone. If that record is older than the interval, so was everything
+        before it, and nothing is missing. If its timestamp equals the interval's begin, earlier records with the same
+        timestamp may be gone.
         """
         kept = self.offsets.kept(starting)
         ids = self.offsets.topic_ids({partition.topic for partition in starting})
@@ -258,7 +259,7 @@ class _InputBuilder:
             raise self._part_is_gone(problems)
 
     def _starting(self) -> dict[TopicPartition, int]:
-        """Where the stream begins in each partition that there is."""
+        """The stream's starting offset in each partition that exists."""
         seen, missing = self.offsets.look()
         if missing:
             raise self._part_is_gone([f"topic {topic} does not exist" for topic in missing])

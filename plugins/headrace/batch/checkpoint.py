@@ -1,12 +1,13 @@
-"""A checkpoint: what the log and the manifests do not tell of a stream (rule 10 of the design).
+"""A checkpoint file: the state of a stream that is in neither the log nor the manifests (rule 10 of the design).
 
-With them, and the files of the stream's history (`headrace.batch.history`), it is enough to rebuild a lost ledger:
-the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches that no file of
-the history holds as they are. A sealed document (`headrace.batch.sealed_document`) in the stream's ``checkpoints``
-folder, named by the time it was written, so that the newest name is the newest state whatever batch it followed.
+Together with these and the history files (`headrace.batch.history`), a checkpoint is enough to rebuild a lost ledger.
+It holds the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches that no
+history file holds in their present state. It is a sealed document (`headrace.batch.sealed_document`) in the stream's
+``checkpoints`` folder. It is named by the time it was written, so the newest name is the newest state, whichever batch
+was run last.
 
-Version 1, which this headrace reads too, had no history: every batch that was not cleaned was in the checkpoint, and no
-replays and gaps were.
+This headrace also reads version 1, which had no history: every batch that was not cleaned was in the checkpoint,
+without replays and gaps.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ READABLE = (1, VERSION)
 FOLDER = "checkpoints"
 _NAME = re.compile(rf"{FOLDER}/\d{{13}}-\d+\.json")
 KEEP = 10
-"""Checkpoints that stay, as in Spark: the newest, and older ones to fall back to."""
+"""Checkpoints that are kept, as in Spark: the newest, and older ones to fall back to."""
 
 
 class CheckpointError(HeadraceError):
@@ -49,11 +50,11 @@ class Checkpoint:
 
     @property
     def path(self) -> str:
-        """Where it stands below the stream's folder. Names sort by time: thirteen digits last until the year 2286."""
+        """The path below the stream's folder. Names sort by time: thirteen digits last until the year 2286."""
         return f"{FOLDER}/{self.written_at_ms:013d}-{self.batch_time_ms}.json"
 
     def write(self, storage: LogStorage) -> None:
-        """Write it into the stream's folder; durable and whole on return, or not there."""
+        """Write the checkpoint into the stream's folder, atomically and durably."""
         storage.write_atomically(
             self.path,
             seal(
@@ -70,14 +71,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """The newest checkpoint that is whole, and what is wrong with each newer one, by path."""
+    """The newest valid checkpoint, and what is wrong with each newer one, by path."""
 
     checkpoint: Checkpoint
     passed_over: Mapping[str, str]
 
 
 def checkpoint_paths(storage: LogStorage) -> list[str]:
-    """The checkpoints in the stream's folder, oldest first; other files there are nobody's."""
+    """The paths of the checkpoints in the stream's folder, oldest first; other files are ignored."""
     return sorted(path for path in storage.paths(FOLDER) if _NAME.fullmatch(path))
 
 
@@ -87,17 +88,17 @@ def written_at(path: str) -> int:
 
 
 def read_newest(storage: LogStorage) -> Checkpoint:
-    """The newest checkpoint that is whole; see `find_newest`."""
+    """The newest valid checkpoint; see `find_newest`."""
     return find_newest(storage).checkpoint
 
 
 def find_newest(storage: LogStorage) -> FoundCheckpoint:
-    """The newest checkpoint that is whole; a damaged one is passed over for the one before, as Spark's reader does.
+    """Find the newest valid checkpoint. Skips damaged ones, as Spark's reader does.
 
     Raises:
-        CheckpointVersionError: the newest whole one is of another version. The one before would be an older state, and
-            what was done since would be done again.
-        CheckpointError: there is none, or none that is whole; the text names what is wrong with each.
+        CheckpointVersionError: the newest undamaged one is of another version. An earlier one would be an older state,
+            and what was done since would be done again.
+        CheckpointError: there is no valid checkpoint; the text names what is wrong with each.
     """
     refused: dict[str, str] = {}
     for path in reversed(checkpoint_paths(storage)):
@@ -113,10 +114,10 @@ def find_newest(storage: LogStorage) -> FoundCheckpoint:
 
 
 def read_checkpoint(storage: LogStorage, path: str) -> Checkpoint:
-    """The checkpoint at ``path``, which may not be the newest.
+    """Read the checkpoint at ``path``, which may not be the newest.
 
     Raises:
-        CheckpointError: it is gone, damaged, or of another version.
+        CheckpointError: it is missing, damaged, or of another version.
     """
     try:
         return _read(storage, path)

@@ -1,4 +1,4 @@
-"""Writing a stream's checkpoint after a batch."""
+"""Writes a stream's checkpoint after a batch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.wal.storage import LogStorage
 logger = logging.getLogger(__name__)
 
 MANY = 10_000
-"""Batches in a checkpoint from which on it says so."""
+"""A checkpoint with more batches than this logs a warning."""
 
 GAPS = 10_000
-"""The newest gaps are in a checkpoint, so many of them."""
+"""A checkpoint holds at most this many gaps, the newest."""
 
 _OF_REMOVAL = ("removed_from_ms", "removed_until_ms", "removed_files_ms", "history_from")
 
 SEGMENTS = 100_000
-"""So many of the log's files at most are named in a checkpoint."""
+"""A checkpoint names at most this many of the log's files."""
 
 _write_retry = tenacity.retry(
     retry=tenacity.retry_if_exception_type((StorageError, OSError)),
@@ -41,7 +41,8 @@ _write_retry = tenacity.retry(
 def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int) -> Checkpoint | None:
     """Write the stream's checkpoint if it is due after this batch; see `checkpoint_now`.
 
-    None when the batch time is not a multiple of the stream's checkpoint interval: the next due one covers it.
+    Returns None if the batch time is not a multiple of the stream's checkpoint interval: the next due checkpoint
+    covers it.
 
     Raises:
         StorageError: it could not be written, in three tries.
@@ -52,11 +53,11 @@ def write_checkpoint(stream: Stream, ledger: Ledger, storage: LogStorage, batch_
 
 
 def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStorage, batch_time_ms: int) -> Checkpoint:
-    """Write the stream's checkpoint and note it with every completed batch that it covers; keeps the newest ten.
+    """Write the stream's checkpoint and mark every completed batch in it as checkpointed; keeps the newest ten.
 
-    With the files of the stream's history it holds every batch: one that was left out would be run again after a
-    rebuild, whose log is in part gone. Batches that are over go into such a file by and by, so what it holds itself are
-    those that wait or failed, and the latest ones.
+    Checkpoint and history files together hold every batch. A batch that was left out would be run again after a
+    rebuild, although part of its log may be gone. Finished batches move into history files over time, so the checkpoint
+    itself holds the waiting, the failed and the latest batches.
 
     Args:
         folder: the stream's folder in its storage, which is ``folder_url``.
@@ -67,7 +68,7 @@ def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStor
     try:
         file_batches(stream, ledger, folder)
     except (StorageError, OSError) as error:
-        # They stay in this one, and the next checkpoint tries again.
+        # The batches stay in this checkpoint, and the next one tries again.
         logger.warning("%s: batches that are over could not be written into the history: %s", stream, error)
     checkpoint = take(ledger, stream, folder, batch_time_ms)
     _write_retry(checkpoint.write)(folder)
@@ -77,7 +78,7 @@ def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStor
             try:
                 ledger.batches.mark_checkpointed(stream, batch["batch_time_ms"], uri)
             except BatchStateError as error:
-                # It was taken to be run again since it was read: the checkpoint after that holds it.
+                # A new attempt has begun since the batch was read: a later checkpoint marks it.
                 logger.info("%s: batch %s is not marked: %s", stream, time_text(batch["batch_time_ms"]), error)
     for path in checkpoint_paths(folder)[:-KEEP]:
         folder.delete(path)
@@ -85,15 +86,16 @@ def checkpoint_now(stream: str, folder_url: str, ledger: Ledger, folder: LogStor
 
 
 def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) -> Checkpoint:
-    """The stream's state as the ledger has it now, with the batches that no file of the history holds."""
-    # Its time comes first, behind those of the files that there are: of a batch filed since, the file counts. Of
-    # two checkpoints in one millisecond, or after the clock was set back, the one that was taken last is the newest.
-    # What was removed is said as of now: batches that are removed meanwhile are in files that this checkpoint needs.
+    """The stream's current state in the ledger, with the batches that are in no history file."""
+    # The checkpoint's time is chosen first, later than all existing history files: for a batch that is filed from now
+    # on, the file counts. It is also later than the newest checkpoint's, so that the order holds for two checkpoints in
+    # one millisecond and after the clock was set back. What was removed is read first too: this checkpoint still needs
+    # the history files of batches that are removed meanwhile.
     before = ledger.streams.get(stream)
     numbers = [number for number in history_numbers(folder) if number >= before.history_from]
     taken = [*numbers[-1:], *map(written_at, checkpoint_paths(folder)[-1:])]
     written_at_ms = max(ledger.now_ms(), *(number + 1 for number in taken), 0)
-    # Batches are read before positions: a batch that is in the checkpoint then has its blocks' positions in it too.
+    # Batches are read before positions: so the positions include the blocks of every batch in the checkpoint.
     batches = ledger.history.unfiled(stream)
     if len(batches) > MANY:
         logger.warning(
@@ -103,7 +105,7 @@ def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) ->
         )  # fmt: skip
     job = ledger.jobs.current(stream)
     row, described = ledger.streams.get(stream), describe(ledger, stream, batches)
-    # Of the definitions those that are needed to say by what these batches were written.
+    # Only the definitions by which these batches were written, and the current one.
     named = {row.revision, *(revision for batch in described for revision in batch["revisions"].values())}
     return Checkpoint(
         stream=stream,
@@ -119,9 +121,9 @@ def take(ledger: Ledger, stream: str, folder: LogStorage, batch_time_ms: int) ->
             "replay_definitions": [dataclasses.asdict(row) for row in ledger.history.replay_definitions(stream)],
             "topics": [dataclasses.asdict(topic) for topic in ledger.topics.all(stream)],
             "positions": [dataclasses.asdict(position) for position in ledger.positions.all(stream)],
-            # After the positions: what these passed over because it was lost is among the gaps then.
+            # Gaps are read after the positions: so they include every loss that a position has skipped.
             "gaps": [dataclasses.asdict(gap) for gap in ledger.gaps.page(stream, limit=GAPS)],
-            # So that one which somebody deletes is told from those that cleanup does.
+            # Distinguishes a segment that somebody deleted from those that cleanup deleted.
             "segments": {
                 segment.path: segment.last_batch_time_ms
                 for segment in ledger.segments.page(stream, limit=SEGMENTS)

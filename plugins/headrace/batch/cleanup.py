@@ -1,4 +1,4 @@
-"""Deleting what no batch needs any more, by reference and never by age (rule 9 of the design)."""
+"""Cleanup: delete log segments and records of batches that no batch needs, by reference and never by age (rule 9)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ from headrace.wal.storage import LogStorage
 logger = logging.getLogger(__name__)
 
 EVENTS_KEPT_MS = 7 * 24 * 3_600_000
-"""How long a stream's events stay in the ledger at least: those of its blocks go with the blocks."""
+"""Minimum time that a stream's events stay in the ledger. Events of blocks are deleted with the blocks."""
 PARTIAL_WRITE_SECONDS = 86_400.0
-"""How old a file must be that an atomic write did not complete: no write takes a thousandth of that."""
+"""Minimum age at which a partly written file is deleted. No write takes a thousandth of this time."""
 _HOUR_MS = 3_600_000
-_PRUNED_AT_ONCE = 10  # Thousands of events each, and what is left goes with the next cleanup.
+_PRUNED_AT_ONCE = 10  # Deletions of thousands of events each. The next cleanup deletes the rest.
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What a cleanup did: segments deleted, their blocks' rows folded, batches with nothing left in the log; files
-    deleted that never became segments, or manifests of no batch; events forgotten; the end of the history; files that
-    killed writers left incomplete."""
+    """What a cleanup did.
+
+    ``segments`` were deleted and the rows of ``blocks`` folded. ``batches`` have nothing left in the log. ``leftovers``
+    are deleted files: segments without an accepted block, and manifests that no batch names. ``events`` were deleted
+    from the ledger. ``removed`` counts what was removed at the end of the history. ``partial_writes`` are deleted files
+    that killed writers had left incomplete.
+    """
 
     segments: int
     blocks: int
@@ -43,26 +47,27 @@ class Cleaned:
 
 
 def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
-    """Delete the log's segments that are done with, then their rows in the ledger.
+    """Delete the log segments that are no longer needed, then their rows in the ledger.
 
-    A segment is done with when every block in it belongs to a batch that has completed and is checkpointed, or was
-    abandoned, and has left the stream's remember window. In a stream with windows that counts from the oldest batch
-    that is still to be run, so that catching up after a down-time finds what its windows reach back to.
+    A segment is no longer needed when every block in it belongs to a batch that is completed and checkpointed, or
+    abandoned, and that is older than the stream's remember window. In a stream with windows, the remember window counts
+    back from the oldest batch that is still to be run. So a stream that catches up after downtime finds the blocks that
+    its windows need.
 
-    Each step can be repeated after a crash. Files of the log that no block was ever accepted of go too, and events that
-    are older than a week and than the remember window. Batches that are older than the stream's history are removed
-    (`headrace.batch.removal`). What killed writers left incomplete goes after a day; it is looked for once an hour,
-    since the stream's folder has files of each batch.
+    Each step can be repeated after a crash. Also deletes log files without an accepted block, and events that are older
+    than a week and than the remember window. Removes batches that are older than the stream's history
+    (`headrace.batch.removal`). Deletes incomplete files of killed writers after a day. It looks for these once an hour,
+    because the stream's folder has files of each batch.
 
     Raises:
-        StorageError: a segment could not be deleted; those after it stay for the next cleanup.
+        StorageError: a segment could not be deleted; it and those after it stay for the next cleanup.
     """
     log = storage.below(stream.name).below(LOG_FOLDER)
     windows = bool(stream.window_ms)
     before_ms = (ledger.cleanup.needed_from(stream.name) if windows else ledger.now_ms()) - stream.remember_ms
     segments = blocks = 0
     while found := ledger.cleanup.removable_segments(stream.name, before_ms):
-        # Claimed before the file goes: a block that is added meanwhile is refused and finds another segment.
+        # Claimed before the file is deleted: a block that is added meanwhile is refused and goes into another segment.
         claimed = ledger.cleanup.claim_removal(
             stream.name,
             [segment.path for segment in found],
@@ -77,7 +82,7 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
             segments += 1
     marked, manifests = _mark_cleaned(stream, ledger, storage.below(stream.name), before_ms)
     leftovers = manifests + _sweep(stream, ledger, log)
-    # What one run leaves the next takes: batches that are over are not in the way of those to come.
+    # A run may leave old batches to the next run: they do not slow down new batches.
     removed = remove_old(stream, ledger, storage.below(stream.name), needed_ms=before_ms)
     partial = 0
     if _begins_an_hour(stream, ledger):
@@ -86,7 +91,7 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
 
 
 def _begins_an_hour(stream: Stream, ledger: Ledger) -> bool:
-    """Whether the newest batch is of another hour than the one before it, if there is one."""
+    """Whether the newest batch is in another hour than the one before it, or is the only batch."""
     own = [state for state in BatchState if state is not BatchState.ABSORBED]
     hours = [batch.batch_time_ms // _HOUR_MS for batch in ledger.batches.page(stream.name, 2, own)]
     return len(hours) == 1 or len(set(hours)) == 2
@@ -104,7 +109,7 @@ def _prune_events(stream: Stream, ledger: Ledger) -> int:
 
 
 def _mark_cleaned(stream: Stream, ledger: Ledger, folder: LogStorage, before_ms: int) -> tuple[int, int]:
-    """Note which batches have nothing left in the log: how many, and how many manifests went that none names."""
+    """Mark batches that have nothing left in the log; returns how many, and how many unused manifests were deleted."""
     marked = manifests = 0
     while cleanable := ledger.cleanup.cleanable_batches(stream.name, before_ms):
         before = marked
@@ -112,13 +117,13 @@ def _mark_cleaned(stream: Stream, ledger: Ledger, folder: LogStorage, before_ms:
             try:
                 ledger.batches.mark_cleaned(stream.name, batch.batch_time_ms)
             except BatchStateError as error:
-                # It was taken to be run again since it was found: a later cleanup marks it.
+                # A new attempt has begun since the query: a later cleanup marks the batch.
                 logger.info(
                     "%s: batch %s is not marked as cleaned: %s", stream.name, time_text(batch.batch_time_ms), error
                 )
             else:
                 marked += 1
-                # An allocation that crashed may have left it, beside the one that counts.
+                # A crashed allocation may have left a manifest under the plain name.
                 plain = manifest_path(batch.batch_time_ms)
                 if batch.manifest_uri.rpartition("/")[2] != plain.rpartition("/")[2]:
                     manifests += folder.delete(plain)
@@ -128,18 +133,18 @@ def _mark_cleaned(stream: Stream, ledger: Ledger, folder: LogStorage, before_ms:
 
 
 def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:
-    """Delete the files at the front of each receiver's log whose first block was never accepted; how many went.
+    """Delete orphaned files at the front of each receiver's log; returns how many.
 
-    The ledger hears of a segment when it accepts a block in it, so it knows nothing of what a full disk leaves: a file
-    for each try. Such a file goes when four things hold, each for a reason:
+    The ledger adds a segment's row when it accepts the first block in it. A full disk leaves a file for each failed
+    attempt to write, and the ledger does not know these files. Such a file is deleted when four conditions hold:
 
-    - Its writer is fenced: a newer instance has registered, or this one has ended. The ledger accepts nothing more of
-      it, so what it does not know now it will never know. Hence the order: files, then epochs, then the ledger's rows.
+    - Its writer is fenced: a newer instance has registered, or this one has ended. The ledger accepts nothing more from
+      it, so a segment that is unknown now stays unknown. Hence the order of reading: files, epochs, the ledger's rows.
     - The ledger has no row of it, and rows outlive their files. So no block, batch or manifest names it.
-    - The log itself proves no block in it accepted. A ledger that was lost, or set back to a backup, knows nothing of
-      files that the one before accepted, and those are what it is rebuilt from: they prove it, and stay.
-    - Nothing that stays is before it. So cleanup goes from the front here too, and a recovery that finds it named by
-      a later segment sees that it is missing for that reason; and what proves others accepted is never taken.
+    - The log proves no block in it accepted. A ledger that was lost, or restored from an older backup, does not know
+      files that it had accepted before. It is rebuilt from these files, so they stay.
+    - No earlier file stays. So deletion always goes from the front. A recovery that finds a deleted file named by a
+      later segment can explain why it is missing. Files that prove other blocks accepted are never deleted.
     """
     swept = 0
     files = sorted(segments_in(log.paths()))

@@ -1,9 +1,9 @@
-"""The files of a stream's history: batches that are over, so that checkpoints need not hold them.
+"""A stream's history files: they hold finished batches, so that checkpoints do not have to.
 
-A checkpoint is written after every batch and holds what no such file does, so it does not grow with the batches that
-the log or the ledger keeps. A file is written once, as a sealed document (`headrace.batch.sealed_document`), and
-named by its number, which is the ledger's time. A batch that changes later (run again, replayed) is in checkpoints
-again, and then in a file of a higher number: of a batch the newest place counts.
+A checkpoint is by default written after every batch. It holds only batches that are in no history file, so it does not
+grow with the number of batches in the log or the ledger. A history file is written once, as a sealed document
+(`headrace.batch.sealed_document`), and named by its number, which is the ledger's time. A batch that changes later (run
+again, replayed) is in checkpoints again, and then in a file with a higher number: the newest copy of a batch counts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 FOLDER = "history"
 FILED = 500
-"""Batches in a file, some 300 kB; so many settled ones are in a checkpoint at most."""
+"""Batches in a file, about 300 kB. A checkpoint holds at most this many finished batches."""
 
 
 class HistoryError(HeadraceError):
-    """A file of the history is missing, damaged, or of another version."""
+    """A history file is missing, damaged, or of another version."""
 
 
 def file_batches(stream: str, ledger: Ledger, folder: LogStorage) -> int:
-    """Write the batches that are over and in no file yet into files, as long as there are enough; how many went.
+    """Write finished batches into new history files while there are enough for a full file; returns how many.
 
     Raises:
         StorageError: a file could not be written; its batches stay in the checkpoints.
@@ -57,8 +57,8 @@ def file_batches(stream: str, ledger: Ledger, folder: LogStorage) -> int:
 
 
 def describe(ledger: Ledger, stream: str, batches: Sequence[BatchRow]) -> list[dict[str, Any]]:
-    """The batches as checkpoints and history hold them: rows, what their outputs recorded and by which definitions,
-    their replays."""
+    """The batches as checkpoints and history hold them: their rows, the results and definition revisions of their
+    outputs, and their replays."""
     times = [batch.batch_time_ms for batch in batches]
     recorded = ledger.batches.recorded(stream, times)
     replays = ledger.history.replays_of(stream, times)
@@ -78,21 +78,21 @@ def describe(ledger: Ledger, stream: str, batches: Sequence[BatchRow]) -> list[d
 
 
 def history_path(number: int) -> str:
-    """Where a file stands below the stream's folder."""
+    """The path of a history file below the stream's folder."""
     return f"{FOLDER}/{number:013d}.json"
 
 
 def history_numbers(folder: LogStorage) -> list[int]:
-    """The numbers of the files that there are, oldest first."""
+    """The numbers of the existing history files, oldest first."""
     names = [path.rpartition("/")[2].removesuffix(".json") for path in folder.paths(FOLDER) if path.endswith(".json")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def read_history(folder: LogStorage, number: int) -> list[Mapping[str, Any]]:
-    """The batches in a file.
+    """The batches in a history file.
 
     Raises:
-        HistoryError: it is damaged, or of a version that this headrace does not read.
+        HistoryError: the file is damaged, or of a version that this headrace does not read.
     """
     path = history_path(number)
     try:

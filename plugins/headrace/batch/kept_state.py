@@ -1,7 +1,7 @@
-"""What checkpoints and history keep of a stream, as the ledger's rows.
+"""Reads a stream's state from its newest checkpoint and its history, as rows of the ledger.
 
-A document may come from the headrace before this one: a field that it did not have takes the row's default, and one
-that it had and this one has not is passed over.
+A document may come from another version of headrace: a missing field takes the row's default, and an unknown field is
+ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class KeptBatch:
-    """A batch as it was kept last; ``history`` is the number of the file that holds it so, 0: a checkpoint does."""
+    """A batch as it was stored last. ``history`` is the number of the history file that holds it; 0: the checkpoint."""
 
     row: BatchRow
     outputs: Mapping[str, Mapping[str, Any]]
@@ -44,7 +44,7 @@ class KeptBatch:
 
 @dataclass(frozen=True)
 class KeptReceiver:
-    """A receiver's epochs, and the last block that the ledger had accepted of the newest."""
+    """A receiver's epochs, and the sequence of the last block accepted in the newest epoch."""
 
     receiver_id: ReceiverId
     epoch: int
@@ -54,12 +54,12 @@ class KeptReceiver:
 
 @dataclass(frozen=True)
 class KeptState:
-    """All that the newest whole checkpoint and the history keep of a stream.
+    """A stream's state in the newest valid checkpoint and the history.
 
-    ``batches`` are by time. ``revisions`` are the definitions that the checkpoint's batches name, and the stream's own.
-    ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the receiver job's, None if there
-    was no job. ``segments`` are the log's files that there were, each with the latest batch time of its blocks once it
-    was closed; None: the checkpoint does not say.
+    ``batches`` are by batch time. ``revisions`` are the definitions that the checkpoint's batches name, and the current
+    one. ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the receiver job's, None if
+    there was no job. ``segments`` are the log's files at that time, each with the latest batch time of its blocks, None
+    while it was open; ``segments`` is None where the checkpoint has no such list.
     """
 
     checkpoint: Checkpoint
@@ -79,11 +79,11 @@ class KeptState:
 
 
 def read_kept(folder: LogStorage) -> KeptState:
-    """Read the newest whole checkpoint of the stream's folder, and its history.
+    """Read the newest valid checkpoint in the stream's folder, and the history.
 
     Raises:
         CheckpointError: no checkpoint can be read.
-        HistoryError: a file of the history is damaged, of another version, or missing.
+        HistoryError: a history file is damaged, of another version, or missing.
     """
     found = find_newest(folder)
     checkpoint, state = found.checkpoint, found.checkpoint.state
@@ -116,9 +116,9 @@ def read_kept(folder: LogStorage) -> KeptState:
 
 
 def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]:
-    """The history's, from its oldest file on, and the checkpoint's where its time comes."""
+    """The batches of the history files and of the checkpoint. In order of writing time, later documents win."""
     stream = _stream_row(checkpoint.state["stream"])
-    # Older files are of batches that were removed, and go a while after these.
+    # Older files hold removed batches; they are deleted later than the batches.
     numbers = [number for number in history_numbers(folder) if number >= stream.history_from]
     places = {number: read_history(folder, number) for number in numbers}
     expected = checkpoint.state.get("history", {"files": 0, "newest": 0})
@@ -159,7 +159,7 @@ def _revision(fields: Mapping[str, Any]) -> StreamRevision:
 
 
 def _only_revision(stream: Mapping[str, Any]) -> dict[str, Any]:
-    """The one that a document of before knows of, in which the stream's row is all there is."""
+    """The revision of an older document, which has only the stream's row."""
     return {"batch_by": "arrival", "allowed_lateness_ms": 0, **stream, "created_at_ms": stream["updated_at_ms"]}
 
 

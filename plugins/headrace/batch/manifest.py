@@ -1,9 +1,9 @@
-"""The manifest of a batch: which blocks of the log it was allocated, for good.
+"""A batch's manifest: an immutable file that lists the blocks of the log that were allocated to the batch.
 
-It is written once, beside the log, and is durable before the ledger knows of the allocation (rule 5 of the
-design), so Spark reads this file and needs neither the ledger nor its credentials. The same allocation gives the
-same bytes, so two allocators of one batch time write the same file. Where they differ, by what they absorb say, no file
-is written over another: the second is named by its contents too, and the ledger says which one counts.
+It is written once, beside the log, and is durable before the ledger commits the allocation (rule 5 of the design). So
+Spark reads this file and needs neither the ledger nor its credentials. The same allocation gives the same bytes, so two
+allocators of one batch time write the same file. If their manifests differ, for example by the times they absorb, no
+file is overwritten: the second name also contains a hash of the contents, and the ledger says which one counts.
 
 On disk it is a sealed document (`headrace.batch.sealed_document`) that holds ``version``, ``stream``,
 ``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
@@ -11,8 +11,8 @@ as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index,
 bytes, [[partition's index, from, until, records], …]].
 
 A batch that was built from Kafka by timestamps (`headrace.batch.building`) has no blocks: its inputs hold
-``ranges`` as [partition's index, from, until], whose records nobody has counted. Its manifest is of version 2, so that
-a headrace which knows nothing of ranges refuses it instead of taking it for empty; all others are of version 1.
+``ranges`` as [partition's index, from, until], whose records are not counted. Its manifest is of version 2, so that a
+headrace that does not support ranges refuses it instead of treating it as empty. All others are of version 1.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class ManifestBlock:
 class Manifest:
     """A batch's blocks by input, each in the order in which they were added to the ledger.
 
-    ``folder_url`` is the stream's folder, found from where the manifest was read. ``built`` holds the ranges by input
-    of a batch that was built from Kafka. ``apart``: it is named by its contents, since another has the plain name.
+    ``folder_url`` is the stream's folder, derived from the URI that the manifest was read from. ``built`` holds the
+    offset ranges by input of a batch that was built from Kafka. ``apart``: it is named by its contents, because another
+    manifest has the plain name.
     """
 
     stream: str
@@ -79,15 +80,15 @@ class Manifest:
 
     @property
     def uri(self) -> str:
-        """Where the manifest stands."""
+        """The manifest's URI."""
         return f"{self.folder_url}/{self.path}"
 
     @property
     def path(self) -> str:
-        """Where it stands below the stream's folder.
+        """The path below the stream's folder.
 
-        Ranges that are found at another time may be others, and a built batch may take the place of an empty one: each
-        manifest of ranges has a file of its own, and the ledger says which counts.
+        Each manifest of ranges has its own file, named by its contents, and the ledger says which one counts: Kafka may
+        give other ranges at another time, and a built batch may replace an empty one.
         """
         if not self._is_named_by_contents:
             return manifest_path(self.batch_time_ms)
@@ -100,12 +101,12 @@ class Manifest:
 
     @property
     def records(self) -> int:
-        """Records of all inputs; of built ranges as many as they have offsets, which is an upper bound."""
+        """The number of records of all inputs; built ranges count their offsets, which is an upper bound."""
         received = sum(block.records for blocks in self.inputs.values() for block in blocks)
         return received + sum(each.weight for ranges in self.built.values() for each in ranges)
 
     def ranges(self, input_id: str) -> list[RecordedRange]:
-        """The offset ranges of one input's blocks, or those that it was built of: what to read again from Kafka."""
+        """The offset ranges of one input's blocks, or its built ranges; used to read the batch again from Kafka."""
         of_blocks = [
             RecordedRange(taken.partition, taken.from_offset, taken.until_offset, taken.records)
             for block in self.inputs.get(input_id, ())
@@ -117,7 +118,7 @@ class Manifest:
         """(handle, records, payload bytes) of one input's blocks; an input without any gives an empty list.
 
         Raises:
-            ManifestError: the input's records are in no block: the batch was built from Kafka.
+            ManifestError: the batch was built from Kafka, so the input's records are in no block.
         """
         if self.built.get(input_id):
             raise ManifestError(
@@ -146,10 +147,10 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, uri: str) -> Manifest:
-        """Read what `to_bytes` wrote; ``uri`` says where it stood.
+        """Parse the bytes of `to_bytes`, which were read from ``uri``.
 
         Raises:
-            ManifestError: the bytes are damaged or of a version that this headrace does not read.
+            ManifestError: the bytes are damaged, not a manifest, or of a version that this headrace does not read.
         """
         try:
             fields = unseal(data)
@@ -167,7 +168,7 @@ class Manifest:
         try:
             return cls._of(fields, uri)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            # Its checksum holds, so somebody else wrote it.
+            # The checksum matches, so other software wrote the file.
             raise ManifestError(
                 f"The manifest {uri} is not of the form of version {fields['version']}: {error!r}.", remedy=_RESTORE
             ) from error
@@ -186,17 +187,17 @@ class Manifest:
 
     @classmethod
     def load(cls, uri: str, *, sha256: str | None = None) -> Manifest:
-        """Read the manifest at this URI; ``sha256`` is what the ledger says of it, for who can ask.
+        """Read the manifest at this URI. Checks its SHA-256 against ``sha256``, the ledger's, if the caller has it.
 
         Raises:
-            ManifestError: there is none, it cannot be used, or it is another one.
+            ManifestError: the file is missing, cannot be used, or has another checksum.
         """
         folder, _, name = uri.rpartition("/")
         try:
             data = open_storage(folder).read(name)
         except StoredFileMissingError:
             missing = ManifestError(f"The manifest {uri} does not exist.", remedy=_RESTORE)
-            # It may come back: with its file system, or from a copy.
+            # A retry may succeed: the file system may be mounted again, or the file restored from a copy.
             missing.failure = Failure.PASSING
             raise missing from None
         if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
@@ -207,12 +208,12 @@ class Manifest:
         return cls.from_bytes(data, uri)
 
     def write(self, storage: LogStorage, *, replace: bool = False) -> str:
-        """Write the manifest into the stream's folder, durable on return; gives the SHA-256 of its bytes in hex.
+        """Write the manifest durably into the stream's folder; returns the SHA-256 of its bytes in hex.
 
-        A file that is named by its contents and has others is damaged, and written anew.
+        If a file is named by its contents and its contents differ, it is damaged and is overwritten.
 
         Raises:
-            StoredFileExistsError: there is another one, and not ``replace``.
+            StoredFileExistsError: another manifest has the name, and ``replace`` is false.
         """
         data, path = self.to_bytes(), self.path
         try:
@@ -221,7 +222,7 @@ class Manifest:
             try:
                 found = storage.read(path)
             except StoredFileMissingError:
-                # Its allocator found that another's counts, and took it away meanwhile.
+                # Its allocator deleted it meanwhile, because another manifest counts.
                 return self.write(storage, replace=replace)
             if found != data:
                 if not (replace or self._is_named_by_contents):
@@ -231,12 +232,12 @@ class Manifest:
 
 
 def manifest_path(batch_time_ms: int) -> str:
-    """The path below the stream's folder of the manifest of a batch of blocks."""
+    """The path, below the stream's folder, of the manifest of a batch of blocks."""
     return f"{FOLDER}/{batch_time_ms}.json"
 
 
 def manifest_time(path: str) -> int | None:
-    """The batch time of the manifest at this path below the stream's folder; None if it is no manifest's."""
+    """The batch time of the manifest at this path below the stream's folder; None if it is not a manifest."""
     digits = path.removeprefix(f"{FOLDER}/").removesuffix(".json").partition("-")[0]
     return int(digits) if digits.isdigit() else None
 

@@ -1,4 +1,4 @@
-"""Whether a stream's runs take longer than its batch interval, so that each begins later than it should."""
+"""Detects that a stream's runs take longer than its batch interval, so that batches begin late."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headrace.ledger import Ledger
 from headrace.ledger.states import BatchState
 
-# As many batches in a row: one late start is caught up.
+# This many batches in a row: a single late start is caught up.
 _BATCHES = 5
 _TAKEN = [state for state in BatchState if state is not BatchState.ABSORBED]
 
@@ -16,8 +16,8 @@ _TAKEN = [state for state in BatchState if state is not BatchState.ABSORBED]
 class SlowRuns:
     """Each of the last batches began after another batch time had ended. Milliseconds.
 
-    ``run_ms`` is the mean time from the allocation of one batch to that of the next, ``late_ms`` how long after the
-    first of its batch times the newest batch was allocated.
+    ``run_ms`` is the mean time between the allocations of consecutive batches. ``late_ms`` is the time from the newest
+    batch's first batch time to its allocation.
     """
 
     run_ms: int
@@ -35,7 +35,7 @@ class SlowRuns:
 
 
 def slow_runs(ledger: Ledger, stream: str, *, coalesces: bool) -> SlowRuns | None:
-    """What there is to say of a stream whose runs take longer than its interval; None where they do not."""
+    """Figures of a stream whose runs take longer than its interval, or None if they do not."""
     newest = ledger.batches.page(stream, _BATCHES, _TAKEN)
     if len(newest) < _BATCHES:
         return None

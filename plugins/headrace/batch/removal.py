@@ -1,7 +1,8 @@
-"""Removing the end of a stream's history: batches that are over and older than `Limits.history`, and their files.
+"""Removes the end of a stream's history: finished batches that are older than `Limits.history`, and their files.
 
-The ledger's rows go first. Files go when the oldest checkpoint that there is knows of it: a ledger that is rebuilt from
-any of them then finds all that this one needs, and takes no removed batch for one that is still to be run.
+The ledger's rows are deleted first. The files are deleted once the oldest existing checkpoint records the removal. So a
+ledger that is rebuilt from any checkpoint finds all files that it needs, and never treats a removed batch as one that
+is still to be run.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from headrace.wal.storage import LogStorage
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 500
-"""Batches that one run removes, about."""
+"""One run removes about this many batches."""
 
 SENT_FOLDER = "sent"
-"""Below the stream's folder: what Kafka outputs remember of their batches, a file named by the time for each."""
+"""Below the stream's folder: what Kafka outputs store of their batches, one file a batch, named by its time."""
 
-# Removing begins when the oldest batch is older than the history by so many intervals, or by so many milliseconds: to
-# look for its files costs more than to remove a few batches more.
+# Removal begins when the oldest batch exceeds the history by this many intervals, or by this time if that is less:
+# searching for the files costs more than removing a few more batches at once.
 _SLACK_BATCHES = 500
 _SLACK_MS = 3_600_000
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What was removed: batches from the ledger, segments that it remembered of deleted files, and files."""
+    """What was removed: batches and rows of deleted segments from the ledger, and files."""
 
     batches: int = 0
     segments: int = 0
@@ -42,20 +43,21 @@ class Removed:
 
 
 def remove_old(stream: Stream, ledger: Ledger, folder: LogStorage, *, needed_ms: int) -> Removed:
-    """Remove batches that are older than the stream's history, and files of those that were removed before.
+    """Remove batches that are older than the stream's history, and the files of batches removed before.
 
     Args:
         folder: the stream's folder in its storage.
-        needed_ms: what the stream's windows may still reach back to; nothing from there on is removed.
+        needed_ms: the earliest time that the stream's windows may still need; nothing from then on is removed.
 
     Raises:
-        StorageError: a file could not be deleted; the next run goes on.
+        StorageError: a file could not be deleted; the next run continues.
     """
     if stream.limits.history is None:
         return Removed()
     history_ms = milliseconds(stream.limits.history)
     newest = ledger.batches.page(stream.name, limit=1)
-    # Of a stream that had stopped the last batches stay, however old they are: its next one builds on them.
+    # The history counts back from the newest batch too: a stopped stream keeps its last batches, however old, because
+    # its next batch builds on them.
     ends_ms = [ledger.now_ms() - history_ms, needed_ms, *(batch.batch_time_ms - history_ms for batch in newest)]
     batches = _remove_batches(stream, ledger, min(ends_ms))
     segments = ledger.removal.remove_segments(stream.name, ledger.now_ms() - history_ms) if batches else 0
@@ -78,14 +80,14 @@ def _remove_batches(stream: Stream, ledger: Ledger, before_ms: int) -> int:
 
 
 def _remove_files(row: StreamRow, ledger: Ledger, folder: LogStorage) -> int:
-    """Delete what belongs to batches that every checkpoint knows to be removed; how many files."""
+    """Delete the files of batches that every checkpoint records as removed; returns how many."""
     paths = checkpoint_paths(folder)
     if not paths:
         return 0
     try:
         state = read_checkpoint(folder, paths[0]).state["stream"]
     except CheckpointError as error:
-        # It goes when nine newer ones are there.
+        # The checkpoint is deleted once there are ten newer ones.
         logger.info("%s: files of removed batches stay: %s", row.name, error)
         return 0
     until_ms = state.get("removed_until_ms", 0)

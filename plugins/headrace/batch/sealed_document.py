@@ -1,6 +1,7 @@
-"""How manifests and checkpoints stand on disk: a JSON object in a line, then a line with its CRC32C.
+"""The file format of manifests, checkpoints and history files: one line with a JSON object, one with its CRC32C.
 
-``crc32c:`` and eight hex digits over the first line. A file that was cut, flipped or overwritten shows it.
+The second line is ``crc32c:`` and eight hex digits, computed over the first line. The checksum detects a truncated,
+corrupted or overwritten file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import google_crc32c
 
 
 class DocumentDamagedError(ValueError):
-    """The checksum does not match."""
+    """The checksum does not match, or the document is not a JSON object."""
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
@@ -26,7 +27,7 @@ def unseal(data: bytes) -> dict[str, Any]:
     """Read what `seal` wrote.
 
     Raises:
-        DocumentDamagedError: it is not what was written.
+        DocumentDamagedError: the data is not what was written.
     """
     body, _, checksum = data.partition(b"\n")
     if checksum != _checksum(body):

@@ -1,4 +1,4 @@
-"""How a stream fares in a few numbers: how far it is behind Kafka, and how late its batches are."""
+"""A stream's status in a few numbers: its lag behind Kafka, and how late its batches are."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from headrace.ledger.rows import BatchRow, JobRow, ReceiverRow, StreamRow
 from headrace.ledger.states import BatchState, DesiredState
 from headrace.receiver.input_health import InputTrouble, input_troubles
 
-# Later than this, and than so many intervals, a stream is late.
+# A stream is late beyond the larger of this time and this many batch intervals.
 _LATE_SECONDS = 60.0
 _LATE_INTERVALS = 3
 UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 NOT_ALLOCATED = "not allocated"
 NOT_RECEIVED = "not received"
 WARNING = "warning"
-"""The attribute of a running attempt that says what holds it up."""
+"""The attribute of a running attempt that says what delays it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OldestUnfinished:
-    """The earliest batch time that is not done. ``state`` is the batch's, or "not allocated"; ``late_seconds`` have
-    passed since its time."""
+    """The earliest unfinished batch time. ``state`` is the batch's state, or "not allocated"; ``late_seconds`` is the
+    time since its batch time."""
 
     batch_time_ms: int
     state: str
@@ -34,12 +34,12 @@ class OldestUnfinished:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """``lag`` is in records that Kafka has and the log has not, without those of ``lag_unknown`` partitions;
-    ``lag_seconds``: everything that Kafka had so long ago is in the log. ``rate`` is in records per second. The delays
-    are of the last batch that completed, in seconds from its batch time to its begin and to its end. None where
-    something is not known.
+    """A stream's status at one moment; a value that is not known is None.
 
-    ``health`` is "well", or says in a few words what is not.
+    ``lag`` is the number of records that are in Kafka and not in the log; it excludes ``lag_unknown`` partitions, whose
+    lag is not known. ``lag_seconds``: everything that Kafka had this long ago is in the log. ``rate`` is in records per
+    second. The delays are those of the last completed batch, in seconds from its batch time to its start and to its
+    completion. ``health`` is "well", "stopped", or a few words on each problem.
     """
 
     health: str
@@ -53,12 +53,12 @@ class StreamStatus:
     troubles: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values by field."""
+        """The fields as JSON values."""
         return asdict(self)
 
 
 def stream_status(ledger: Ledger, row: StreamRow) -> StreamStatus:
-    """The status of a stream at the moment."""
+    """The present status of a stream."""
     now_ms = ledger.now_ms()
     job, receivers = ledger.jobs.current(row.name), ledger.receivers.all(row.name)
     stopped = row.desired_state is DesiredState.STOPPED
@@ -85,8 +85,8 @@ def stream_status(ledger: Ledger, row: StreamRow) -> StreamStatus:
 
 
 def last_error(ledger: Ledger, batch: BatchRow) -> str | None:
-    """Why the batch failed, or failed before it was begun again, or what the attempt that runs is held up by; None of
-    one that is done, or that nothing is wrong with."""
+    """The batch's error, else that of its last failed attempt, or what delays a running attempt. None if the batch is
+    done or has no error."""
     if batch.error is not None or batch.state not in UNFINISHED:
         return batch.error
     attempts = [each for each in ledger.batches.attempts(batch.stream, batch.batch_time_ms) if not each.target]
@@ -113,7 +113,7 @@ def _ailments(
     oldest: OldestUnfinished | None,
     lag_seconds: float | None,
 ) -> Iterator[str]:
-    """What is not well, each in a few words."""
+    """The problems of the stream, each in a few words."""
     limit = max(_LATE_SECONDS, _LATE_INTERVALS * row.batch_interval_ms / 1000)
     if troubles:
         yield "starting" if all(each.starting for each in troubles) else NOT_RECEIVED
@@ -128,7 +128,7 @@ def _ailments(
 
 
 def _others(job: JobRow | None, now_ms: int) -> Sequence[str]:
-    """What else the tracker has found, such as a foreign member in the stream's group."""
+    """Other problems that the tracker has found, such as a foreign member in the stream's group."""
     return tuple(job.attributes.get("troubles") or ()) if job is not None and job.alive(now_ms) else ()
 
 
@@ -137,7 +137,7 @@ def _seconds(from_ms: int, until_ms: int | None) -> float | None:
 
 
 def readable_seconds(seconds: float) -> str:
-    """A length of time in its two largest units."""
+    """A duration in its two largest units."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"

@@ -1,4 +1,5 @@
-"""Recovery: a lost ledger from log, manifests, checkpoints and history; lost checkpoints from the ledger.
+"""Recovery: rebuild a lost ledger from log, manifests, checkpoints and history, or lost checkpoints from the ledger.
 
-`evidence` reads, `accepted_blocks`, `found_batches` and `found_stream` conclude, `recover` acts.
+`evidence` reads the files. `accepted_blocks`, `found_batches`, `holes` and `found_stream` derive the ledger's state.
+`recover` writes it.
 """

@@ -1,9 +1,9 @@
-"""Which blocks of the log the lost ledger had accepted, and in which order.
+"""Determines which blocks of the log the lost ledger had accepted, and in which order.
 
-Frames are intents, and each tells how far its writer's had been accepted, so of each writer and epoch only the last is
-undecided (rule 10 of the design). It counts if a manifest lists it, or if one of its partitions went on behind it (a
-later block begins there, whether that one counts or not) and no other block covers its offsets. Else it is dropped,
-and Kafka is read again from where it began.
+Frames are intents. Each frame carries its writer's last accepted sequence, so for each writer and epoch only the last
+frame is undecided (rule 10 of the design). An undecided block counts if a manifest lists it. It also counts if one of
+its partitions continued after it (a later block begins there, whether that block counts or not) and no other block
+covers its offsets. Otherwise it is dropped, and Kafka is read again from its first offset.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Place = tuple[str, TopicPartition]
 
 
 class ContradictionError(HeadraceError):
-    """What was found contradicts itself: more than a crash can do was done to it."""
+    """The files contradict each other in a way that a crash cannot cause."""
 
 
 @dataclass(frozen=True)
 class AcceptedBlocks:
-    """The blocks that count, ascending along each partition; those of which nobody knows, which were dropped, and those
-    that the ledger had refused."""
+    """The result: ``blocks`` count, in ascending order along each partition; ``undecided`` blocks were dropped;
+    ``refused`` is the number of blocks that the ledger had not accepted."""
 
     blocks: Sequence[BlockInfo]
     undecided: Sequence[BlockInfo]
@@ -37,10 +37,10 @@ class AcceptedBlocks:
 
 
 def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
-    """Decide which frames count.
+    """Decide which blocks count.
 
     Raises:
-        ContradictionError: two blocks that count cover the same offsets.
+        ContradictionError: two blocks that count cover the same offsets, or the orders of blocks contradict each other.
     """
     listed = {handle for found in evidence.manifests.values() for handle in handles_in(found)}
     kept = evidence.kept
@@ -60,7 +60,7 @@ def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
     decision = _Decision(evidence, accepted)
     decided = decision.of(undecided)
     left = [info for info in undecided if info not in decided]
-    # Another block has their offsets: they were not accepted, and were read again.
+    # Blocks whose offsets another block covers were not accepted: their records were read again.
     dropped = [info for info in left if not decision.is_replaced(info)]
     blocks = in_order([*accepted, *decided])
     _check(blocks)
@@ -68,10 +68,10 @@ def accepted_blocks(evidence: Evidence) -> AcceptedBlocks:
 
 
 class _Decision:
-    """Which of the undecided blocks count: those behind which their partitions went on, with no other block there.
+    """Decides which undecided blocks count: their partitions continued after them, and no other block covers them.
 
-    Positions went on to where blocks begin, those too of which it is undecided whether they count: their writers had
-    begun from the ledger's positions.
+    A position had reached every offset at which a block begins, also an undecided block: its writer had started from
+    the ledger's positions.
     """
 
     def __init__(self, evidence: Evidence, accepted: Iterable[BlockInfo]) -> None:
@@ -88,7 +88,7 @@ class _Decision:
                 self._reached[place].add(r.from_offset)
         for info in accepted:
             self._take(info)
-        # Also of blocks whose segments cleanup has deleted.
+        # This includes blocks whose segments cleanup has deleted.
         for place, r in listed_ranges(evidence):
             self._covered[place].append(r)
         for gap in () if kept is None else kept.gaps:
@@ -97,8 +97,8 @@ class _Decision:
                 self._covered[gap.input_id, gap.partition].append(lost)
 
     def of(self, undecided: Iterable[BlockInfo]) -> list[BlockInfo]:
-        """Those that count. Of two that cover the same offsets the one that fits better what came behind does; else
-        the later one: the earlier had been dropped before it was written."""
+        """The undecided blocks that count. If two cover the same offsets, the one with the better `_fit` counts; if
+        these are equal, the later one, because the earlier had been dropped before the later was written."""
         decided = []
         fitting = {info: self._fit(info) for info in undecided}
         for info in sorted(fitting, key=lambda info: (fitting[info], info.cut_time_ms, info.epoch), reverse=True):
@@ -108,7 +108,7 @@ class _Decision:
         return decided
 
     def is_replaced(self, info: BlockInfo) -> bool:
-        """Whether other blocks that count, or gaps, cover offsets of it."""
+        """Whether other blocks that count, or gaps, cover any of its offsets."""
         return any(_overlap(r, other) for place, r in places(info) for other in self._covered[place])
 
     def _take(self, info: BlockInfo) -> None:
@@ -117,8 +117,11 @@ class _Decision:
             self._reached[place].update((r.from_offset, r.until_offset))
 
     def _fit(self, info: BlockInfo) -> int:
-        """2: every partition went on from where the block ends, if it did; 1: or from behind; 0: one was within the
-        block. After a rebuild that set positions back the block may have been accepted all the same."""
+        """How well the positions reached later fit the block's end.
+
+        2: every partition that continued did so from the block's end. 1: a partition continued from a later offset.
+        0: a position was within the block. Even then the block may have been accepted, if a rebuild set positions back.
+        """
         fit = 2
         for place, r in places(info):
             reached = self._reached[place]
@@ -129,8 +132,8 @@ class _Decision:
         return fit
 
     def _is_split(self, info: BlockInfo) -> bool:
-        """Whether the checkpoint knows some of it, and some not. A block moves all its partitions at once: one that
-        went on by itself had nothing to store."""
+        """Whether the checkpoint's positions include only a part of the block. An accepted block moves all its
+        partitions at once; a position that moved alone had nothing to store."""
         known = {
             self._at_checkpoint.get(place, -1) >= r.until_offset
             for place, r in places(info)
@@ -147,7 +150,7 @@ class _Decision:
 
 
 def listed_ranges(evidence: Evidence) -> Iterable[tuple[Place, OffsetRange]]:
-    """What manifests list of each partition, block by block: all of it was accepted."""
+    """The ranges of each partition that manifests list, block by block: all of them were accepted."""
     for found in chain.from_iterable(evidence.manifests.values()):
         for input_id, blocks in found.manifest.inputs.items():
             for r in chain.from_iterable(block.ranges for block in blocks):
@@ -155,7 +158,7 @@ def listed_ranges(evidence: Evidence) -> Iterable[tuple[Place, OffsetRange]]:
 
 
 def places(info: BlockInfo) -> Iterable[tuple[Place, OffsetRange]]:
-    """The block's ranges that hold offsets, each with its partition's place."""
+    """The block's non-empty ranges, each with its input's id and partition."""
     for r in info.ranges:
         if r.until_offset > r.from_offset:
             yield (info.receiver.input_id, r.partition), r
@@ -166,11 +169,11 @@ def _overlap(one: OffsetRange, other: OffsetRange) -> bool:
 
 
 def in_order(infos: Sequence[BlockInfo], runs: Iterable[Sequence[BlockHandle]] = ()) -> list[BlockInfo]:
-    """By the time they were cut, as far as partitions' offsets, writers' sequences, and runs of blocks that were added
-    one after the other allow.
+    """Sort the blocks by cut time, while keeping the order of offsets in a partition, of a writer's sequences, and of
+    each of ``runs``, blocks that were added one after the other.
 
     Raises:
-        ContradictionError: they contradict each other.
+        ContradictionError: these orders contradict each other.
     """
     rows: dict[object, list[tuple[int, int]]] = defaultdict(list)
     indexes = {info.handle: index for index, info in enumerate(infos)}

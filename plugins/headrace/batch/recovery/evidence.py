@@ -1,4 +1,4 @@
-"""What is there to rebuild a ledger from: read once, before anything is concluded from it."""
+"""Reads everything that a ledger can be rebuilt from: checkpoint, history, manifests and log."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headrace.wal.storage import LogStorage
 
 Progress = Callable[[str], None]
 _OVER = (BatchState.COMPLETED, BatchState.ABANDONED)
-"""States in which a batch's log may go, once they are in a checkpoint."""
+"""States in which a batch's log may be deleted, once a checkpoint records them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFrame:
-    """A block in the log. ``accepted``: what later frames of its writer say of it; None: there is none."""
+    """A block in the log. ``accepted``: whether later frames of its writer prove it accepted; None: no later frame."""
 
     info: BlockInfo
     accepted: bool | None
@@ -33,7 +33,7 @@ class FoundFrame:
 
 @dataclass(frozen=True, slots=True)
 class FoundManifest:
-    """A manifest's file. ``path`` is below the stream's folder."""
+    """A manifest file. ``path`` is below the stream's folder."""
 
     path: str
     sha256: str
@@ -42,9 +42,10 @@ class FoundManifest:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """A part of the log that is damaged or missing, and ``what`` it is. ``ranges``: the offsets that were in it, None
-    if that cannot be known: then it may have been any of its input. ``is_tail``: most likely nothing had been accepted;
-    ``is_missing``: a whole segment.
+    """A damaged or missing part of the log; ``what`` describes it.
+
+    ``ranges`` are the offsets that were in it. None: not known, so they may be any offsets of the input. ``is_tail``: a
+    torn tail, from which most likely no block had been accepted. ``is_missing``: a whole segment is missing.
     """
 
     segment: str
@@ -55,11 +56,11 @@ class LostPart:
 
     @property
     def is_vague_tail(self) -> bool:
-        """Whether it may be any offset, but is most likely none."""
+        """Whether it is a tail with unknown offsets, which most likely held no accepted block."""
         return self.is_tail and self.ranges is None
 
     def may_hold(self, place: tuple[str, TopicPartition], span: tuple[int, int]) -> bool:
-        """Whether any of the offsets may have been in it."""
+        """Whether it may have held any of the offsets ``span`` = (start, until) of the partition ``place``."""
         input_id, partition = place
         name = SegmentName.parse(self.segment)
         if name is None or name.input_id != input_id:
@@ -72,11 +73,11 @@ class LostPart:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the stream's folder holds.
+    """The contents of the stream's folder.
 
-    ``frames`` are in the order of writing, receiver by receiver. ``positions`` are those with which segments were
-    opened, by input and partition. ``manifests`` are by batch time, ``damaged_manifests`` by path. ``notices`` say what
-    was passed over. ``last_sign_ms`` is the latest time that anything of it was written, as far as it says so.
+    ``frames`` are in the order of writing, receiver by receiver. ``positions`` are those in the segments' headers, by
+    input and partition. ``segments`` are sizes in bytes by path. ``manifests`` are by batch time, ``damaged_manifests``
+    by path. ``notices`` say what was skipped. ``last_sign_ms`` is the latest time of writing that the files record.
     """
 
     stream: str
@@ -96,8 +97,9 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
     """Read the stream's folder: checkpoint and history, manifests, and every frame of the log.
 
     Raises:
-        WalError: the log is damaged, and the mode does not pass over it.
-        CheckpointVersionError, HistoryError, ManifestError: something is of another version, or of the history missing.
+        WalError: the log is damaged, and the mode does not skip damage.
+        CheckpointVersionError, ManifestError: a checkpoint or a manifest is of another version.
+        HistoryError: a history file is missing, damaged, or of another version.
     """
     notices: list[str] = []
     kept = _read_kept(folder, notices)
@@ -147,7 +149,7 @@ def _read_kept(folder: LogStorage, notices: list[str]) -> KeptState | None:
 def _read_manifests(
     folder: LogStorage, kept: KeptState | None
 ) -> tuple[dict[int, list[FoundManifest]], dict[str, str]]:
-    """By batch time and by path; those of removed batches, which go a while after them, are nobody's any more."""
+    """Valid manifests by batch time, and errors of damaged ones by path. Skips manifests of removed batches."""
     found: dict[int, list[FoundManifest]] = defaultdict(list)
     damaged: dict[str, str] = {}
     for path in folder.paths(FOLDER):
@@ -172,9 +174,10 @@ def _is_removed(path: str, kept: KeptState) -> bool:
 
 
 def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:
-    """Which segments cleanup has deleted, if they are gone: those of which every batch is over.
+    """Returns a function that says whether a missing segment was deleted by cleanup: all its batches are finished.
 
-    The checkpoint says that of those it has. Where newer checkpoints are damaged, it may not know it yet.
+    The checkpoint's list of segments decides. If there is no list, or newer checkpoints are damaged and the list may be
+    outdated, the batches in the manifests decide.
     """
     unfinished: dict[str, bool] = {}
     for batch_time_ms, of_time in manifests.items():
@@ -187,12 +190,12 @@ def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManif
         if kept is None or kept.segments is None or kept.passed_over:
             return not unfinished.get(segment, True)
         if segment not in kept.segments:
-            # Gone by then, as one that no block was accepted of; what is newer may have held blocks.
+            # Deleted before the checkpoint, or without an accepted block. A newer segment may have held blocks.
             name = SegmentName.parse(segment)
             return name is not None and name.opened_ms <= kept.checkpoint.written_at_ms
         last_ms = kept.segments[segment]
         if last_ms is None:
-            # It was open: over only if manifests say so of its blocks.
+            # It was open then: finished only if manifests list its blocks, all in finished batches.
             return not unfinished.get(segment, True)
         last = kept.batches.get(last_ms)
         is_over = last_ms == 0 or (last is not None and last.row.state in {*_OVER, BatchState.ABSORBED})
@@ -202,7 +205,7 @@ def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManif
 
 
 def is_done(row: BatchRow) -> bool:
-    """Whether the batch's log may go."""
+    """Whether the batch's log may be deleted."""
     completed = row.state is BatchState.COMPLETED and row.checkpointed_at_ms is not None
     return completed or row.state is BatchState.ABANDONED
 
@@ -211,7 +214,7 @@ def _read_frames(
     log: LogStorage, mode: RecoveryMode, notices: list[str], deleted: Callable[[str], bool]
 ) -> tuple[list[FoundFrame], list[LostPart]]:
     scan = scan_log(log, mode=mode, deleted=deleted)
-    # The payloads go at once: the frames' headers of a long log fit in memory, its records do not.
+    # Payloads are dropped at once: the headers of a long log fit in memory, its records do not.
     frames = [FoundFrame(_block_info(settled.frame), settled.accepted) for settled in scan.settled()]
     missing = [error for error in scan.missing if not deleted(error.segment)]
     notices += [str(tail) for tail in scan.torn_tails]
@@ -223,7 +226,7 @@ def _read_frames(
     lost = [
         LostPart(tail.segment, f"the tail of {tail.segment}", tail.ranges, is_tail=True) for tail in scan.torn_tails
     ]
-    # That mode reads nothing of the receiver behind its first damage.
+    # In this mode nothing of a receiver is read after its first damage, so any later offsets may be lost.
     is_more = mode is RecoveryMode.POINT_IN_TIME_RECOVERY
     for error in scan.damage:
         what = f"segment {error.segment} is damaged at offset {error.offset}"

@@ -1,4 +1,4 @@
-"""The batches of a stream whose ledger is lost: each has a manifest; how far it came says checkpoint or history."""
+"""Rebuilds the batches of a lost ledger from their manifests; their states come from checkpoint and history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.ledger.states import BatchState
 
 @dataclass(frozen=True)
 class FoundBatches:
-    """The batches, and their blocks that are in the log, each batch's in its manifest's order."""
+    """The batches, and those of their blocks that are in the log, each batch's in its manifest's order."""
 
     batches: Sequence[FoundBatch]
     blocks: Sequence[FoundBlock]
@@ -35,14 +35,14 @@ def find_batches(
     coalesces: bool,
     now_ms: int,
 ) -> FoundBatches:
-    """Put manifests, checkpoint and history together.
+    """Derive the batches from manifests, checkpoint and history.
 
     Args:
         accepted: the log's blocks that count, by handle.
-        folder_url: the stream's folder as the ledger's manifests name it.
+        folder_url: the stream's folder, for the manifest URIs in the ledger.
 
     Raises:
-        ManifestError: that of a batch is missing or damaged, and its records would be given to another one.
+        ManifestError: a batch's manifest is missing or damaged. Without it the batch's records would go into another.
     """
     finder = _Finder(evidence, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
     kept = {} if evidence.kept is None else evidence.kept.batches
@@ -78,7 +78,7 @@ class _Finder:
         self.notices: list[str] = []
 
     def known(self, batch_time_ms: int) -> None:
-        """A batch that checkpoint or history has."""
+        """Add a batch that the checkpoint or the history has."""
         kept = self._kept[batch_time_ms]
         if kept.row.state is BatchState.ABSORBED:
             self.batches.append(FoundBatch(kept.row, history=kept.history))
@@ -100,13 +100,13 @@ class _Finder:
         taken = self._take(found, batch_time_ms, kept.row.absorbed)
         row = kept.row
         if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(found):
-            # The checkpoint that it is in was the one that let its log go.
+            # Its log was deleted, so a checkpoint holds it: this one.
             row = dataclasses.replace(row, checkpointed_at_ms=self._now_ms)
         if not is_done(row) and self._was_deleted(found):
-            # In a newer checkpoint, which is damaged, it is done.
+            # A newer checkpoint, which is damaged, recorded it as finished.
             row = self._as_over(row, is_cleaned=not taken)
         elif row.state is BatchState.RUNNING:
-            # Its attempt is gone with the ledger.
+            # Its attempt was lost with the ledger.
             row = dataclasses.replace(row, state=BatchState.ALLOCATED)
         if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
             row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
@@ -114,7 +114,7 @@ class _Finder:
         self.batches.append(FoundBatch(row, inputs, kept.outputs, kept.replays, kept.history, kept.revisions))
 
     def unknown(self, batch_time_ms: int) -> None:
-        """A batch that has a manifest only: allocated since the checkpoint, or long before one without history."""
+        """Add a batch that has only a manifest: allocated since the checkpoint, or long before one without history."""
         if batch_time_ms in self._absorbed:
             return
         found = self._choose(batch_time_ms)
@@ -180,8 +180,10 @@ class _Finder:
         )
 
     def _was_deleted(self, found: FoundManifest) -> bool:
-        """Whether cleanup has deleted a segment of the batch, of which the newest whole checkpoint does not say that it
-        is over: every batch in it was, so it must not be run again. If no newer one is damaged, somebody else did.
+        """Whether cleanup has deleted a segment of a batch that is unfinished in the newest valid checkpoint.
+
+        If so, the batch was finished and must not be run again: cleanup deletes a segment only after all its batches.
+        This needs a damaged newer checkpoint, or one without history, or none. Otherwise somebody else deleted it.
         """
         if not self._is_gone(found):
             return False
@@ -197,8 +199,8 @@ class _Finder:
         return any(handle.segment not in self._evidence.segments for handle in handles_in([found]))
 
     def _was_cleaned(self, found: FoundManifest) -> bool:
-        """Whether a batch without records had been cleaned when a checkpoint without history was written: those that
-        had not were in it.
+        """Whether an empty batch was cleaned before a checkpoint of version 1: such a checkpoint, which has no history,
+        holds all batches that were not cleaned.
         """
         kept = self._evidence.kept
         manifest = found.manifest
@@ -220,9 +222,10 @@ class _Finder:
         )
 
     def _choose(self, batch_time_ms: int) -> FoundManifest:
-        """Of several manifests the one whose blocks no other batch lists; then the one with more, then the later name.
+        """Choose among several manifests of a batch time, which overtaken or crashed allocations leave.
 
-        Several are there only while allocations are overtaken, or crash.
+        Prefers manifests whose blocks are accepted and in no other batch, then those with records, then those with more
+        blocks, then the last name.
         """
         candidates = self._evidence.manifests[batch_time_ms]
         if len(candidates) == 1:
@@ -244,7 +247,7 @@ class _Finder:
         return chosen
 
     def _absorbed_by(self, found: FoundManifest, batch_time_ms: int) -> tuple[int, ...]:
-        """The earlier times whose blocks the batch took over: those its blocks were cut in, which have no manifest."""
+        """The earlier times whose blocks the batch absorbed: the times of its blocks' cuts that have no manifest."""
         if not self._coalesces:
             return ()
         times = {
@@ -259,7 +262,7 @@ class _Finder:
         )
 
     def _take(self, found: FoundManifest, batch_time_ms: int, absorbed: Sequence[int]) -> list[FoundBlock]:
-        """The batch's blocks that are in the log, each with the time by which the ledger has it."""
+        """The batch's blocks that are in the log, each with its batch time in the ledger."""
         taken = []
         for handle in handles_in([found]):
             info = self._accepted.get(handle)
@@ -272,7 +275,7 @@ class _Finder:
 
 
 def first_batch_time(stream: StreamRow, info: BlockInfo) -> int:
-    """The batch time that a block gets if that is not sealed."""
+    """The batch time that a block gets if this time is not sealed."""
     event_ms = info.event_time_ms
     cut_ms = info.cut_time_ms if event_ms is None else max(0, min(event_ms, info.cut_time_ms))
     return stream.batch_time_after(cut_ms)
@@ -299,7 +302,7 @@ def _absorbed_row(row: BatchRow, batch_time_ms: int) -> BatchRow:
 
 
 def _inputs(stream: str, batch_time_ms: int, found: FoundManifest) -> tuple[BatchInputRow, ...]:
-    """What the batch takes of each partition, as its manifest says: also where its log is gone."""
+    """The batch's range of each partition from its manifest, also where its log is gone."""
     sums: dict[tuple[str, object], BatchInputRow] = {}
     manifest = found.manifest
     for input_id, blocks in manifest.inputs.items():

@@ -1,4 +1,4 @@
-"""A stream as its lost ledger had it, concluded from what was found."""
+"""Derives a stream's state in its lost ledger from the evidence."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headrace.ledger.states import DesiredState, PartitionState
 from headrace.stream import Stream
 
 EPOCH_JUMP = 1_000
-"""Jobs and receivers may have begun since the newest checkpoint, and left nothing in the log: fewer than these."""
+"""Added to the known epochs and attempts, for those since the newest checkpoint that left nothing in the log."""
 _FIRST_ATTEMPT_AT_MS = 1_577_836_800_000
-"""The start of 2020, from which attempts are numbered by the second when a ledger is rebuilt."""
+"""The start of 2020. A rebuilt ledger numbers its attempts from the number of seconds since then."""
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The stream, and what of it a person should know."""
+    """The derived stream, its accepted blocks, and notices for a person."""
 
     found: FoundStream
     blocks: AcceptedBlocks
@@ -33,16 +33,16 @@ class Conclusion:
 
 
 def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str | None, now_ms: int) -> Conclusion:
-    """Put the stream together.
+    """Derive the stream's state from the evidence.
 
     Args:
-        definition: needed where no checkpoint has it; else the checkpoint's counts, until the stream is registered
-            again.
-        folder_url: the stream's folder as the manifests' URIs are to name it; None: as its definition does.
+        definition: needed if there is no checkpoint; otherwise the checkpoint's definition counts, until the stream is
+            registered again.
+        folder_url: the stream's folder for the manifests' URIs; None: the definition's folder.
 
     Raises:
-        ContradictionError: blocks overlap.
-        ManifestError: that of a batch is missing or damaged.
+        ContradictionError: blocks overlap, or their orders contradict each other.
+        ManifestError: a batch's manifest is missing or damaged.
     """
     kept = evidence.kept
     if kept is not None:
@@ -106,7 +106,7 @@ def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str |
 
 
 def _unknown_starts(evidence: Evidence, positions: Iterable[PositionRow]) -> list[str]:
-    """Without a checkpoint a missing first segment takes with it where its partitions began."""
+    """Notices of unknown starts: without a checkpoint, a missing segment may have held a partition's first offsets."""
     if evidence.kept is not None:
         return []
     return [
@@ -148,10 +148,10 @@ def _only_revision(stream: StreamRow) -> StreamRevision:
 def _with_batch_times(
     evidence: Evidence, stream: StreamRow, blocks: AcceptedBlocks, batches: FoundBatches
 ) -> list[FoundBlock]:
-    """All blocks with their batch times, in the order in which the ledger is to have them.
+    """All blocks with their batch times, in the order for the ledger.
 
-    A block that no manifest lists has that of its cut, or a later one: that of its partitions' blocks before it, and
-    none that was sealed when it was added, as far as that is known.
+    A block that no manifest lists gets the batch time of its cut, or a later one: not before the batch times of earlier
+    blocks in its partitions, and not one that was sealed when it was added, as far as that is known.
     """
     claimed = {batch.row.batch_time_ms for batch in batches.batches}
     of_batches = {block.info.handle: block.batch_time_ms for block in batches.blocks}
@@ -162,7 +162,7 @@ def _with_batch_times(
     latest: dict[Place, int] = defaultdict(int)
     in_log = {place for info in blocks.blocks for place, _ in places(info)}
     for row in () if kept is None else kept.positions:
-        # Of a partition that has blocks these tell it, one after the other.
+        # A partition with blocks in the log takes its latest batch time from them, one after the other.
         if (row.input_id, row.partition) not in in_log:
             latest[row.input_id, row.partition] = row.last_batch_time_ms
     unclaimed = []
@@ -180,7 +180,7 @@ def _with_batch_times(
             unclaimed.append(FoundBlock(info, batch_time_ms))
         for place in of_block:
             latest[place] = max(latest[place], batch_time_ms)
-    # Each batch's blocks stay in its manifest's order, so that the manifest can be drawn up again.
+    # Each batch's blocks keep their manifest's order, so that the same manifest can be written again.
     runs: dict[tuple[int, str], list[BlockHandle]] = defaultdict(list)
     for block in batches.blocks:
         runs[block.batch_time_ms, block.info.receiver.input_id].append(block.info.handle)
@@ -206,7 +206,7 @@ def _last_job_epoch(evidence: Evidence) -> int:
 
 
 def _zero_time_ms(stream: StreamRow, blocks: Iterable[FoundBlock], batches: FoundBatches) -> int:
-    """The end of the interval before everything that was received: nothing of it may be built from Kafka."""
+    """The zero time, moved before everything that was received: received records must not be built from Kafka again."""
     times = [block.batch_time_ms for block in blocks]
     for batch in batches.batches:
         if batch.inputs and not batch.row.built:
@@ -222,7 +222,7 @@ def _segments(evidence: Evidence, blocks: Iterable[BlockInfo]) -> list[FoundSegm
 
 
 def _topics(evidence: Evidence, blocks: Iterable[BlockInfo], now_ms: int) -> list[TopicRow]:
-    """The checkpoint's topics, as large as they have been seen since, and those seen first since."""
+    """The checkpoint's topics, with partitions seen since, and the topics first seen since."""
     kept = evidence.kept
     known = {} if kept is None else {(row.input_id, row.topic, row.topic_id): row for row in kept.topics}
     sizes: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -252,7 +252,7 @@ def _topics(evidence: Evidence, blocks: Iterable[BlockInfo], now_ms: int) -> lis
                 changed_at_ms=now_ms,
             )
         )
-    # Of a name the latest incarnation is the current one.
+    # The latest incarnation of a topic name is the current one.
     return [
         dataclasses.replace(row, current=row.incarnation == newest[row.input_id, row.topic])
         if (row.input_id, row.topic) in newest
@@ -264,7 +264,7 @@ def _topics(evidence: Evidence, blocks: Iterable[BlockInfo], now_ms: int) -> lis
 def _positions(
     evidence: Evidence, blocks: Sequence[FoundBlock], batches: FoundBatches, now_ms: int
 ) -> list[PositionRow]:
-    """Where each partition is and began: the checkpoint's, moved by what was written since."""
+    """Each partition's position and start: the checkpoint's, moved by what was written since."""
     kept = evidence.kept
     rows: dict[Place, PositionRow] = {}
     for row in () if kept is None else kept.positions:
@@ -287,7 +287,7 @@ def _positions(
     for batch in batches.batches:
         for taken in () if batch.row.built else batch.inputs:
             place = (taken.input_id, taken.partition)
-            # What the checkpoint says of its last batch time is exact; these name the batch that absorbed it.
+            # The checkpoint's last batch time is exact; a manifest names the batch that absorbed the block's time.
             move(place, taken.from_offset, taken.until_offset, taken.batch_time_ms if kept is None else 0)
     for block in blocks:
         event_ms = min(block.info.event_time_ms or 0, block.info.cut_time_ms)

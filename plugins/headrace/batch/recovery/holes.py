@@ -1,7 +1,7 @@
-"""What nothing that was found accounts for, from where each partition began to its position.
+"""Finds offsets that no block, manifest or known gap accounts for, from each partition's start to its position.
 
-Offsets behind which nothing counts are read from Kafka again: the position is set before them. Those between two that
-count are gaps: nobody reads them again, so they are written down, with the reason.
+Such offsets at the end of a partition are read from Kafka again: the position is set before them. Such offsets between
+accounted ones are not read again: they are recorded as gaps, with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNEXPLAINED = "nothing found by the rebuild tells what was there: control record
 
 @dataclass(frozen=True)
 class Accounted:
-    """The positions as they can be kept, the gaps below them that no checkpoint has, and what to tell of both."""
+    """The corrected positions, the gaps below them that no checkpoint has, and notices about both."""
 
     positions: Sequence[PositionRow]
     gaps: Sequence[GapRow]
@@ -33,7 +33,7 @@ class Accounted:
 def account(
     evidence: Evidence, blocks: Iterable[BlockInfo], positions: Iterable[PositionRow], now_ms: int
 ) -> Accounted:
-    """Walk along every partition, from where it began to the furthest position that anything found tells of."""
+    """Check every partition from its start to its position; returns corrected positions and new gaps."""
     finder = _Finder(evidence, blocks)
     kept: list[PositionRow] = []
     gaps: list[GapRow] = []
@@ -69,11 +69,11 @@ class _Finder:
         for gap in () if kept is None else kept.gaps:
             if gap.batch_time_ms is None:
                 self._pieces[gap.input_id, gap.partition].append((gap.from_offset, gap.until_offset))
-        # The ledger was whole then: up to there only what damage took since is missing.
+        # The ledger was complete at the checkpoint: below these positions only later damage can have lost offsets.
         self._at_checkpoint = {(row.input_id, row.partition): row for row in (() if kept is None else kept.positions)}
 
     def end(self, place: Place, row: PositionRow) -> int:
-        """Up to where the partition's position is borne out."""
+        """The offset up to which the evidence confirms the partition's position."""
         reached = max((until for _, until in self._pieces[place]), default=0)
         at_checkpoint = self._at_checkpoint.get(place)
         if at_checkpoint is not None:
@@ -83,7 +83,7 @@ class _Finder:
         return max(reached, row.starting_offset)
 
     def holes(self, place: Place, start: int, until: int) -> Iterator[tuple[int, int, str]]:
-        """What lies between the pieces, and why it is missing; without what the checkpoint bears out."""
+        """The gaps between accounted ranges, as (start, until, reason), without those that the checkpoint explains."""
         at_checkpoint = self._at_checkpoint.get(place)
         borne_out = 0 if at_checkpoint is None else at_checkpoint.next_offset
         reached = start
@@ -97,7 +97,7 @@ class _Finder:
             reached = max(reached, piece_until)
 
     def reason(self, place: Place, span: Span) -> str:
-        """The damage that may have taken the offsets; empty if none may have."""
+        """The damage that may have lost the offsets; empty if there is none."""
         return "; ".join(part.what for part in self._parts(place, span))
 
     def _parts(self, place: Place, span: Span, *, with_tails: bool = False) -> list[LostPart]:

@@ -1,4 +1,4 @@
-"""Whether a ledger that does not know a stream has been lost: the stream's folder tells."""
+"""Detects a lost ledger: the ledger does not know the stream, and the stream's folder has a log or a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class LostLedgerError(HeadraceError):
 
 
 def refuse_if_lost(stream: Stream, ledger: Ledger) -> None:
-    """Refuse to begin a stream anew whose folder holds what an earlier ledger knew.
+    """Refuse to begin a stream whose folder holds data of an earlier ledger.
 
-    It would be received from its starting offsets again, beside a log and manifests that say otherwise.
+    The stream would be received again from its starting offsets, which contradicts the existing log and manifests.
 
     Raises:
         LostLedgerError: the ledger does not know the stream, and its folder has a log or a checkpoint.

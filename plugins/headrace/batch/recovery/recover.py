@@ -1,4 +1,4 @@
-"""`recover`: bring a stream's ledger, checkpoints, history and manifests back to where each can replace the other."""
+"""`recover`: rebuild a stream's lost ledger, or restore its lost checkpoints, history files and manifests."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
 
 LEASE_MS = 60_000
-"""How long a process of a lost ledger is taken to live on, where no checkpoint says."""
+"""How long a process of a lost ledger is assumed to live on; a longer lease in the checkpoint overrides it."""
 
 
 class RecoveryRefusedError(HeadraceError):
-    """Recovery would not be safe, or there is nothing to recover from."""
+    """Recovery is not safe, or there is nothing to recover from."""
 
 
 class Step(StrEnum):
-    """What a recovery does."""
+    """One kind of change that a recovery makes."""
 
     LEDGER_REBUILT = "ledger_rebuilt"
     CHECKPOINT_WRITTEN = "checkpoint_written"
@@ -44,9 +44,9 @@ class Step(StrEnum):
 
 @dataclass
 class Recovered:
-    """What was found and done; with a dry run, what would be done. ``steps`` say each in words.
+    """What was found and done; in a dry run, what would be done.
 
-    ``notices`` are what a person should know: what was passed over, dropped, or decided.
+    ``steps`` describes each change in words. ``notices`` say what was skipped, dropped or decided.
     """
 
     stream: str
@@ -56,7 +56,7 @@ class Recovered:
     notices: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain values."""
         return {**asdict(self), "steps": {step.value: text for step, text in self.steps.items()}}
 
 
@@ -71,22 +71,22 @@ def recover(
     force: bool = False,
     progress: Progress = lambda _: None,
 ) -> Recovered:
-    """Rebuild the stream's ledger if it is lost; else write what is lost of its checkpoints, history and manifests.
+    """Rebuild the stream's ledger if it is lost; otherwise restore its lost checkpoints, history files and manifests.
 
-    Each step can be repeated: a recovery that was cut short is run again.
+    Each step can be repeated: run an interrupted recovery again.
 
     Args:
         folder: the stream's folder in its storage.
-        definition: needed if the ledger is lost, and every checkpoint too.
+        definition: needed if the ledger and all checkpoints are lost.
         mode: what to do about a damaged log.
-        dry_run: read, conclude, and change nothing.
-        force: also while a receiver job or a batch of the lost ledger could still live. Both are fenced.
+        dry_run: report what would be done, and change nothing.
+        force: recover even while a receiver job or a batch of the lost ledger could still run. Both are fenced.
 
     Raises:
-        RecoveryRefusedError: something could still live; or there is nothing to recover from.
-        WalError: the log is damaged, and the mode does not pass over it.
-        ManifestError, HistoryError, CheckpointVersionError: something that is needed cannot be read.
-        ContradictionError: what was found contradicts itself.
+        RecoveryRefusedError: a receiver job or a batch could still run, or there is nothing to recover from.
+        WalError: the log is damaged, and the mode does not skip damage.
+        ManifestError, HistoryError, CheckpointVersionError: a file that is needed cannot be read.
+        ContradictionError: the files contradict each other.
     """
     report = Recovered(name, dry_run)
     if _is_lost(name, ledger, folder):
@@ -133,8 +133,8 @@ def _rebuild(
 
 
 def _is_lost(name: str, ledger: Ledger, folder: LogStorage) -> bool:
-    """Whether the ledger does not know the stream; or knows it since later than the checkpoints, and has received
-    nothing."""
+    """Whether the ledger of the stream is lost: it does not know the stream, or the stream was registered anew and has
+    received nothing."""
     if not ledger.rebuild.is_new(name):
         return False
     try:
@@ -143,12 +143,12 @@ def _is_lost(name: str, ledger: Ledger, folder: LogStorage) -> bool:
     except StreamNotFoundError:
         return True
     except CheckpointError:
-        # Nothing says that it is another one than it was. Only if the log has blocks, it is.
+        # Without a checkpoint, segments in the log are the only sign that an earlier ledger was lost.
         return bool(segments_in(folder.below(LOG_FOLDER).paths()))
 
 
 def _refuse_while_alive(evidence: Evidence, now_ms: int) -> None:
-    """A process that lost its ledger stores nothing more that counts, but it may write while the log is read."""
+    """Refuse while a process of the lost ledger could still write to the log. Its new blocks would not count."""
     kept = evidence.kept
     lease_ms = LEASE_MS if kept is None or kept.lease_ms is None else max(kept.lease_ms, LEASE_MS)
     left_ms = evidence.last_sign_ms + lease_ms - now_ms
@@ -182,7 +182,7 @@ def _report(concluded: Conclusion, report: Recovered) -> None:
 
 
 def _write_history(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
-    """Files that are gone or damaged: their batches go into the checkpoint, and from there into new files."""
+    """Move the batches of lost or damaged history files into the checkpoint, and from there into new files."""
     whole, damaged = [], []
     for number in history_numbers(folder):
         try:
@@ -202,7 +202,7 @@ def _write_history(name: str, ledger: Ledger, folder: LogStorage, report: Recove
 
 
 def _write_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Recovered, progress: Progress) -> None:
-    """Manifests that are gone or damaged, and can be drawn up from the ledger's blocks again."""
+    """Write missing or damaged manifests again from the ledger's blocks, where possible."""
     progress("checking the manifests")
     stream = Stream.from_json(ledger.streams.get(name).definition)
     written = 0
@@ -226,7 +226,7 @@ def _write_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Reco
 
 
 def _delete_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
-    """Manifests that allocations left which were overtaken or crashed: their batch names another one, for good."""
+    """Delete manifests that overtaken or crashed allocations left: their batch permanently names another one."""
     left = []
     for path in folder.paths(FOLDER):
         batch_time_ms, is_apart, _ = path.removeprefix(f"{FOLDER}/").partition("-")
@@ -240,7 +240,7 @@ def _delete_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Rec
 
 
 def _write_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
-    """A checkpoint, if what there is does not hold what the ledger says it holds."""
+    """Write a checkpoint if the existing ones do not hold what the ledger says they hold."""
     why = _why_a_checkpoint(name, ledger, folder, report)
     if why is None:
         return
