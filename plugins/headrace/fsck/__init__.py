@@ -1,1 +1,1 @@
-"""Checks what the ledger says of a stream, with itself, and with the log, the manifests, the checkpoints and Kafka."""
+"""Checks a stream's ledger for consistency with itself, the log, the manifests, the checkpoints and Kafka."""

@@ -1,4 +1,4 @@
-"""Batches: their blocks, their offset ranges, what absorbed what, and what became of them."""
+"""Checks the batches: their blocks, their offset ranges, and absorbed batch times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.ledger.states import BatchState
 
 
 def check_allocations(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """Each batch has the blocks that it was allocated, and their ranges, until the log has let go of them."""
+    """Check that each batch has its allocated blocks and their ranges, until cleanup may delete them from the log."""
     for batch in snapshot.batches:
         name = time_text(batch.batch_time_ms)
         for what in _time_problems(snapshot, batch):
@@ -80,7 +80,7 @@ def _range(row: BatchInputRow | None) -> str:
 
 
 def check_built(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """What was built from Kafka lies before where the stream began, and no record of it is in two batches."""
+    """Check that ranges built from Kafka are before the stream's starting offsets, and do not overlap each other."""
     starting = {(row.input_id, row.partition): row.starting_offset for row in snapshot.positions}
     reached: dict[object, tuple[int, int]] = {}
     for row in snapshot.inputs:
@@ -104,7 +104,7 @@ def _offsets(row: BatchInputRow) -> str:
 
 
 def check_absorbed(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """A time that was absorbed and the batch that took it know each other."""
+    """Check that absorbed batch times and the batches that absorbed them name each other."""
     for batch in snapshot.batches:
         name = time_text(batch.batch_time_ms)
         if batch.absorbed_by_ms is not None or batch.state is BatchState.ABSORBED:

@@ -1,4 +1,4 @@
-"""The newest checkpoint: it can be read, holds what the ledger says it holds, and is not ahead of the ledger."""
+"""Checks the newest checkpoint: it is readable, holds what the ledger says, and is not ahead of the ledger."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class CheckpointObservation:
     unreadable: list[str] = field(default_factory=list)
     error: str = ""
     lost_history: dict[int, str] = field(default_factory=dict)
-    """Numbers of the history's files that do not hold what they should, and why."""
+    """History files that do not hold what they should: the problem by file number."""
     filed_before: set[int] = field(default_factory=set)
-    """Batches that the newest checkpoint does not hold, and a file of the history as they were before: they have
-    changed (their replay ended) since that checkpoint, and the next one holds them."""
+    """Batches that the newest checkpoint does not hold, and a history file holds in an earlier state: they changed
+    (their replay ended) after that checkpoint, and the next one will hold them."""
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
-        """What it means by this state of the ledger."""
+        """The findings by this snapshot."""
         for path in self.unreadable:
             what = f"It is damaged; the newest that can be read is {self.newest.path if self.newest else 'none'}."
             yield Finding(Problem.CHECKPOINT_UNREADABLE, path, what)
@@ -55,7 +55,7 @@ class CheckpointObservation:
 
 
 def observe_checkpoints(folder: LogStorage, snapshot: StreamSnapshot) -> CheckpointObservation:
-    """Read the newest checkpoint in the stream's folder, and the files of its history that the ledger names.
+    """Read the newest checkpoint in the stream's folder, and the history files that the ledger names.
 
     Raises:
         StorageError: the store cannot be read.
@@ -84,7 +84,7 @@ def observe_checkpoints(folder: LogStorage, snapshot: StreamSnapshot) -> Checkpo
 
 
 def _filed(folder: LogStorage, times: Set[int]) -> set[int]:
-    """Which of the batches any file of the history holds, as they are or were."""
+    """Which of the batches any history file holds, in their present or an earlier state."""
     held: set[int] = set()
     for number in reversed(history_numbers(folder) if times else []):
         if times <= held:
@@ -99,7 +99,7 @@ def _times_in(folder: LogStorage, number: int) -> set[int]:
 
 
 def _missing(snapshot: StreamSnapshot, checkpoint: Checkpoint) -> Iterator[BatchRow]:
-    """Batches that the checkpoint has to hold: what the history does not, it does."""
+    """Completed, uncleaned batches that are marked as checkpointed, and in neither the history nor this checkpoint."""
     states = {each["batch_time_ms"]: each["state"] for each in checkpoint.state.get("batches", ())}
     for batch in snapshot.batches:
         if (

@@ -1,6 +1,6 @@
-"""Whether all that a stream needs is there and lets it in: ledger, storage, Kafka, topics, indices.
+"""Checks that a stream can reach and use what it needs: ledger, storage, Kafka, topics, indices.
 
-Each check is bounded in time, changes nothing that stays, and names the address or path that it is about.
+Each check has a time limit, leaves nothing changed, and names the address or path that it checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headrace.stream import ElasticsearchOutput, KafkaInput, KafkaOutput, Output
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage, open_storage
 
-# An answer that takes longer is none, for a person who waits for it.
+# The limit for an answer: a person waits for it.
 _SECONDS = 5.0
 _WRITE_PRIVILEGES = ("create_doc", "index", "view_index_metadata")
 
@@ -43,7 +43,7 @@ class ConditionIgnoredError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One check: what was looked at, at which path or address, and what is wrong with it; ``error`` None: nothing."""
+    """The result of one check: what was checked, its path or address, and what is wrong; ``error`` None: nothing."""
 
     name: str
     where: str
@@ -57,7 +57,7 @@ class Checked:
 
 
 def check_connections(stream: Stream) -> Iterator[Checked]:
-    """Every check of the stream, as each is done."""
+    """Run every check of the stream; yields each result at once."""
     yield check_ledger(stream)
     yield check_storage(stream)
     for source in stream.inputs:
@@ -67,7 +67,7 @@ def check_connections(stream: Stream) -> Iterator[Checked]:
 
 
 def check_ledger(stream: Stream) -> Checked:
-    """Whether the ledger's database answers; one in a file that is not there yet may be made."""
+    """Whether the ledger's database answers, or, if its SQLite file does not exist yet, whether it can be created."""
     url = stream.ledger
     path = Path(urlsplit(url).path.removeprefix("/")) if url.startswith("sqlite") else None
 
@@ -88,12 +88,12 @@ def check_storage(stream: Stream, name: str = "storage") -> Checked:
 
 
 def check_input(source: KafkaInput) -> Iterator[Checked]:
-    """Whether Kafka answers, and knows the input's topics."""
+    """Whether Kafka answers and has the input's topics."""
     yield from _kafka(f"input {source.id}", source)
 
 
 def check_output(output: Output) -> Iterator[Checked]:
-    """Whether an output's server answers and lets the stream write. Of a function or the console there is nothing."""
+    """Whether an output's server answers and lets the stream write. Functions and the console are not checked."""
     name = f"output {output.id}"
     if isinstance(output, ElasticsearchOutput):
         yield _elasticsearch(name, output)
@@ -115,7 +115,7 @@ def _checked(name: str, where: str, look: Callable[[], object]) -> Checked:
 
 
 def _write_and_read(url: str) -> None:
-    """Raises HeadraceError or OSError. A folder that is not there yet is left so: whoever makes it is to own it."""
+    """Raises HeadraceError or OSError. Does not create a missing folder: it must belong to who creates it later."""
     parts = urlsplit(url)
     folder = Path(unquote(parts.path) if parts.scheme == "file" else url)
     if parts.scheme in ("", "file") and not folder.exists():
@@ -132,7 +132,7 @@ def _write_and_read(url: str) -> None:
 
 
 def _require_refusal(storage: LogStorage, name: str) -> None:
-    """Raises ConditionIgnoredError where the store overwrites what it is to create only where there is none."""
+    """Raises ConditionIgnoredError if the store overwrites an existing object in a conditional write."""
     try:
         storage.write_atomically(name, b"another", exclusive=True)
     except StoredFileExistsError:
@@ -144,7 +144,7 @@ def _require_refusal(storage: LogStorage, name: str) -> None:
 
 
 def _require_writable(folder: Path) -> None:
-    """Raises OSError where the folder cannot be made."""
+    """Raises OSError if the folder cannot be created."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not there.is_dir():
         raise NotADirectoryError(f"{there} is a file, so {folder} cannot be made")
@@ -211,7 +211,7 @@ def _look_at_index(transport: ElasticsearchTransport, options: IndexingOptions) 
     names = [options.index, options.dead_letters]
     asked = {"index": [{"names": names, "privileges": list(_WRITE_PRIVILEGES)}]}
     answer = transport.request("POST", "/_security/user/_has_privileges", json.dumps(asked).encode())
-    # Without security there is no such question, and every answer is another one.
+    # A cluster without security does not have this API, and does not answer 200.
     reported = answer.json() if answer.status == 200 else None
     if isinstance(reported, dict) and reported.get("has_all_requested") is False:
         lacking = sorted(

@@ -1,4 +1,4 @@
-"""Every offset from where a partition began to its position is in one block, in one batch, or in a recorded gap."""
+"""Checks that every offset from a partition's start to its position is in one block, one batch, or a recorded gap."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ InputPartition = tuple[str, TopicPartition]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """Offsets ``[start, until)`` of a partition that something accounts for.
+    """Accounted offsets ``[start, until)`` of a partition; ``reported_by`` names the block, batch or gap.
 
-    ``has_others``: it may hold the offsets of other pieces, being the range of a batch that absorbed earlier times.
+    ``has_others``: it may include offsets of other pieces, because it is the range of a batch that absorbed earlier
+    times.
     """
 
     start: int
@@ -30,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets that nothing accounts for. They hold no record, if all is well: Kafka knows."""
+    """Offsets that nothing accounts for. Normally they hold no record; only Kafka can confirm that."""
 
     input_id: str
     partition: TopicPartition
@@ -42,14 +43,14 @@ class Hole:
 
 
 def partition_text(key: InputPartition) -> str:
-    """A partition, with its input and which incarnation of its topic it is of."""
+    """A partition with its input and its topic's incarnation, as text."""
     input_id, partition = key
     incarnation = "" if partition.incarnation == 1 else f" (incarnation {partition.incarnation})"
     return f"{input_id}/{partition.topic}-{partition.partition}{incarnation}"
 
 
 def check_coverage(snapshot: StreamSnapshot) -> tuple[list[Finding], list[Hole]]:
-    """Walk every partition; what is twice or beyond is a finding, what is missing is a hole, for Kafka to explain."""
+    """Check every partition. Offsets covered twice or past the position are findings; uncovered offsets are holes."""
     findings: list[Finding] = []
     holes: list[Hole] = []
     pieces = _pieces(snapshot)
@@ -61,7 +62,7 @@ def check_coverage(snapshot: StreamSnapshot) -> tuple[list[Finding], list[Hole]]
             findings.append(Finding(Problem.POSITION_WRONG, partition_text(key), what))
             continue
         start, until = spans[key]
-        # What is before is of batches that were removed: a gap between their records stays.
+        # Skip pieces before the end of the removed batches: gaps between their records stay in the ledger.
         kept = [piece for piece in pieces[key] if piece.until > removed[key]]
         findings += _walk(key, start, until, sorted(kept), holes)
     return findings, holes
@@ -90,8 +91,8 @@ def _walk(key: InputPartition, start: int, until: int, pieces: list[Piece], hole
 
 
 def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
-    """What accounts for each partition's offsets: blocks where all of a batch's are there, else the batch's ranges,
-    and the gaps that Kafka left."""
+    """The accounted offsets of each partition: a batch's blocks if all are in the ledger, otherwise the batch's ranges;
+    and the recorded gaps that are not of abandoned batches."""
     pieces: dict[InputPartition, list[Piece]] = defaultdict(list)
     by_ranges = {
         batch.batch_time_ms
@@ -117,7 +118,7 @@ def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
         if gap.batch_time_ms is not None:
             continue
         key = (gap.input_id, gap.partition)
-        # A batch's range tells its ends only: a gap between two of its blocks lies within.
+        # A batch's range has only its ends: it includes a gap between two of its blocks.
         within = any(each.start <= gap.from_offset and gap.until_offset <= each.until for each in ranged.get(key, ()))
         if not within:
             pieces[key].append(Piece(gap.from_offset, gap.until_offset, "a gap"))
@@ -125,7 +126,7 @@ def _pieces(snapshot: StreamSnapshot) -> dict[InputPartition, list[Piece]]:
 
 
 def check_gaps(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """What was abandoned is a gap, and nothing else is a gap of a batch."""
+    """Check that each range of an abandoned batch is a gap, and that no other batch has gaps."""
     reported = defaultdict(set)
     for gap in snapshot.gaps:
         if gap.batch_time_ms is not None:

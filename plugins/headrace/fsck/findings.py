@@ -1,4 +1,4 @@
-"""What a check can find, what each means, and what to do about it."""
+"""The problems that a check can find, with the meaning and the remedy of each."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ MEANINGS: dict[Problem, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule that does not hold, of ``subject`` (a batch time, a partition, a file ...). ``detail`` says what is."""
+    """A violated rule about ``subject`` (a batch time, a partition, a file ...). ``detail`` says what is wrong."""
 
     problem: Problem
     subject: str
@@ -175,7 +175,7 @@ class Finding:
 
     @property
     def meaning(self) -> str:
-        """What follows from it."""
+        """The consequence of the problem."""
         return MEANINGS[self.problem][0]
 
     @property
@@ -185,13 +185,13 @@ class Finding:
 
     @property
     def key(self) -> tuple[Problem, str]:
-        """What makes two findings the same one."""
+        """Two findings with the same key are the same finding."""
         return self.problem, self.subject
 
 
 @dataclass
 class Report:
-    """What a check of a stream found. ``notes`` are what could not be told, and ``checked`` what was looked at."""
+    """The result of a check. ``notes`` are open questions, ``unchecked`` what could not be read, ``checked`` counts."""
 
     stream: str
     findings: list[Finding] = field(default_factory=list)
@@ -201,14 +201,14 @@ class Report:
 
 
 Judgement = Callable[[StreamSnapshot], Iterable[Finding]]
-"""What an observation of the log, of files or of Kafka means by what the ledger says.
+"""Compares an observation of the log, of files or of Kafka with a snapshot of the ledger.
 
-An observation is made between two snapshots, and stands only if it is a finding by both: the ledger of a stream that
-runs is ahead of what was looked at before, and behind what was looked at after.
+An observation is made between two snapshots, and is reported only if both give the finding. While a stream runs, the
+first snapshot is older than the observation and the second is newer, so one snapshot alone gives false alarms.
 """
 
 
 def confirmed(before: Iterable[Finding], after: Iterable[Finding]) -> list[Finding]:
-    """The findings that hold in both, as the second one tells them."""
+    """The findings that are in both, in the wording of ``after``."""
     known = {finding.key for finding in before}
     return [finding for finding in after if finding.key in known]

@@ -1,4 +1,4 @@
-"""Kafka: what it has of each partition, against what the ledger says was received."""
+"""Checks what Kafka has of each partition against what the ledger says was received."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from headrace.ledger.states import PartitionState
 from headrace.stream import KafkaInput, Stream
 
 _ANSWER_SECONDS = 20.0
-# What Kafka's client has to say it raises; a page of refused connections says no more.
+# Kafka's client raises its errors; its log of refused connections adds nothing.
 _quietly = partial(OffsetsByTime, quiet=True)
 
 
 class Offsets(Protocol):
-    """What is asked of one input's Kafka, as `OffsetsByTime` does."""
+    """The queries to one input's Kafka; `OffsetsByTime` implements them."""
 
     def close(self) -> None: ...
 
@@ -43,7 +43,7 @@ class Offsets(Protocol):
 
 @dataclass
 class KafkaObservation:
-    """What Kafka said between two looks at the ledger. ``notes`` are what it could not be asked, or cannot tell."""
+    """Kafka's answers between two snapshots of the ledger. ``notes`` are questions that have no answer."""
 
     ids: dict[tuple[str, str], str | None] = field(default_factory=dict)
     kept: dict[InputPartition, Kept | None] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class KafkaObservation:
     unchecked: list[str] = field(default_factory=list)
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
-        """What it means by this state of the ledger."""
+        """The findings by this snapshot."""
         for position in snapshot.positions:
             key = (position.input_id, position.partition)
             topic = (position.input_id, position.partition.topic)
@@ -66,7 +66,6 @@ class KafkaObservation:
             else:
                 yield from self._position(key, position)
         for hole in self.passed_over:
-            # Only where the ledger says still that it has them behind it, and in nothing.
             yield Finding(Problem.OFFSETS_MISSING, str(hole), "Kafka has records there.")
 
     def _position(self, key: InputPartition, position: PositionRow) -> Iterator[Finding]:
@@ -89,7 +88,7 @@ def observe_kafka(
     *,
     offsets_of: Callable[[KafkaInput], Offsets] = _quietly,
 ) -> KafkaObservation:
-    """Ask Kafka about every partition that is still read, and about the offsets that nothing accounts for."""
+    """Ask Kafka about every partition that is still read, and about ``holes``: offsets that nothing accounts for."""
     found = KafkaObservation()
     wanted = list(holes)
     for source in stream.inputs:
@@ -142,8 +141,8 @@ def _ask_for_commits(source: KafkaInput, group: str, found: KafkaObservation) ->
 
 
 def _committed(source: KafkaInput, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """By a consumer that joins nothing: librdkafka's admin client may abort the process where a group's coordinator is
-    away."""
+    """The group's committed offsets. Uses a consumer that does not join the group: librdkafka's admin client may abort
+    the process if the group's coordinator is not available."""
     if not partitions:
         return {}
     by_key = {(tp.topic, tp.partition): tp for tp in partitions}

@@ -1,4 +1,4 @@
-"""Who may write: the receiver job, its receivers, the topics and partitions they read."""
+"""Checks who may write: the receiver job, its receivers, and the topics and partitions that they read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.ledger.states import PartitionState
 
 
 def check_jobs(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """The newest job alone may run, and receivers run in it alone."""
+    """Check that only the newest job runs, and that receivers run only in it."""
     stream = snapshot.stream
     for job in snapshot.jobs:
         name = f"receiver job {job.epoch}"
@@ -35,7 +35,7 @@ def check_jobs(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 
 def check_topics(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """One incarnation of each topic is current, and a partition of another one is not being read."""
+    """Check that each topic has one current incarnation, and that no partition of another incarnation is being read."""
     current: dict[tuple[str, str], list[str]] = defaultdict(list)
     known = {}
     for row in snapshot.topics:

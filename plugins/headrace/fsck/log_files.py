@@ -1,5 +1,5 @@
-"""The log's files: every block that the ledger names is there and is that block, and the ledger knows every block that
-the log proves accepted."""
+"""Checks the log's files: every block in the ledger is in the log and matches, and every block that the log proves
+accepted is in the ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.wal.scan import RecoveryMode
 from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
 
-# A file may be deleted by cleanup between the listing and its turn; then its receiver's log is read again.
+# Cleanup may delete a file between the listing and the reading; then the receiver's log is read again.
 _TRIES = 10
 
 Place = tuple[str, int]
@@ -29,7 +29,7 @@ Place = tuple[str, int]
 
 @dataclass
 class LogObservation:
-    """What was found in the log, as far as it does not agree with the ledger."""
+    """What in the log does not agree with the ledger; ``frames`` is the number of blocks read."""
 
     missing: set[str] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
@@ -40,7 +40,7 @@ class LogObservation:
     frames: int = 0
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
-        """What it means by this state of the ledger: what is being removed may be gone."""
+        """The findings by this snapshot. A segment that is being removed may be missing."""
         needed: dict[str, dict[int, StoredBlock]] = defaultdict(dict)
         for block in snapshot.blocks:
             handle = block.info.handle
@@ -89,7 +89,7 @@ class LogObservation:
 
 
 def observe_log(log: LogStorage, snapshot: StreamSnapshot) -> LogObservation:
-    """Read the whole log once, and compare it with a snapshot that was taken before.
+    """Read the whole log once, and compare it with an earlier snapshot.
 
     Raises:
         StorageError: the store cannot be read.
@@ -109,7 +109,7 @@ def observe_log(log: LogStorage, snapshot: StreamSnapshot) -> LogObservation:
             found.missing.add(path)
             continue
         for block in blocks.values():
-            # What the scan came to was taken out.
+            # `_compare` removed the blocks that the scan found; only the others are left.
             _read_by_handle(log, block, found)
     return found
 
@@ -156,7 +156,7 @@ def _read_by_handle(log: LogStorage, block: StoredBlock, found: LogObservation) 
 
 def _compare_header(handle: BlockHandle, header: FrameHeader, block: StoredBlock, found: LogObservation) -> None:
     info = block.info
-    # The ledger keeps no range without offsets.
+    # The ledger does not store empty ranges.
     ranges = tuple(r for r in header.ranges if r.until_offset > r.from_offset)
     pairs = {
         "writer": ((info.receiver, info.epoch), (header.receiver, header.epoch)),

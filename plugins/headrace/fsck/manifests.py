@@ -1,4 +1,4 @@
-"""The manifests: each batch's file is the one that the ledger names, and lists what the ledger says."""
+"""Checks the manifests: each batch's file has the checksum in the ledger, and lists the blocks in the ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.wal.storage import open_storage
 
 @dataclass(frozen=True, slots=True)
 class _Unusable:
-    """A manifest's file that cannot be used, under the name and checksum that the ledger gave."""
+    """A manifest file that cannot be used, with the URI and checksum that the ledger had for it."""
 
     uri: str
     sha256: str
@@ -29,14 +29,14 @@ class _Unusable:
 
 @dataclass
 class ManifestObservation:
-    """Manifests that are not as the ledger says, by batch time."""
+    """Manifests that do not agree with the ledger, by batch time; ``files`` counts the manifests checked."""
 
     unusable: dict[int, _Unusable] = field(default_factory=dict)
     differing: dict[int, Manifest] = field(default_factory=dict)
     files: int = 0
 
     def judge(self, snapshot: StreamSnapshot) -> Iterator[Finding]:
-        """What it means by this state of the ledger: an empty batch may have been built anew, under another file."""
+        """The findings by this snapshot. Skips files that no batch names any more: an empty batch may be built anew."""
         for batch_time_ms, found in self.unusable.items():
             batch = snapshot.batch.get(batch_time_ms)
             if batch is not None and (batch.manifest_uri, batch.manifest_sha256) == (found.uri, found.sha256):
@@ -49,7 +49,7 @@ class ManifestObservation:
 
 
 def observe_manifests(snapshot: StreamSnapshot) -> ManifestObservation:
-    """Read the manifest of every batch, and compare it with a snapshot that was taken before.
+    """Read the manifest of every batch, and compare it with an earlier snapshot.
 
     Raises:
         StorageError: the store cannot be read.
@@ -57,7 +57,7 @@ def observe_manifests(snapshot: StreamSnapshot) -> ManifestObservation:
     found = ManifestObservation()
     for batch in snapshot.batches:
         if batch.state is BatchState.ABSORBED:
-            # It has its absorber's.
+            # Its blocks are in the manifest of the batch that absorbed it.
             continue
         found.files += 1
         try:
@@ -81,7 +81,7 @@ def _exists(uri: str) -> bool:
 
 
 def differences(snapshot: StreamSnapshot, batch: BatchRow, manifest: Manifest) -> Iterator[str]:
-    """What a whole manifest says otherwise than the ledger."""
+    """The differences between a valid manifest and the ledger, in words."""
     reported = (manifest.stream, manifest.batch_time_ms, manifest.interval_ms)
     wanted = (batch.stream, batch.batch_time_ms, batch.interval_ms)
     if reported != wanted:

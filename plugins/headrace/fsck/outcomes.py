@@ -1,4 +1,4 @@
-"""What became of batches: their states by their outputs, their turns, and the replays."""
+"""Checks the results of batches: their states against their outputs, their order, their slots, and the replays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 def check_states(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """A batch is what its outputs' newest attempts and its running attempts make it."""
+    """Check that a batch's state agrees with its outputs' newest attempts and its running attempts."""
     running = {row.batch_time_ms for row in snapshot.running if not row.target}
     for batch in snapshot.batches:
         name = time_text(batch.batch_time_ms)
@@ -38,7 +38,7 @@ def check_states(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 def _state_problems(snapshot: StreamSnapshot, batch: BatchRow, *, is_run: bool) -> Iterator[str]:
     newest = snapshot.outputs.get((batch.batch_time_ms, ""), {})
-    # An output that the stream no longer has is nothing to complete by.
+    # An output that was removed from the stream does not count.
     steps = [step for step in batch.steps or () if step in snapshot.stream.outputs]
     missing = [step for step in steps if not is_recorded(newest.get(step))]
     if batch.state is BatchState.COMPLETED:
@@ -65,9 +65,9 @@ def _all_recorded(snapshot: StreamSnapshot, batch: BatchRow) -> bool:
 
 
 def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """In an ordered stream no batch has run while an earlier one, or an earlier unclaimed time, was still to be run.
+    """Check that in an ordered stream no batch began before an earlier batch or unclaimed batch time was run.
 
-    Only batches that were begun under the present definition are looked at: the one before may have had no order.
+    Only batches that began under the present definition are checked: an earlier definition may not have been ordered.
     """
     stream = snapshot.stream
     if not stream.ordered:
@@ -89,10 +89,9 @@ def check_turns(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 
 def _begun_since_ms(batch: BatchRow) -> int | None:
-    """A time at which the batch had not been begun yet, None if it never was.
+    """When the batch was started, or allocated if it has completed; None if it never started.
 
-    Of one that has completed it is not known when it was begun first: it may have been run again, whose turn it always
-    is.
+    The first start of a completed batch is not known: it may have been run again, which is allowed at any time.
     """
     return batch.started_at_ms if batch.steps is None else batch.allocated_at_ms
 
@@ -102,7 +101,7 @@ def _is_unfinished(batch: BatchRow) -> bool:
 
 
 def check_slots(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """No more batches run than the stream has slots, and no output is written by two attempts."""
+    """Check that no more batches run than the stream has slots, and that no two attempts write one output."""
     stream = snapshot.stream
     live = [row for row in snapshot.running if not row.target and row.alive(snapshot.now_ms)]
     times = sorted({row.batch_time_ms for row in live if row.started_at_ms >= stream.updated_at_ms})
@@ -120,7 +119,8 @@ def check_slots(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 
 def check_replays(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """A replay's batch has completed when all its outputs have a record of success."""
+    """Check that completed replays have a record of success for all outputs, and that no later attempt took an output
+    of a running one."""
     for row in snapshot.replays:
         newest = snapshot.outputs.get((row.batch_time_ms, row.target), {})
         missing = [output for output in row.outputs if not is_recorded(newest.get(output))]

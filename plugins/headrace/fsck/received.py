@@ -1,4 +1,4 @@
-"""Blocks, the files they stand in, and what waits for a batch, as the ledger's own rows tell of each other."""
+"""Checks the ledger's rows of blocks, segments and unclaimed batch times against each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.ledger.states import BatchState
 
 
 def check_blocks(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """Each block's batch time, writer and size."""
+    """Check each block's batch time, writer, sequence and number of records."""
     receivers = {row.receiver_id: row for row in snapshot.receivers}
     last: dict[tuple[ReceiverId, int], int] = {}
     for block in snapshot.blocks:
@@ -62,7 +62,7 @@ def _time_problem(snapshot: StreamSnapshot, block: StoredBlock) -> str | None:
 
 
 def check_order_of_batch_times(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """Along a partition batch times do not go back, and its position knows the latest."""
+    """Check that batch times never decrease along a partition, and that its position has the latest."""
     latest: dict[InputPartition, int] = {}
     for block in snapshot.blocks:
         for r in block.info.ranges:
@@ -85,7 +85,7 @@ def check_order_of_batch_times(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 
 def check_unclaimed(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """What no batch has taken is counted by batch time."""
+    """Check the counts of blocks, records and bytes of each unclaimed batch time."""
     held: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
     for block in snapshot.blocks:
         if block.batch_time_ms not in snapshot.batch:
@@ -101,7 +101,7 @@ def check_unclaimed(snapshot: StreamSnapshot) -> Iterator[Finding]:
 
 
 def check_segments(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """Files of the log by their rows: whose they are, that blocks lie apart in them, and that none was let go early."""
+    """Check the segments' rows: their writer, that their blocks do not overlap, and that none is removed too early."""
     epochs = {row.receiver_id: row.epoch for row in snapshot.receivers}
     by_segment: dict[str, list[StoredBlock]] = defaultdict(list)
     for block in snapshot.blocks:

@@ -1,4 +1,4 @@
-"""All checks of a stream, in an order in which a stream that runs gives no false alarm."""
+"""Runs all checks of a stream, in an order that avoids false alarms while the stream runs."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ _OF_THE_LEDGER = (
 
 
 def check_stream(ledger: Ledger, name: str, *, kafka: bool = True) -> Report:
-    """Check all that must hold of a stream; nothing is changed.
+    """Run all checks of a stream; changes nothing.
 
-    What the ledger says is read in one transaction, so it is compared with itself as of one moment. Files and Kafka are
-    looked at after that, and what they seem to contradict is judged once more by what the ledger says then.
+    The ledger is read in one transaction, so its rows are compared as of one moment. Files and Kafka are read after
+    that. If they seem to contradict the ledger, the ledger is read again, and only findings that still hold are
+    reported.
 
     Args:
-        kafka: ask Kafka too; without it, offsets that hold no record cannot be told from records that were passed over.
+        kafka: ask Kafka too. Without it, offsets without records cannot be distinguished from skipped records.
 
     Raises:
         StreamNotFoundError: there is no such stream.
         LedgerError: the ledger cannot be read.
-        StreamDefinitionError: the stream's definition in it cannot be.
+        StreamDefinitionError: the stream's definition in the ledger cannot be read.
     """
     snapshot = ledger.snapshots.take(name)
     stream = Stream.from_json(snapshot.stream.definition)
@@ -81,7 +82,7 @@ def check_stream(ledger: Ledger, name: str, *, kafka: bool = True) -> Report:
 
 
 def check_ledger(snapshot: StreamSnapshot) -> Iterator[Finding]:
-    """What the ledger's rows say of each other."""
+    """The checks that compare the ledger's rows with each other."""
     for check in _OF_THE_LEDGER:
         yield from check(snapshot)
 
