@@ -1,4 +1,4 @@
-"""`headrace alias swap`: readers and the stream itself go over to an index that a replay has written."""
+"""`headrace alias swap`: move an output's alias, for readers and the stream itself, to an index that a replay wrote."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ alias = typer.Typer(add_completion=False, no_args_is_help=True, help="Move the a
 
 @dataclasses.dataclass
 class Swap:
-    """What a swap does, or has done. Times are batch times, in epoch milliseconds; ``until_ms`` belongs to the range.
+    """What a swap would do, or has done. Times are batch times, in epoch milliseconds; the range includes ``until_ms``.
 
-    ``missing``: batches of the range that the output has written, and the replay has not completed, but for those that
-    were ``abandoned`` since and cannot be replayed. ``to_run_again``: those after the range that the new index does not
-    hold, and those that are being written.
+    ``missing``: batches of the range that the output has written and the replay has not completed. ``abandoned``: such
+    batches that were abandoned since and cannot be replayed; they are not in ``missing``. ``to_run_again``: batches
+    after the range that the new index lacks, and batches that are being written.
     """
 
     stream: str
@@ -72,9 +72,9 @@ def swap(
     yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only what would be done is told.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Point the alias of an output to the index that a replay wrote, in one step.
+    """Move the alias of an output to the index that a replay wrote, in one step.
 
-    Refused while batches that the output has written are missing in the replay: readers would miss their documents.
+    Refused while the replay lacks batches that the output has written: readers would miss their documents.
     """
     with opened(ledger) as found:
         (declared,) = elasticsearch_outputs(registered(found, name), output)
@@ -96,7 +96,7 @@ def swap(
             if yes and move.old != move.new:
                 index_alias.move(move)
                 plan.swapped = True
-                # What was written while the alias moved may have gone into the old index, those of the range too.
+                # Batches that were written during the move may be in the old index, also batches of the range.
                 moved = ReplayedIndex(found, name, output, replay, to)
                 plan.to_run_again = sorted({*plan.to_run_again, *moved.to_run_again(from_ms, from_ms - 1)})
     if as_json:

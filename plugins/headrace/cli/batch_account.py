@@ -1,4 +1,4 @@
-"""One batch, told: what is in it, where its records are, what was tried, and what each output made of it."""
+"""Prints one batch: its contents, where its records are, its attempts, and the result of each output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import AttemptRow, BatchOrigin, BatchRow
 
-# What an output of Elasticsearch records beside its counts: the concrete index.
+# The key under which an Elasticsearch output records its concrete index, beside the counts.
 _INDEX = "index"
 
 
 def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool) -> None:
-    """Print the batch, or what waits for a batch time that is not allocated.
+    """Print the batch, or the blocks that wait for a batch time that is not allocated.
 
     Raises:
         StreamNotFoundError: there is no such stream.
@@ -38,7 +38,7 @@ def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool
     attempts = ledger.batches.attempts(stream, batch_time_ms)
     revisions = {attempt.number: attempt.revision for attempt in attempts}
     if as_json:
-        # The outputs are the batch's own; those of replays are with their attempts.
+        # Only the batch's own outputs: those of replays are with their attempts.
         written = [{**asdict(output), "revision": revisions.get(output.attempt)} for output in outputs]
         parts: dict[str, Any] = {"batch": batch, "origin": origin, "inputs": inputs, "outputs": written}
         print_json({**parts, "attempts": attempts})
@@ -98,7 +98,7 @@ def _show_waiting(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: b
 
 
 def account(batch: BatchRow, origin: BatchOrigin | None) -> Iterator[str]:
-    """The batch in sentences."""
+    """Describe the batch in sentences."""
     yield (
         f"Batch {time_text(batch.batch_time_ms)} of {batch.stream}: {batch.state.value}. "
         f"It holds {batch.records:,} records in {batch.blocks:,} blocks."

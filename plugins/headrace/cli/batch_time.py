@@ -1,4 +1,4 @@
-"""Batch times as commands take them."""
+"""Parses batch times in command arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.clock import time_text
 
 
 def milliseconds(text: str, option: str) -> int:
-    """Epoch milliseconds, from themselves or from ISO 8601 (in UTC where it names no zone).
+    """Parse epoch milliseconds or an ISO 8601 time (UTC if it names no zone) into epoch milliseconds.
 
     Raises:
-        BadParameter: it is neither; ``option`` is named.
+        BadParameter: the text is neither; the error names ``option``.
     """
     if text.isdigit():
         return int(text)
@@ -25,10 +25,11 @@ def milliseconds(text: str, option: str) -> int:
 
 
 def batch_time(text: str, option: str, *, interval_ms: int) -> int:
-    """A batch time of a stream with this batch interval, in epoch milliseconds.
+    """Parse a batch time of a stream with this batch interval into epoch milliseconds.
 
     Raises:
-        BadParameter: it is no time, or no batch time; ``option`` and the batch times beside it are named.
+        BadParameter: the text is not a time, or not a batch time; the error names ``option``, and for the latter the
+            nearest batch times.
     """
     batch_time_ms = milliseconds(text, option)
     since = batch_time_ms % interval_ms

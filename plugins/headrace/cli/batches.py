@@ -1,4 +1,4 @@
-"""`headrace batches`: list a stream's batches, tell one, give one up, and see what no batch has taken."""
+"""`headrace batches`: list a stream's batches, show one, abandon one, and list unclaimed batch times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.rows import UnclaimedTime
 
-# Whoever runs batches has allocated one in this time, or in so many intervals.
+# A batch DAG that runs has allocated a batch within the larger of this time and this many intervals.
 _IDLE_MS = 60_000
 _IDLE_INTERVALS = 3
 
@@ -42,7 +42,7 @@ def list_batches(
     limit: Annotated[int, typer.Option(help="How many, the newest first; unclaimed ones: the oldest.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List a stream's batches and the batch times that nobody ran."""
+    """List a stream's batches and its unclaimed batch times."""
     from headrace.batch.stream_status import last_error
 
     with opened(ledger) as found:
@@ -79,7 +79,7 @@ def list_batches(
 
 @batches.command()
 def show(name: StreamName, batch_time: BatchTime, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
-    """Tell all of one batch: what is in it, where its records are, what was tried, what each output made of it."""
+    """Show one batch: its contents, where its records are, its attempts, and the result of each output."""
     with opened(ledger) as found:
         interval_ms = found.streams.get(name).batch_interval_ms
         show_batch(found, name, batch_time_ms(batch_time, "BATCH_TIME", interval_ms=interval_ms), as_json=as_json)
@@ -94,7 +94,7 @@ def abandon(
     reason: Annotated[str, typer.Option(help="Why; it stands with the gap.")],
     as_json: AsJson = False,
 ) -> None:
-    """Give up a batch that can never succeed: its offset ranges become a gap, and the log may let go of it. Final."""
+    """Abandon a batch that can never succeed. Its offset ranges become gaps, and its log may be deleted. Final."""
     if not reason.strip():
         raise typer.BadParameter("say why; it is all that later tells of these records", param_hint="--reason")
     with opened(ledger) as found:
@@ -116,7 +116,7 @@ def unclaimed(
     limit: Annotated[int, typer.Option(help="How many, the oldest first.", min=1)] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """List the batch times that have come, have blocks, and were taken by no batch."""
+    """List the unclaimed batch times: they have passed and have blocks, and no batch has taken them."""
     with opened(ledger) as found:
         waiting = _waiting(found, name, limit=limit)
         who = _who_takes(found, name)
@@ -134,7 +134,7 @@ def _waiting(ledger: Ledger, name: str, *, limit: int) -> list[UnclaimedTime]:
 
 
 def _who_takes(ledger: Ledger, name: str) -> str:
-    """Whether runs come to batch times that wait, and what to do where none does."""
+    """Say whether batches are being allocated, and what to do if none is."""
     row = ledger.streams.get(name)
     newest = next(iter(ledger.batches.page(name, limit=1)), None)
     idle_ms = None if newest is None else ledger.now_ms() - newest.allocated_at_ms

@@ -1,4 +1,4 @@
-"""`headrace dlq`: what Elasticsearch refused for good, looked at, and indexed after all."""
+"""`headrace dlq`: list, show and replay dead letters: what Elasticsearch permanently refused."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def list_(
     limit: Annotated[int, typer.Option(help="How many of each output, the newest batch first.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Count dead letters by their reasons, and list the newest."""
+    """Count dead letters by reason, and list the newest."""
     stream = _stream(ledger, name)
     wanted = _filter(
         stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, replayed=replayed
@@ -102,7 +102,7 @@ def show(
     value: Annotated[bool, typer.Option("--value", help="Nothing but the record's value, as its bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell all that a dead letter holds."""
+    """Show everything that a dead letter holds."""
     stream = _stream(ledger, name)
     with _opened(stream, _one_output(stream, output, index)) as (_, _, kept):
         letter = kept.get(letter_id)
@@ -142,9 +142,9 @@ def replay(
     yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only what would be done is told.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Index dead letters after all, once a mapping was mended, or the transform (--transform).
+    """Index dead letters again after the mapping was corrected, or the transform (--transform).
 
-    A document or a newer version that is in the index already stays. Ends with 1 where letters remain dead.
+    A document or newer version that is already in the index stays. The exit code is 1 if letters remain dead.
     """
     from headrace.clock import SystemClock
     from headrace.elasticsearch.dead_letter_replay import AsTheyWere, DeadLetterReplay
@@ -175,7 +175,7 @@ def _stream(ledger: str, name: str) -> Stream:
 
 
 def _outputs(stream: Stream, output: str | None, index: str | None) -> list[ElasticsearchOutput]:
-    """The outputs, or a replay's copies of them, which differ in their index alone."""
+    """The outputs, or a replay's copies of them, which differ only in their index."""
     found = elasticsearch_outputs(stream, output)
     return found if index is None else [each.model_copy(update={"index": index}) for each in found]
 
@@ -238,7 +238,7 @@ def _opened(
     from headrace.elasticsearch.options import IndexingOptions
     from headrace.elasticsearch.output_options import sink_options
 
-    # The batch time is in the letters; that of the options would only be for ids made anew, which are none.
+    # The letters have their batch time. The one in the options is used only for new ids, and none are made here.
     options = IndexingOptions.from_strings(sink_options(output, stream=stream.name, batch_time_ms=0))
     options = options.model_copy(update={"max_retry_seconds": min(options.max_retry_seconds, MAX_RETRY_SECONDS)})
     with transport_to(output) as transport:

@@ -1,4 +1,4 @@
-"""What `headrace dlq` prints for people."""
+"""The text output of `headrace dlq`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXT_SHOWN = 100
 
 
 def report_list(output: str, index: str, reasons: Mapping[str, int], letters: list[StoredLetter]) -> None:
-    """The letters of one output; ``reasons`` counts all of them, also those not listed."""
+    """Print the letters of one output; ``reasons`` counts all of them, also those not listed."""
     total = sum(reasons.values())
     typer.echo(f"{total:,} dead letters of output {output}, in {index}{': ' if total else ''}{_counted(reasons)}")
     if not letters:
@@ -42,7 +42,7 @@ def report_list(output: str, index: str, reasons: Mapping[str, int], letters: li
 
 
 def report_letter(letter: StoredLetter) -> None:
-    """All that one letter holds, a line each; times as times, bytes as text where they are."""
+    """Print every field of one letter, one a line; times in ISO 8601, bytes as text where possible."""
     fields = dict(letter.fields)
     for name in ("batch_time", "timestamp", "replayed_at"):
         if name in fields:
@@ -60,7 +60,7 @@ def report_letter(letter: StoredLetter) -> None:
 
 
 def plan(letters: Iterable[StoredLetter], cannot: Callable[[StoredLetter], str | None]) -> dict[str, Any]:
-    """How many letters a replay would try, and why it would leave the others, which ``cannot`` tells."""
+    """How many letters a replay would try, and why it would skip the others; ``cannot`` gives the reason."""
     tried = 0
     left: Counter[str] = Counter()
     for letter in letters:
@@ -71,14 +71,14 @@ def plan(letters: Iterable[StoredLetter], cannot: Callable[[StoredLetter], str |
 
 
 def report_plan(planned: Mapping[str, Any]) -> None:
-    """What ``plan`` found."""
+    """Print the result of `plan`."""
     typer.echo(f"{planned['to_replay']:,} dead letters would be replayed.")
     _report_left(planned["left_because"])
     typer.echo("Nothing is changed yet; --yes replays them.")
 
 
 def report_counts(counts: ReplayCounts) -> None:
-    """What became of the letters."""
+    """Print the outcomes of a replay."""
     documents = counts.documents
     outcomes = {
         "written": documents.created + documents.updated,

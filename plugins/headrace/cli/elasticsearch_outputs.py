@@ -1,4 +1,4 @@
-"""A stream's Elasticsearch outputs, and the way to their clusters, for commands."""
+"""Finds a stream's Elasticsearch outputs and connects to their clusters, for commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.stream import ElasticsearchOutput, Stream
 
 MAX_RETRY_SECONDS = 30.0
-"""How long a command waits for Elasticsearch: somebody waits for the command."""
+"""How long a command waits for Elasticsearch: a person waits for the command."""
 
 
 class NoSuchOutputError(HeadraceError):
@@ -29,10 +29,10 @@ def registered(ledger: Ledger, name: str) -> Stream:
 
 
 def elasticsearch_outputs(stream: Stream, output: str | None) -> list[ElasticsearchOutput]:
-    """The output of this id, or with None all of the kind.
+    """The Elasticsearch output with this id, in a list; None: all Elasticsearch outputs.
 
     Raises:
-        NoSuchOutputError: there is none, or it is of another kind.
+        NoSuchOutputError: there is no such output, or it is of another kind.
     """
     from headrace.stream import ElasticsearchOutput
 
@@ -46,7 +46,7 @@ def elasticsearch_outputs(stream: Stream, output: str | None) -> list[Elasticsea
 
 @contextmanager
 def transport_to(output: ElasticsearchOutput) -> Iterator[ElasticsearchTransport]:
-    """The way to the output's cluster. Raises what looking up its connection raises."""
+    """A transport to the output's cluster. Raises the errors of looking up its connection."""
     from headrace.elasticsearch.cluster import Cluster
     from headrace.elasticsearch.options import IndexingOptions
     from headrace.elasticsearch.transport import ElasticsearchTransport

@@ -1,4 +1,4 @@
-"""`headrace fsck`: whether all that the ledger says of a stream holds."""
+"""`headrace fsck`: check a stream's ledger, log, manifests, checkpoints and Kafka against each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FOUND = 1
 CANNOT_CHECK = 2
 _REPORTED = 20
-"""Findings of one kind that are printed."""
+"""The number of findings of one kind that are printed."""
 
 
 def fsck(
@@ -30,7 +30,7 @@ def fsck(
 ) -> None:
     """Check a stream's ledger against itself, its log, manifests, checkpoints and Kafka. Nothing is changed.
 
-    It may run beside the stream. Exit code 0: all holds, 1: something does not, 2: it could not be checked.
+    The stream may run meanwhile. Exit code 0: nothing is wrong, 1: there are findings, 2: it could not be checked.
     """
     from headrace.fsck.stream_check import check_stream
 

@@ -1,4 +1,4 @@
-"""`headrace ledger`: what concerns the whole ledger, and no stream in particular."""
+"""`headrace ledger`: commands for the whole ledger, not for one stream."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ledger = typer.Typer(no_args_is_help=True, add_completion=False, help="The ledge
 
 @ledger.callback()
 def _group() -> None:
-    """Keeps `migrate` a sub-command while it is the only one."""
+    """Keep `migrate` a sub-command although it is the only one."""
 
 
 @ledger.command()
 def migrate(*, ledger: LedgerUrl, as_json: AsJson = False) -> None:
-    """Bring a ledger to this version's schema, or make a new one. Stop what an older headrace runs on it first.
+    """Migrate a ledger to this version's schema, or create a new one. First stop what an older headrace runs on it.
 
-    A ledger that has the schema is left as it is. All is one transaction: either everything is migrated, or nothing.
+    A ledger that has this schema is not changed. The migration is one transaction: either all of it is done or nothing.
     """
     from headrace.ledger import Ledger
 

@@ -24,10 +24,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @contextmanager
 def opened(url: str) -> Iterator[Ledger]:
-    """The ledger at this URL, never a new one: a mistyped path must not create an empty database.
+    """Open the ledger at this URL. Never creates one: a mistyped path must not create an empty database.
 
     Raises:
-        LedgerError: there is none, or it is of another version.
+        LedgerError: there is no ledger, or it is of another version.
     """
     from headrace.ledger import Ledger
 

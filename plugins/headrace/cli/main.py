@@ -1,4 +1,4 @@
-"""The `headrace` command: a registry of sub-commands, each imported when it is asked for."""
+"""The `headrace` command: a registry of sub-commands, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ COMMANDS = {
     "alias": "headrace.cli.alias:alias",
     "dlq": "headrace.cli.dlq:dlq",
 }
-"""Name to `module:attribute`: a `typer.Typer` becomes a group, a function a command. The order is the help's."""
+"""Name to `module:attribute`: a `typer.Typer` becomes a group, a function a command. The help uses this order."""
 
 
 @contextmanager
 def errors_as_one_line() -> Iterator[None]:
-    """Exit with 1, and print what happened and what to do about it: a stack trace helps nobody with these."""
+    """Print a HeadraceError (what happened, and what to do about it) without a stack trace, and exit with code 1."""
     try:
         yield
     except HeadraceError as error:
@@ -43,7 +43,7 @@ def errors_as_one_line() -> Iterator[None]:
 
 
 class LazyGroup(TyperGroup):
-    """Looks sub-commands up in `COMMANDS`, so that `headrace status` does not wait for what others import."""
+    """Looks up sub-commands in `COMMANDS`, so that `headrace status` does not import what other commands need."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)

@@ -1,4 +1,4 @@
-"""How commands print: a table for people, JSON for scripts."""
+"""Output of commands: tables for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from headrace.clock import time_text
 _UNBOUNDED = 10_000
 
 
-# Less is a duration: a time before 1973 is none of ours.
+# A smaller value is a duration: no time is before 1973.
 _FIRST_TIME_MS = 100_000_000_000
 
 
 def print_json(value: Any) -> None:
-    """``value`` (rows, lists and dicts of plain values) as JSON on standard output.
+    """Print ``value`` (rows, lists and dicts of plain values) as JSON on standard output.
 
-    A time in epoch milliseconds (``batch_time_ms``) has its ISO 8601 form beside it (``batch_time``).
+    For each time in epoch milliseconds (``batch_time_ms``), adds its ISO 8601 form (``batch_time``).
     """
     typer.echo(json.dumps(_with_times(json.loads(json.dumps(value, default=_plain))), indent=2))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Rows under headings; columns that hold numbers stand to the right."""
+    """Print rows under headings; columns of numbers are right-aligned."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -39,23 +39,23 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
     for row in listed:
         table.add_row(*row)
-    # What others wrote, an error's "[n]" say, is no markup.
+    # Text of others, for example "[n]" in an error, is not markup.
     console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        # Into a file or a pipe every row is one line: nothing is known of a width, and grep wants whole names.
+        # In a file or a pipe every row is one line: there is no terminal width, and grep needs whole names.
         console = Console(markup=False, emoji=False, width=_UNBOUNDED)
     console.print(table)
 
 
 def printable(text: str) -> str:
-    """Text that others wrote, harmless on a terminal: what is not printable, but for line ends, is escaped."""
+    """Make text of others safe for a terminal: escapes all unprintable characters except line ends."""
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
     )
 
 
 def duration_text(from_ms: int | None, until_ms: int | None) -> str:
-    """The seconds between two times."""
+    """The seconds between two times, as text; "-" if one is None."""
     return "-" if from_ms is None or until_ms is None else f"{(until_ms - from_ms) / 1000:.1f} s"
 
 

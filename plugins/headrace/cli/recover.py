@@ -1,4 +1,4 @@
-"""`headrace recover`: a lost ledger from what its stream's folder holds, or what is lost there from the ledger."""
+"""`headrace recover`: rebuild a lost ledger from the stream's folder, or that folder's lost files from the ledger."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recover(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a stream's lost ledger; or write what is lost of its checkpoints, history and manifests."""
+    """Rebuild a stream's lost ledger; or, from the ledger, restore its lost checkpoints, history and manifests."""
     from headrace.batch.recovery.recover import recover as run
     from headrace.stream import Stream
     from headrace.wal.scan import RecoveryMode
@@ -67,7 +67,7 @@ def recover(
 
 @contextmanager
 def _opened(url: str, *, dry_run: bool) -> Iterator[Ledger]:
-    """The ledger, made if it is lost. A dry run makes none: one that is nowhere stands in for it."""
+    """The ledger; created if it is lost. A dry run uses a temporary empty ledger in place of a lost one."""
     from headrace.ledger import Ledger
     from headrace.ledger.errors import LedgerUnavailableError, SchemaError
 

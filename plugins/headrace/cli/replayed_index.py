@@ -1,4 +1,4 @@
-"""What an index that a replay has written lacks of what the stream's own output has written."""
+"""Compares an index that a replay wrote with the batches that the stream's own output has written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BEYOND_MS = 2**62
 
 
 class AliasSwapRefusedError(HeadraceError):
-    """The alias is not moved, since its readers would miss something."""
+    """The alias is not moved: the index lacks batches, or there is no such replay, or it wrote another index."""
 
 
 class ReplayedIndex:
-    """The index ``index`` of the replay's copy of ``output``, as the ledger knows it when this is made.
+    """The index ``index`` of the replay's copy of ``output``, by the ledger at the time of construction.
 
-    Times are batch times, in epoch milliseconds; of ranges both ends belong to them.
+    Times are batch times, in epoch milliseconds; ranges include both ends.
 
     Raises:
         AliasSwapRefusedError: the stream has no such replay.
@@ -45,11 +45,11 @@ class ReplayedIndex:
 
     @property
     def newest_ms(self) -> int:
-        """The newest batch time that the stream's output has written; 0 without any."""
+        """The newest batch time that the stream's output has written; 0 if there is none."""
         return max(self._written, default=0)
 
     def check(self, from_ms: int, until_ms: int) -> None:
-        """Raises AliasSwapRefusedError where the replay wrote batches of the range into another index."""
+        """Raise AliasSwapRefusedError if the replay wrote batches of the range into another index."""
         for batch_time_ms, index in self._indexes.items():
             if from_ms <= batch_time_ms <= until_ms and index != self._index:
                 raise AliasSwapRefusedError(
@@ -59,7 +59,7 @@ class ReplayedIndex:
                 )
 
     def missing(self, from_ms: int, until_ms: int) -> list[int]:
-        """The batches of the range that the output holds and the index does not, and that can be replayed."""
+        """The batches of the range that the output has and the index lacks, and that can be replayed."""
         return [
             batch_time_ms
             for batch_time_ms, state in self._lacking(from_ms, until_ms)
@@ -67,16 +67,16 @@ class ReplayedIndex:
         ]
 
     def abandoned(self, from_ms: int, until_ms: int) -> list[int]:
-        """The batches of the range that the output holds, and the index never will: they were abandoned since."""
+        """The batches of the range that the output has and the index will never have: they were abandoned since."""
         return [
             batch_time_ms for batch_time_ms, state in self._lacking(from_ms, until_ms) if state is BatchState.ABANDONED
         ]
 
     def to_run_again(self, from_ms: int, after_ms: int) -> list[int]:
-        """The batches that have to be written once the alias is moved.
+        """The batches that must be written again after the alias is moved.
 
-        Those after ``after_ms`` that the output holds and the index does not, and those from ``from_ms`` on that are
-        being written: into which index is not known.
+        These are the batches after ``after_ms`` that the output has and the index lacks, and the batches from
+        ``from_ms`` on that are being written now, because it is not known into which index.
         """
         running = [batch_time_ms for batch_time_ms in self._running if batch_time_ms >= from_ms]
         return sorted({*self.missing(after_ms + 1, _BEYOND_MS), *running})
@@ -90,7 +90,7 @@ class ReplayedIndex:
 
 
 def _indexes(ledger: Ledger, stream: str, replay: str, output: str) -> dict[int, str | None]:
-    """By batch time the index into which the replay wrote last."""
+    """The index that the replay wrote last, by batch time."""
     from headrace.stream import Stream
 
     by_definition: dict[str, str | None] = {}

@@ -1,4 +1,4 @@
-"""`headrace up`, `status` and `down`: the embedded stack of a data folder."""
+"""`headrace up`, `status` and `down`: start, show and stop the embedded stack of a data folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headrace.devstack.supervisor import RESTART_SIGNAL, supervise
 
 _STOP_SECONDS = 120
 _NOT_RUNNING = 3
-"""Exit code of `status` when the stack is not (or not all) running, as init scripts have it."""
+"""Exit code of `status` when the stack is not, or not completely, running; the same as in init scripts."""
 
 Data = Annotated[Path, typer.Option(help="The folder with everything the stack keeps.", file_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the stack's state as JSON.")]
@@ -50,7 +50,7 @@ def up(
 ) -> None:
     """Start Kafka, Elasticsearch, Postgres and Airflow on this machine; only Java is needed.
 
-    Run again, it starts what has died; addresses and data stay the same from one start to the next.
+    If the stack runs already, restarts servers that have died. Addresses and data stay the same in later starts.
     """
     data = data.absolute()
     options = StackOptions(
@@ -73,7 +73,7 @@ def up(
 
 
 def status(*, data: Data = Path(".headrace"), as_json: AsJson = False) -> None:
-    """Tell what runs and where; exit code 3 unless everything does."""
+    """Show what runs and at which address; the exit code is 3 unless everything runs."""
     state = read_state(data.absolute())
     if state is None:
         raise LocalStackError(f"There is no stack in {data.absolute()}.", remedy="`headrace up` makes one.")
@@ -91,7 +91,7 @@ def down(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the stack and everything that was started under it, also what its tasks have detached."""
+    """Stop the stack and all processes that were started under it, including those that its tasks detached."""
     data = data.absolute()
     state = read_state(data)
     if state is None:
@@ -116,7 +116,7 @@ def down(
     if wipe:
         from headrace.devstack.postgres import PostgresServer
 
-        # Run by root, Postgres may keep its data elsewhere.
+        # If root runs the stack, Postgres may have its data in another folder.
         PostgresServer(data / "postgres").wipe()
         shutil.rmtree(data)
     if as_json:
@@ -172,10 +172,10 @@ def _start_detached(options: StackOptions) -> StackState:
 
 
 def _revive(data: Path, state: StackState) -> StackState:
-    """Wait for a stack that is starting; have what has died in a running one started again."""
+    """Wait for a starting stack; in a running one, have dead servers started again."""
     if state.phase is Phase.RUNNING and not _all_run(state.as_found()) and state.supervisor is not None:
         os.kill(state.supervisor.pid, RESTART_SIGNAL)
-        time.sleep(1.0)  # until the supervisor has taken notice
+        time.sleep(1.0)  # until the supervisor has received the signal
     with Progress() as progress:
         for now in _states(data):
             if now is None or not now.supervised:
@@ -197,7 +197,7 @@ def _wait_until_gone(data: Path, state: StackState) -> None:
             if time.monotonic() > deadline:
                 supervisor = state.supervisor.find() if state.supervisor else None
                 if supervisor is not None:
-                    supervisor.kill()  # its servers' guards see it, and end them
+                    supervisor.kill()  # its servers' guards then end the servers
                 return
             time.sleep(0.1)
 
@@ -214,9 +214,9 @@ def _print(state: StackState, as_json: bool) -> None:
         return
     console = Console()
     if not console.is_terminal:
-        console.width = 200  # for whoever cuts out a column
+        console.width = 200  # so that lines stay whole for scripts that cut out a column
     console.print(stack_table(state))
-    # What is no terminal is a log or a pipe, and keeps what it is told.
+    # Print the password on a terminal only: a log or a pipe could store it.
     for line in filter(None, (login_line(state, with_password=console.is_terminal), state.error)):
         console.print(line, markup=False, highlight=False)
 

@@ -1,4 +1,4 @@
-"""How a stack looks on a console."""
+"""Shows the state of the embedded stack on a console."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STYLES = {Phase.RUNNING: "green", Phase.FAILED: "red", Phase.STARTING: "yellow"
 
 
 def stack_table(state: StackState) -> Table:
-    """One row a server: phase, address, seconds it took to start."""
+    """A table with one row for each server: phase, address, seconds to start."""
     table = Table("server", "state", Column("address", overflow="fold"), "started in", box=None, pad_edge=False)
     for service in state.services.values():
         seconds = "" if service.seconds_to_start is None else f"{service.seconds_to_start:.1f} s"
@@ -29,21 +29,21 @@ def stack_table(state: StackState) -> Table:
 
 
 def login_line(state: StackState, *, with_password: bool) -> str | None:
-    """How to log in to Airflow, if it runs: with the password (for a person's eyes), or with the file that has it."""
+    """How to log in to Airflow: user, and password or path of its file. None if the stack or Airflow does not run."""
     if state.login is None or state.phase is not Phase.RUNNING:
         return None
     if with_password:
         try:
             password = json.loads(Path(state.login.password_file).read_text())[state.login.user]
         except (OSError, ValueError, KeyError):
-            pass  # not ours to read
+            pass  # This user cannot read it: name the file instead.
         else:
             return f"Airflow: user {state.login.user}, password {password}"
     return f"Airflow: user {state.login.user}, password in {state.login.password_file}"
 
 
 class Progress:
-    """A table that follows a stack on standard error; on something else than a terminal, a line a change."""
+    """Shows a stack's progress on standard error: a live table on a terminal, otherwise one line for each change."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -52,7 +52,7 @@ class Progress:
         self._closed = False
 
     def show(self, state: StackState) -> None:
-        """Show ``state``, unless closed."""
+        """Show ``state``; does nothing after `close`."""
         if self._closed:
             return
         if self._live is not None:
@@ -64,7 +64,7 @@ class Progress:
                 self._console.print(f"{service.name}: {service.phase}", highlight=False)
 
     def close(self) -> None:
-        """Give the console back."""
+        """Stop the live table."""
         if not self._closed and self._live is not None:
             self._live.stop()
         self._closed = True

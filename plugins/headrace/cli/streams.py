@@ -1,4 +1,4 @@
-"""`headrace streams`, `start`, `stop` and `check`: what streams there are, and what is wanted of them."""
+"""`headrace streams`, `start`, `stop` and `check`: show, start and stop streams, and check a definition."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def stop(
     wait: Annotated[float, typer.Option(help="Wait this many seconds for the receivers to drain.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a stream gracefully: its receivers store what they have read, then end. Batches go on.
+    """Stop a stream gracefully: its receivers store what they have read, then end. Batches continue.
 
-    With --storage its receiver job ends once it finds that its ledger does not answer, and stores nothing more.
+    With --storage, for a lost ledger: the receiver job ends if its ledger does not answer, and stores nothing more.
     """
     if storage is not None:
         _stop_without_ledger(name, storage, reason, as_json=as_json)
@@ -114,7 +114,7 @@ def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool)
 
 
 def start(name: StreamName, *, ledger: LedgerUrl, as_json: AsJson = False) -> None:
-    """Let a stopped stream run again: its receiver DAG, which waits, starts the receiver job."""
+    """Let a stopped stream run again: its waiting receiver DAG starts the receiver job."""
     with opened(ledger) as found:
         found.streams.set_desired_state(name, "running")
     if as_json:
@@ -132,9 +132,10 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a stream's definition, its transform included; exit code 1 and the reason if it cannot run.
+    """Check a stream's definition and its transform; prints the reason and exits with 1 if the stream cannot run.
 
-    With --connect also whether all that it needs answers. Connections are those of AIRFLOW_CONN_... variables.
+    With --connect, also checks its ledger, storage, Kafka topics and outputs. Connections come from AIRFLOW_CONN_...
+    variables.
     """
     import sys
 
@@ -214,14 +215,14 @@ def _job_state(job: JobRow | None, now_ms: int) -> str:
 
 
 def _lag(summary: dict[str, Any]) -> str | None:
-    """Records that the log has not, as far as they are known."""
+    """The number of records that are not yet in the log, as text; None if there is no figure."""
     if summary["lag"] is None or not summary["lag_unknown"]:
         return None if summary["lag"] is None else f"{summary['lag']:,}"
     return f"at least {summary['lag']:,}" if summary["lag"] else "unknown"
 
 
 def _numbers(summary: dict[str, Any]) -> str:
-    """The stream's numbers in sentences."""
+    """The stream's lag, rate and delays in sentences."""
     seconds = "" if summary["lag_seconds"] is None else f" ({summary['lag_seconds']:.0f} s)"
     reported = f"Lag: {_lag(summary) or 'unknown'} records{seconds}, received: {summary['rate']:,} records/s."
     if summary["total_delay_seconds"] is not None:
@@ -234,7 +235,7 @@ def _numbers(summary: dict[str, Any]) -> str:
 
 
 def _lag_of(position: PositionRow, receivers: Collection[ReceiverRow]) -> int | None:
-    """What its receiver last said, None where it does not know."""
+    """The partition's lag in its receiver's last report, None if it is not known or the partition is not active."""
     owner = (position.input_id, -1 if position.receiver_index is None else position.receiver_index)
     name = f"{position.partition.topic}-{position.partition.partition}"
     lags = {(row.receiver_id.input_id, row.receiver_id.index): row.stats.get("lag") or {} for row in receivers}
