@@ -1,2 +1,4 @@
-"""The write-ahead log: rolling segments of checksummed frames, told in ``frame``; written by ``writer``, read by
-``reader`` (by handle), ``scan`` (in order) and mended by ``repair``, over any ``storage``."""
+"""The write-ahead log: rolling segments of checksummed frames, on any ``storage``.
+
+``frame`` defines the format, ``writer`` appends blocks, ``reader`` reads blocks by handle, ``scan`` reads a segment in
+order, ``repair`` cuts torn tails off."""

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a log or the store below it."""
+"""The errors of the log and of the storage below it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from headrace.blocks import OffsetRange
 from headrace.errors import HeadraceError
 
-RANGES_SHOWN = 8  # A message is for reading; the error object carries every range.
+RANGES_SHOWN = 8  # In a message; the error object carries every range.
 READ_VERSIONS = (1,)  # Of the log's format.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 def ranges_text(ranges: Iterable[OffsetRange]) -> str:
-    """Offset ranges as a person reads them, the first few."""
+    """The first ``RANGES_SHOWN`` offset ranges as text, with the number of the others."""
     ranges = tuple(ranges)
     reported = ", ".join(
         f"{r.partition.topic}-{r.partition.partition}[{r.from_offset}, {r.until_offset})" for r in ranges[:RANGES_SHOWN]
@@ -23,7 +23,7 @@ def ranges_text(ranges: Iterable[OffsetRange]) -> str:
 
 
 def is_out_of_space(error: BaseException | None) -> bool:
-    """Whether the disk is full, or the user's part of it, at the root of the error: room mends it, nothing else."""
+    """Whether a full disk or an exhausted quota caused the error. Only freeing space helps then."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             return True
@@ -32,7 +32,7 @@ def is_out_of_space(error: BaseException | None) -> bool:
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether the disk could not do what it was asked, as with a bad sector."""
+    """Whether an I/O error of the disk (EIO) caused the error, as with a bad sector."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno == errno.EIO
 
@@ -42,11 +42,11 @@ class WalError(HeadraceError):
 
 
 class StorageError(WalError):
-    """The store below the log could not do what it was asked."""
+    """An operation of the storage below the log failed."""
 
 
 class UnknownStorageError(StorageError):
-    """No file system is known for this URL."""
+    """No storage can be opened for this URL."""
 
 
 class PathEscapesRootError(StorageError):
@@ -58,13 +58,15 @@ class StoredFileMissingError(StorageError):
 
 
 class StoredFileExistsError(StorageError):
-    """A file that had to be new is there already."""
+    """A file that had to be new exists already."""
 
 
 class WriteFailedError(WalError):
-    """A block did not become durable. Its segment is poisoned: nothing is written to it again, the next block opens
-    a new one. The records must be read again from Kafka (or written again while they are in memory); ``sequence`` is
-    spent. The frame may all the same be on disk: the next segment's header tells readers to disregard it.
+    """A block did not become durable.
+
+    Its segment is poisoned: nothing is written to it again, and the next block opens a new segment. ``sequence`` is
+    not used again. The records must be read again from Kafka, or written again while they are in memory. The frame may
+    still be on disk; the next segment's header lets readers ignore it.
     """
 
     def __init__(self, segment: str, sequence: int, cause: BaseException) -> None:
@@ -81,18 +83,19 @@ class StaleWriterError(WalError):
 
 
 class FrameTooLongError(WalError):
-    """A frame would be, or a handle claims to be, longer than the format allows."""
+    """A frame to write, or a handle to read, is longer than the format allows."""
 
 
 class PayloadError(WalError):
-    """A payload is no record batch of this log's schema."""
+    """A payload is not a record batch of the log's schema."""
 
 
 class SegmentMissingError(WalError):
-    """A segment that a handle or a later segment names is not there; it had ``length`` bytes (None: not known).
+    """A segment that a handle, the ledger or a later segment names does not exist.
 
-    ``ranges`` are the offset ranges that were in it, or None where that cannot be known; they are ``exact`` when the
-    ledger told them, otherwise they are inferred from the segments around it (``records`` are upper bounds).
+    ``length`` is the size it had, in bytes (None: unknown). ``ranges`` are the offset ranges that were in it (None:
+    unknown). They are ``exact`` when they come from the ledger. Otherwise they are inferred from the segments around
+    it, and their ``records`` are upper bounds.
     """
 
     def __init__(
@@ -119,11 +122,11 @@ class SegmentMissingError(WalError):
 
 
 class DamagedFrameError(WalError):
-    """The log holds something other than what was written.
+    """The log's bytes are not those that were written.
 
-    ``offset`` is where the damage starts in ``segment``. ``ranges`` are the offset ranges that cannot be read, or
-    None where that cannot be known; they are ``exact`` when the ledger or the frame's own header told them, otherwise
-    they are inferred from the frames around it (and their ``records`` are upper bounds).
+    ``offset`` is where the damage starts in ``segment``. ``ranges`` are the offset ranges that cannot be read (None:
+    unknown). They are ``exact`` when they come from the ledger or from the frame's own header. Otherwise they are
+    inferred from the frames around the damage, and their ``records`` are upper bounds.
     """
 
     def __init__(
@@ -147,9 +150,9 @@ class DamagedFrameError(WalError):
 
 
 class LogVersionError(WalError):
-    """A frame that is whole, or at its place, and of another version of the log's format than ``READ_VERSIONS``.
+    """A frame was written in a version of the log's format that is not in ``READ_VERSIONS``.
 
-    It is no damage: nothing is cut, and no recovery mode passes over it.
+    This is not damage: nothing is cut off, and no recovery mode skips it.
     """
 
     def __init__(self, segment: str, offset: int, reason: str) -> None:
@@ -174,9 +177,9 @@ def _report_lost(ranges: tuple[OffsetRange, ...] | None, exact: bool) -> str:
 
 
 class TornTailError(DamagedFrameError):
-    """A segment ends in the middle of a frame where that is not tolerated: it is not its writer's newest, or the
-    recovery mode is absolute consistency."""
+    """A segment ends in the middle of a frame, and this is not tolerated: the segment is not its writer's newest, or
+    the recovery mode is absolute consistency."""
 
 
 class RepairRefusedError(WalError):
-    """A torn tail cannot be cut: the segment is being written, or the damage is no torn tail."""
+    """A torn tail cannot be cut off, because a writer has the segment open."""

@@ -1,4 +1,4 @@
-"""What the local storage asks of the operating system, in one place, so that a test can have it fail there
+"""The operating system calls of the local storage, in one place, so that a test can make them fail
 (`headrace.testing.faulty_files`)."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headrace.wal.file_sync import sync_data, sync_file
 
 
 class FileCalls(Protocol):
-    """The calls by which files are read and written, as ``os`` has them; each raises OSError."""
+    """The calls that read and write files, with the parameters of ``os``; each raises OSError."""
 
     def open(self, path: Path, flags: int, mode: int = 0o640) -> int: ...
 
@@ -44,7 +44,7 @@ class FileCalls(Protocol):
 
 
 class SystemCalls:
-    """The operating system's own."""
+    """The operating system's own calls."""
 
     def open(self, path: Path, flags: int, mode: int = 0o640) -> int:
         return os.open(path, flags, mode)

@@ -1,7 +1,7 @@
-"""How a file's bytes, or a directory's names, get onto the drive; everything that is synced is synced here.
+"""Makes a file's bytes, or a directory's names, durable; every sync in headrace goes through this file.
 
 On Linux fsync and fdatasync return when the drive has flushed its cache. On macOS fsync returns when the bytes have
-reached the drive, which may still lose them with its power, and fdatasync does not exist: F_FULLFSYNC flushes there.
+reached the drive, which may still lose them in a power failure; fdatasync does not exist. F_FULLFSYNC flushes there.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import errno
 import fcntl
 import os
 
-# What a file system answers that has no F_FULLFSYNC, a network's for one. Any other error is a failed sync.
+# The errors of a file system without F_FULLFSYNC, such as a network file system. Any other error is a failed sync.
 _NOT_SUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL}
 
 
 def sync_file(fd: int) -> None:
-    """Make the file, or the directory, at ``fd`` durable with all that is known of it.
+    """Make the file or directory at ``fd`` durable, with its metadata.
 
     Raises:
-        OSError: it may not be durable, and a second try would not tell.
+        OSError: it may not be durable. A second try cannot find out: it may succeed without having written anything.
     """
     flush = _full_sync()
     if flush is not None:
@@ -33,7 +33,7 @@ def sync_file(fd: int) -> None:
 
 
 def sync_data(fd: int) -> None:
-    """As `sync_file`, without what reading the file's bytes does not need (times); cheaper where there is such a call.
+    """As `sync_file`, without metadata that reading the bytes does not need (times). Cheaper where fdatasync exists.
 
     Raises:
         OSError: as `sync_file`.
@@ -45,5 +45,5 @@ def sync_data(fd: int) -> None:
 
 
 def _full_sync() -> int | None:
-    """macOS's command to fcntl; None on other systems."""
+    """macOS's fcntl command F_FULLFSYNC; None on other systems."""
     return getattr(fcntl, "F_FULLFSYNC", None)

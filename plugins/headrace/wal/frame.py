@@ -27,7 +27,8 @@ What each part is for:
   allocated; the payload's is used only once its checksum (with the header's) has held.
 - Segment id and offset make every frame belong to one place: bytes that were misdirected, recycled or are part of a
   record's value are not taken for a frame, so a reader can look for the next frame behind damage.
-- What another version wrote is told from damage: its first 24 bytes are right, and no flipped bit explains the rest.
+- Frames of another version are distinguished from damage: their first 24 bytes are right, and no flipped bit explains
+  the rest.
 - Every write is one frame (the first of a segment: header and block together), synced before it is acknowledged. So
   after a crash at most the last frame of a segment is incomplete: that is a torn tail. Anything else is damage.
 - A closed segment has an end frame; the header of the next one says how long the one before it is and how it was
@@ -78,10 +79,10 @@ _KINDS = {header: kind for kind, header in _HEADERS.items()}
 
 
 class FrameFault(Exception):  # noqa: N818 - never leaves the package: readers turn it into errors that name the segment
-    """These bytes are no frame, and why.
+    """These bytes are not a valid frame, for ``reason``.
 
-    ``truncated`` when the bytes end before the frame does, ``header`` when only the payload is at fault, ``foreign``
-    when another version of headrace wrote it so: then it is not damaged.
+    ``truncated``: the bytes end before the frame does. ``header``, and the frame's ``end`` in the segment, are given
+    when only the payload is wrong. ``foreign``: another version of headrace wrote the frame, so it is not damaged.
     """
 
     def __init__(
@@ -117,19 +118,19 @@ class Prefix:
 
 
 def segment_id(segment: str) -> int:
-    """The number by which frames name their segment."""
+    """The number that identifies a segment in its frames; ``segment`` is its path below the log's root."""
     return int.from_bytes(hashlib.blake2b(segment.encode(), digest_size=8).digest(), "little")
 
 
 def segment_id_bytes(segment: int) -> bytes:
-    """The segment's id as it stands in each of its frames, at ``SEGMENT_ID_OFFSET``."""
+    """The segment's id as stored in each of its frames, at ``SEGMENT_ID_OFFSET``."""
     return segment.to_bytes(8, "little")
 
 
 def build(header: AnyHeader, payload: pa.Buffer | None, *, segment: int, offset: int) -> tuple[bytes, pa.Buffer | None]:
-    """A frame's two parts, to be written one after the other; ``segment`` is the segment's id.
+    """Build a frame's two parts, to be written one after the other; ``segment`` is the segment's id.
 
-    Raises FrameTooLongError when header or payload pass the format's bounds.
+    Raises FrameTooLongError when header or payload exceed the format's bounds.
     """
     header_bytes = header.to_json()
     payload_length = 0 if payload is None else payload.size
@@ -148,9 +149,9 @@ def build(header: AnyHeader, payload: pa.Buffer | None, *, segment: int, offset:
 def parse_prefix(
     raw: bytes, *, segment: int, offset: int, header: Callable[[int], bytes] = lambda _length: b""
 ) -> Prefix:
-    """The prefix in ``raw`` (40 bytes), if it is one of the frame at ``offset`` of ``segment``; FrameFault if not.
+    """The prefix in ``raw`` (40 bytes), if it belongs to the frame at ``offset`` of ``segment``; FrameFault if not.
 
-    ``header`` gives so many bytes behind the prefix: they tell what was written by another version from damage.
+    ``header(n)`` returns the n bytes after the prefix: they distinguish another version's frame from damage.
     """
     if len(raw) < PREFIX_BYTES:
         raise FrameFault(f"{len(raw)} bytes are no frame", truncated=True)
@@ -162,7 +163,7 @@ def parse_prefix(
     if version != VERSION:
         raise FrameFault(
             f"format version {version} is not known",
-            # Another version may lay out what follows otherwise, so its checksum need not be where it is looked for.
+            # Another version may have another layout after the first 24 bytes, so its checksum may be elsewhere.
             foreign=version > VERSION and not _holds(_with_version(raw), header_length, header),
         )
     if zero or kind not in _HEADERS:
@@ -173,7 +174,7 @@ def parse_prefix(
 
 
 def parse_header(prefix: Prefix, header_bytes: bytes) -> AnyHeader:
-    """The header, once its checksum (over the prefix too) has held; FrameFault if not."""
+    """The header, if its checksum (which covers the prefix too) matches; FrameFault if not."""
     if len(header_bytes) < prefix.header_length:
         raise FrameFault("the file ends inside a frame's header", truncated=True)
     (crc,) = _CRC.unpack_from(prefix.raw, _LAYOUT.size)
@@ -186,7 +187,7 @@ def parse_header(prefix: Prefix, header_bytes: bytes) -> AnyHeader:
 
 
 def check_payload(prefix: Prefix, payload: pa.Buffer) -> None:
-    """FrameFault unless ``payload`` is what the frame was written with."""
+    """Raises FrameFault unless ``payload`` has the frame's payload length and checksum."""
     if payload.size != prefix.payload_length:
         raise FrameFault("the file ends inside a block's payload", truncated=True)
     if prefix.payload_length and prefix.payload_crc != google_crc32c.value(payload):

@@ -1,10 +1,10 @@
-"""What frames say about themselves, as JSON: a log can be read with ``strings`` when everything else is gone.
+"""The headers of the log's frames, as JSON, so that ``strings`` can read a log when everything else is lost.
 
 Offset ranges are grouped by topic, since a block may span thousands of partitions:
 ``[["flights", "<topic id>", 1, [[partition, from, until, records], …]], …]``.
 
-A field that came later is left out where it says nothing and is None where it is missing, and readers pass over what
-they do not know. So one version of the format covers both; only a field that older readers must not miss makes another.
+A field that was added later is omitted when it has no value, and read as None when it is missing. Readers ignore
+unknown fields. So a new field needs a new format version only if older readers must not ignore it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
 
 
 class PreviousState(StrEnum):
-    """How a writer left the segment before."""
+    """How a writer left the previous segment."""
 
     CLOSED = "closed"
-    """Ended by an end frame; ``length`` counts all of it."""
+    """Ended by an end frame; ``length`` is the whole file."""
     POISONED = "poisoned"
     """A write or sync failed after ``length`` good bytes; what follows them was never acknowledged."""
     INHERITED = "inherited"
-    """An earlier epoch's last segment, as the new epoch's writer found it: whole for ``length`` bytes."""
+    """An earlier epoch's last segment; the new epoch's writer found ``length`` bytes that belong to the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousSegment:
-    """A segment before this one, and how many of its bytes are the log's (0: it may not even exist)."""
+    """A segment before this one. ``length`` is the number of its bytes that belong to the log (0: it may not exist)."""
 
     segment: str
     length: int
@@ -40,11 +40,12 @@ class PreviousSegment:
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What a block's frame says of the block.
+    """The header of a block's frame.
 
     ``last_accepted_sequence`` is the sequence of the newest frame of this epoch that the ledger had accepted when
     this one was written, None if there was none. ``raw_bytes`` is the block's size in memory, before compression.
-    ``event_time_ms`` is `BlockInfo`'s: without it a lost ledger could not tell the batch of a block by timestamp.
+    ``event_time_ms`` is that of `BlockInfo`: a rebuild of a lost ledger needs it to find the batch of a block of a
+    stream by timestamp.
     """
 
     receiver: ReceiverId
@@ -89,7 +90,7 @@ class FrameHeader:
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """A segment's first frame: who writes it, from where, and what came before.
+    """The header of a segment's first frame: its writer, the writer's positions and the segments before it.
 
     ``positions`` are the next offsets of the writer's partitions when it opened the segment. ``previous`` are all
     segments since the last one that has a readable header, oldest first.
@@ -134,9 +135,10 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """A segment's last frame: the writer closed it after ``blocks`` blocks; no byte follows.
+    """The header of a segment's last frame: the writer closed the segment after ``blocks`` blocks; no byte follows.
 
-    Its ``last_accepted_sequence`` is None also when the writer did not know, since it was closed with its last block.
+    ``last_accepted_sequence`` is None also when the writer could not know it: the end frame was written together with
+    the last block.
     """
 
     receiver: ReceiverId

@@ -1,4 +1,4 @@
-"""The storage of one machine: files that are synced, and directories that are synced when they change."""
+"""Storage in a local file system: files are synced, and directories are synced when they change."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_SUCH_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
-"""The names that `LocalStorage.write_atomically` gives to files that are not complete."""
+"""The names that `LocalStorage.write_atomically` gives to incomplete files."""
 
 
 class LocalStorage:
-    """Files below ``root``, which need not exist yet. ``calls`` are the operating system's, save in a test."""
+    """Files below ``root``, which need not exist yet. A test replaces ``calls``, the operating system's calls."""
 
     appends = True
 
@@ -45,7 +45,7 @@ class LocalStorage:
         self._root = Path(os.path.realpath(root))
         self._calls = calls or SystemCalls()
         self._named: dict[Path, _Identity] = {}
-        """The directories whose names, and those of all above them, are known to be durable."""
+        """The directories whose names are known to be durable, with those of all directories above them."""
         self.url = self._root.as_uri()
 
     def below(self, path: str) -> LocalStorage:
@@ -71,7 +71,7 @@ class LocalStorage:
                 else:
                     self._calls.replace(temporary, target)
             finally:
-                # What failed is told, not that its remains could not be removed either: they are never listed.
+                # The first error is the one to report. A temporary file that stays is never listed.
                 with contextlib.suppress(OSError):
                     self._calls.unlink(temporary)
             _sync_directory(self._calls, target.parent)
@@ -102,7 +102,7 @@ class LocalStorage:
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             below = Path(directory).relative_to(top).as_posix()
             inside = joined(prefix, "" if below == "." else below)
-            # Names with a leading dot are temporary files of a write that is under way or was cut off.
+            # Names with a leading dot are temporary files of a write in progress or of an interrupted one.
             found += [joined(inside, name) for name in files if not name.startswith(".")]
         return sorted(found)
 
@@ -123,7 +123,7 @@ class LocalStorage:
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             for name in filter(_TEMPORARY.fullmatch, files):
                 file = Path(directory, name)
-                # The directory is not synced: what a crash brings back is removed by the next call.
+                # The directory is not synced: if a crash restores the file, the next call removes it.
                 try:
                     if file.lstat().st_mtime < before:
                         self._calls.unlink(file)
@@ -131,7 +131,7 @@ class LocalStorage:
                 except FileNotFoundError:
                     pass  # Its writer has renamed or removed it.
                 except OSError as error:
-                    # Nothing reads it, so it holds up nothing.
+                    # Nothing reads this file, so it blocks nothing.
                     logger.warning("The incomplete file %s cannot be deleted: %s", file, error)
         return removed
 
@@ -165,13 +165,13 @@ class LocalStorage:
             self._calls.fsync(fd)
 
     def _make_directory(self, path: Path) -> None:
-        """The directory and its parents, each one's name durable in the one above it, whoever made it: its maker may
-        have been killed, or told of an error, before that was done."""
+        """Create the directory and its parents, and make each name durable in the directory above it. Existing ones are
+        synced too: the process that created one may have been killed, or may have failed, before the sync."""
         found = _identity(path)
         if found is not None and self._named.get(path) == found:
             return
         if path == path.parent or (found is not None and found.device != _device(path.parent)):
-            return  # Above the file system's own top nothing is of ours.
+            return  # This is the top of a file system; headrace has created nothing above it.
         self._make_directory(path.parent)
         if found is None:
             with contextlib.suppress(FileExistsError):
@@ -179,7 +179,7 @@ class LocalStorage:
         try:
             _sync_directory(self._calls, path.parent)
         except PermissionError:
-            # Who made a directory of the log can read the one it is in; this one was there before.
+            # A process that created a directory of the log can read its parent, so this one existed before.
             if found is None:
                 raise
         made = found or _identity(path)
@@ -196,7 +196,7 @@ class LocalStorage:
 
 
 class LocalSegmentFile:
-    """A segment being written. Holds a lock on it, so that a repair cannot cut what a live writer appends."""
+    """A segment being written. Holds a lock on the file, so that a repair cannot cut what a live writer appends."""
 
     def __init__(self, path: Path, calls: FileCalls) -> None:
         self._path = path
@@ -204,14 +204,14 @@ class LocalSegmentFile:
         self._fd = calls.open(path, _NEW_FILE)
         self._length = 0
         self._is_poisoned = False
-        # Advisory and best effort: some network file systems have no locks, and the log is correct without.
+        # Advisory and best effort: some network file systems have no locks, and the log is correct without them.
         with contextlib.suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def append(self, parts: Sequence[Data]) -> None:
         if self._is_poisoned or self._fd < 0:
             raise StorageError(f"{self._path.name} takes no more writes after a failed one or its close.")
-        # Set while the outcome is open, so that an interrupt counts as a failure too.
+        # Set until the outcome is known, so that an interrupt counts as a failure too.
         self._is_poisoned = True
         try:
             _write_all(self._calls, self._fd, parts)
@@ -220,8 +220,8 @@ class LocalSegmentFile:
                 _sync_directory(self._calls, self._path.parent)
             else:
                 self._calls.fdatasync(self._fd)
-            # A file whose directory was removed or unmounted takes writes and syncs as before, and nobody finds them.
-            # Inodes are not compared: some network file systems make up new ones.
+            # A file whose directory was removed or unmounted still accepts writes and syncs, but no reader finds it.
+            # Inodes are not compared: on some network file systems they change.
             if not self._calls.exists(self._path):
                 raise FileNotFoundError(errno.ENOENT, "the file is no longer in its directory")
         except BaseException:
@@ -236,8 +236,8 @@ class LocalSegmentFile:
             self._calls.close(fd)
 
     def _give_back(self) -> None:
-        """Free what a failed write took: on a full disk each further try would leave as much again. Readers do not
-        rely on it, they pass over whatever stands behind the acknowledged bytes."""
+        """Free the space of a failed write: on a full disk each further try would take as much again. Readers do not
+        rely on this, they ignore anything after the acknowledged bytes."""
         with contextlib.suppress(OSError):
             self._calls.ftruncate(self._fd, self._length)
             if self._length == 0:
@@ -254,7 +254,7 @@ class LocalFile:
         self.size = calls.size(self._fd)
 
     def read_at(self, offset: int, length: int) -> pa.Buffer:
-        # The bound comes first: a length out of a damaged file must not become an allocation.
+        # Check the bound first: a length read from a damaged file must not become an allocation.
         length = max(0, min(length, self.size - offset))
         chunks = []
         with _reported(f"read {length} bytes at {offset} of", self._name):
@@ -270,7 +270,7 @@ class LocalFile:
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            # Nothing was written, so an error says nothing of what was read.
+            # Nothing was written, so an error here does not matter for what was read.
             with contextlib.suppress(OSError):
                 self._calls.close(fd)
 
@@ -296,14 +296,14 @@ def _write_all(calls: FileCalls, fd: int, parts: Sequence[Data]) -> None:
 
 
 class _Identity(NamedTuple):
-    """Which directory it is: one that was removed and made again is another."""
+    """Identifies a directory: one that was removed and created again is another one."""
 
     device: int
     inode: int
 
 
 def _identity(path: Path) -> _Identity | None:
-    """Of the directory at ``path``; None if there is none."""
+    """The identity of the directory at ``path``; None if there is none."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

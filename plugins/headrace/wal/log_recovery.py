@@ -1,4 +1,4 @@
-"""What a new epoch's writer finds of the writers before it, and what it mends of that."""
+"""Recovery by a new epoch's writer: inspects the last segments of earlier writers and cuts torn tails off."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogRecovery:
-    """Earlier segments that no later header speaks of yet, oldest first; the bytes that a crash left behind them, cut
-    off where that was possible (``kept``), and what is damaged in them."""
+    """Earlier segments that no later header names yet, oldest first, with the torn tails and the damage found in them.
+
+    A torn tail's ``kept`` is None where it could not be cut off."""
 
     segments: tuple[PreviousSegment, ...] = ()
     torn_tails: tuple[TornTail, ...] = ()
@@ -43,10 +44,10 @@ def recover_log(
     *,
     progress: Callable[[], None] = lambda: None,
 ) -> LogRecovery:
-    """Looks at the newest of ``names`` (in the order of writing), and at those before it as long as they have no
-    header that could speak of their own predecessors; cuts torn tails off. Their writers must be fenced.
+    """Reads the newest of ``names`` (in the order of writing) and cuts its torn tail off. Continues with older segments
+    until one has a readable header, which names its own predecessors. The writers of ``names`` must be fenced.
 
-    ``accepted``: the blocks that the ledger has accepted in a segment. Bytes on which it relies are never cut off.
+    ``accepted`` returns the blocks that the ledger has accepted in a segment. Their bytes are never cut off.
     ``progress`` is called after each frame that was read.
     """
     segments: list[PreviousSegment] = []
@@ -58,17 +59,17 @@ def recover_log(
             scan, error = _read_through(storage, name.path, known, progress)
             length = scan.valid_bytes
             if error is not None:
-                # Not this writer's to mend. All of it is declared, so that every reader meets the damage too.
+                # This writer does not repair damage. The whole length is declared, so that every reader finds it too.
                 length = max(storage.size(name.path), known.accepted_end)
                 logger.error("The log is damaged where this writer goes on: %s", error)
                 damage.append(error)
             if scan.torn_tail is not None:
                 torn_tails.append(_cut_off(storage, scan, scan.torn_tail))
             elif length:
-                # A killed writer's last frame may never have been synced; from here on it is said to be there.
+                # A killed writer's last frame may never have been synced; the next header declares it as durable.
                 storage.sync(name.path)
         except (SegmentMissingError, StoredFileMissingError):
-            continue  # Cleanup was faster: before the file was opened, or between two reads of it.
+            continue  # Cleanup has deleted it, before the file was opened or between two reads.
         segments.append(PreviousSegment(name.path, length, PreviousState.INHERITED))
         if scan.opening is not None:
             break
@@ -78,8 +79,8 @@ def recover_log(
 def _read_through(
     storage: LogStorage, path: str, known: KnownOfSegment, progress: Callable[[], None]
 ) -> tuple[SegmentScan, DamagedFrameError | None]:
-    """The scan of a segment, finished or ended by damage. What a disk refuses again and again to read is damage too:
-    no writer could ever go on otherwise."""
+    """Scan a segment to its end or to the first damage. Bytes that the disk does not read in ``READ_TRIES`` tries are
+    damage too: otherwise no writer could continue."""
     tries = 0
     while True:
         tries += 1
@@ -93,7 +94,7 @@ def _read_through(
             if not is_unreadable(error):
                 raise
             if tries == READ_TRIES:
-                # It is read in large pieces: more than the sector that is bad is given as lost.
+                # The file is read in large pieces, so more than the bad sector is reported as lost.
                 lost = known.accepted_between(scan.valid_bytes, None)
                 return scan, DamagedFrameError(path, scan.valid_bytes, error.what.rstrip("."), lost, exact=False)
             logger.warning("%s It is tried again.", error)
@@ -105,7 +106,7 @@ def _cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail
     try:
         tail = cut_off(storage, scan, tail)
     except (RepairRefusedError, StorageError, OSError) as error:
-        # The next header says how long the segment is, so readers pass over the tail where it stands too.
+        # The next header holds the segment's length, so readers ignore a tail that was not cut off.
         logger.warning("%s It stays where it is: %s", tail, error)
     else:
         logger.warning("%s", tail)

@@ -1,8 +1,8 @@
-"""A whole log read in order, receiver by receiver: for recovery without a ledger, and for checking.
+"""Reads a whole log in order, receiver by receiver: for recovery without a ledger, and for checking.
 
-The header of every segment says how long the one before it is and how it was left, so a segment that is missing, cut
-short or grew after its writer was replaced is noticed. What no log can know by itself is whether its newest segments
-are all there: the ledger tells.
+Each segment's header holds the length and the state of the segments before it. So the scan detects a segment that is
+missing, was cut short, or grew after its writer was replaced. Only the ledger knows whether the newest segments are all
+there.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from headrace.wal.storage import LogStorage
 from headrace.wal.window import SECTOR_BYTES, Window
 
 Accepted = Callable[[str], Sequence[BlockInfo]]
-"""The blocks that the ledger has accepted in a segment."""
+"""Returns the blocks that the ledger has accepted in the segment with this path."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettledFrame:
-    """A block and whether the ledger had accepted it; None: the log cannot tell (its writer's last frame)."""
+    """A block, and whether the ledger had accepted it (None: undecided, it is its writer's last frame)."""
 
     frame: ScannedFrame
     accepted: bool | None
 
 
 class LogScan:
-    """Iterate once over the blocks; afterwards the lists tell what else was found.
+    """One scan of a log. Iterate once over the blocks; afterwards the lists hold what else was found.
 
-    ``torn_tails`` are what crashes and replaced writers left behind, ``damage`` what was passed over (in the modes
-    that do), ``missing`` the segments that a later one names and that are gone, ``superseded`` those that a writer
-    opened after it had been replaced: nothing in them counts. ``open`` are the segments that may have been longer for
-    all that the log knows: each receiver's newest, unless it was closed.
+    ``torn_tails`` are left by crashes and replaced writers. ``damage`` is the damage found, which some modes do not
+    raise. ``missing`` are the segments that the ledger or a later segment names and that do not exist. ``superseded``
+    are segments that a writer opened after it was replaced: their blocks do not count. ``open`` are the segments whose
+    full length the log does not know: each receiver's newest, unless it was closed.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class LogScan:
         return (event for event in self.events() if isinstance(event, ScannedFrame))
 
     def events(self) -> Iterator[ScanEvent]:
-        """The blocks, and the header and end frames between them."""
+        """The blocks, and the segments' header and end frames between them."""
         there = segments_in(self._storage.paths(self._directory))
         expected = [name for name in self._expected if not self._directory or name.directory == self._directory]
         for _, of_receiver in groupby(sorted({*there, *expected}), key=lambda name: (name.input_id, name.index)):
             yield from self._receiver(list(of_receiver), set(there))
 
     def settled(self) -> Iterator[SettledFrame]:
-        """The blocks, each with the ledger's verdict as the frames after it tell: they carry their writer's last
-        accepted sequence, so at most the last frame of each epoch stays undecided."""
+        """The blocks, each with whether the ledger accepted it. Later frames show this, since they carry their writer's
+        last accepted sequence; at most the last frame of each epoch stays undecided."""
         held: ScannedFrame | None = None
         for event in self.events():
             header = event.header if isinstance(event, ScannedFrame) else event
@@ -99,7 +99,8 @@ class LogScan:
             yield SettledFrame(held, None)
 
     def _receiver(self, names: list[SegmentName], there: set[SegmentName]) -> Iterator[ScanEvent]:
-        """``names`` are the segments that are there, or that the ledger has."""
+        """Scan one receiver's segments. ``names`` are those that exist or that the ledger has, ``there`` those that
+        exist."""
         files = [name for name in names if name in there]
         passes_over = self._mode.passes_over
         headers = {
@@ -121,13 +122,13 @@ class LogScan:
             )
             before = said.get(name.path)
             if name not in there:
-                # Cleanup goes from the front: what is before everything that is left was most likely its work.
+                # Cleanup deletes the oldest first, so it most likely deleted a segment before all existing ones.
                 is_cleaned = self._deleted(name.path) or (name not in names and (not files or name < files[0]))
                 if not self._miss(name.path, before, known, is_cleaned=is_cleaned):
                     return
                 continue
             if _is_superseded(name, last_inherited) and not known.accepted:
-                # Opened by a writer that had been replaced: the ledger accepts nothing of a stale epoch.
+                # A replaced writer opened it, and the ledger accepts nothing of a stale epoch.
                 self.superseded.append(name.path)
                 continue
             scan = scan_segment(
@@ -141,7 +142,7 @@ class LogScan:
             try:
                 yield from self._segment(scan)
             except SegmentMissingError:
-                # Cleanup has taken it since it was listed, if all before it are gone too.
+                # It was deleted after the listing: by cleanup, if all segments before it are gone too.
                 older = (each.path for each in files if each < name)
                 is_cleaned = self._deleted(name.path) or not any(map(self._storage.exists, older))
                 if not self._miss(name.path, before, known, is_cleaned=is_cleaned):
@@ -162,7 +163,7 @@ class LogScan:
                 self.torn_tails.append(scan.torn_tail)
 
     def _miss(self, path: str, said: PreviousSegment | None, known: KnownOfSegment, *, is_cleaned: bool) -> bool:
-        """Settle that a segment is not there; whether to go on."""
+        """Record a missing segment. Returns whether to continue; raises if cleanup did not delete it, by the mode."""
         ranges, exact = known.accepted_between(0, None), True
         if ranges is None:
             ranges, exact = ReaderPositions(path, known).lost_until(known.positions_after)
@@ -186,20 +187,22 @@ def scan_log(
     expected: Collection[str] = (),
     mode: RecoveryMode = RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS,
 ) -> LogScan:
-    """All blocks of the log (or of one receiver) in the order of writing; ``storage`` is rooted at the log.
+    """Scan all blocks of the log (or of one receiver) in the order of writing; ``storage`` is rooted at the log.
 
-    ``deleted`` says of a missing segment whether it was removed on purpose. With ``accepted``, where there is a ledger,
-    nothing that it relies on is taken for a torn tail, and errors tell exactly which offsets are lost; ``expected`` are
-    the segments that it has, since a log cannot know that its newest ones are missing. Raises, while iterated, what
-    ``scan_segment`` raises, and SegmentMissingError for a segment that is expected or stood between others; the modes
-    that pass over damage pass over that too.
+    ``deleted`` returns whether a missing segment was deleted on purpose. ``accepted`` and ``expected`` come from a
+    ledger. With ``accepted``, bytes on which the ledger relies are never taken for a torn tail, and errors name exactly
+    the lost offsets. ``expected`` are the paths of the segments that the ledger has: a log cannot know that its newest
+    segments are missing.
+
+    Raises, while iterated, what ``scan_segment`` raises, and SegmentMissingError for a missing segment that is expected
+    or that a later one names. The modes that report damage instead of raising it do so here too.
     """
     return LogScan(storage, receiver=receiver, deleted=deleted, accepted=accepted, expected=expected, mode=mode)
 
 
 def _said_of_segments(headers: Mapping[SegmentName, SegmentHeader]) -> dict[str, PreviousSegment]:
-    """What later headers say of each segment. The latest epoch has the last word: a replaced writer that goes on
-    writing does not know that its bytes no longer count."""
+    """What later headers state about each segment. The latest epoch's statement wins: a replaced writer that continues
+    to write does not know that its bytes no longer count."""
     said: dict[str, PreviousSegment] = {}
     for name in sorted(headers):
         said |= {previous.segment: previous for previous in headers[name].previous}
@@ -207,10 +210,10 @@ def _said_of_segments(headers: Mapping[SegmentName, SegmentHeader]) -> dict[str,
 
 
 def header_of(storage: LogStorage, segment: str, *, blank_unreadable: bool = False) -> SegmentHeader | None:
-    """The segment's header; None if it cannot be read: the scan of that segment will say so.
+    """The segment's header; None if there is none or it is damaged: the scan of that segment reports this.
 
     Raises:
-        StorageError: the store cannot be read; with ``blank_unreadable`` a bad sector is no reason.
+        StorageError: the storage cannot be read. With ``blank_unreadable`` a bad sector does not raise it.
     """
     try:
         with storage.open(segment) as file:
@@ -223,7 +226,7 @@ def header_of(storage: LogStorage, segment: str, *, blank_unreadable: bool = Fal
 
 
 def _last_inherited(said: dict[str, PreviousSegment]) -> dict[int, SegmentName]:
-    """Per epoch, the last segment that the next epoch's writer found."""
+    """For each epoch, the last segment that the next epoch's writer found."""
     last: dict[int, SegmentName] = {}
     for previous in said.values():
         name = SegmentName.parse(previous.segment)

@@ -1,4 +1,4 @@
-"""Which offsets were in bytes that cannot be read: from the ledger, from the frame's own header, else by inference."""
+"""Determines which offsets unreadable bytes held: from the ledger, from the frame's own header, else by inference."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headrace.wal.window import Window
 class KnownOfSegment:
     """What is known of a segment besides its own bytes.
 
-    ``accepted`` are the blocks in it that the ledger has accepted (None: no ledger was asked). ``positions_before`` and
-    ``positions_after`` are its receiver's next offsets as the segments around it tell.
+    ``accepted`` are the blocks in it that the ledger has accepted (None: there is no ledger to query).
+    ``positions_before`` and ``positions_after`` are its receiver's next offsets, taken from the segments around it.
     """
 
     accepted: Sequence[BlockInfo] | None = None
@@ -26,11 +26,11 @@ class KnownOfSegment:
 
     @property
     def accepted_end(self) -> int:
-        """Up to where the ledger relies on the segment."""
+        """The end, in bytes, of the last block in the segment that the ledger has accepted; 0 if there is none."""
         return max((each.handle.offset + each.handle.length for each in self.accepted or ()), default=0)
 
     def accepted_between(self, offset: int, end: int | None) -> tuple[OffsetRange, ...] | None:
-        """The ranges of the accepted blocks that stand, in part, in [offset, end); None: no ledger was asked."""
+        """The ranges of the accepted blocks that overlap the bytes [offset, end); None: there is no ledger to query."""
         if self.accepted is None:
             return None
         touched = (
@@ -42,14 +42,14 @@ class KnownOfSegment:
 
 
 class Lost(NamedTuple):
-    """Offset ranges that are gone; None: not known."""
+    """Offset ranges that are lost; None: unknown."""
 
     ranges: tuple[OffsetRange, ...] | None
     exact: bool
 
 
 class ReaderPositions:
-    """The next offsets of the partitions in a segment as its reader goes along, and what they miss."""
+    """Follows the next offset of each partition while a segment is read, and finds which offsets damage has cost."""
 
     def __init__(self, segment: str, known: KnownOfSegment) -> None:
         self._segment = segment_id(segment)
@@ -58,16 +58,16 @@ class ReaderPositions:
         self.next_offsets = dict(known.positions_before)
 
     def open(self, header: SegmentHeader) -> None:
-        """A writer may have been given partitions, or had them back, since the segment before."""
+        """Take over the header's positions: the writer's partitions may have changed since the previous segment."""
         self.next_offsets.update(header.positions)
 
     def follow(self, ranges: Iterable[OffsetRange]) -> None:
         self.next_offsets.update((r.partition, r.until_offset) for r in ranges)
 
     def lost(self, file: Window, offset: int, behind: int | None, end: int, fault: FrameFault) -> Lost:
-        """What the damage at ``offset`` cost; the next frame stands at ``behind`` (None: there is none).
+        """The offsets lost by the damage at ``offset``; the next whole frame is at ``behind`` (None: there is none).
 
-        What is inferred is not inferred again for the damage that comes after it.
+        Moves the positions past them, so that later damage does not report them again.
         """
         accepted = self._known.accepted_between(offset, behind)
         if accepted is not None:
@@ -80,7 +80,7 @@ class ReaderPositions:
         return self.lost_until(until)
 
     def lost_until(self, until: Mapping[TopicPartition, int]) -> Lost:
-        """The offsets from where the reader is to ``until``, of the partitions of which both are known."""
+        """The offsets from the reader's position up to ``until``, for each partition where both are known."""
         ranges = tuple(
             OffsetRange(partition, known, until_offset, until_offset - known)
             for partition, until_offset in until.items()
@@ -90,8 +90,9 @@ class ReaderPositions:
         return Lost(ranges or None, exact=False)
 
     def _positions_behind(self, file: Window, offset: int, end: int) -> dict[TopicPartition, int]:
-        """Where the partitions went on behind the damage: as the frames up to the next damage say, then what comes
-        after the segment. Looking no further, each byte is looked at once however much is damaged."""
+        """Each partition's first offset after the damage: from the frames up to the next damage, else from the
+        positions after the segment. It reads no further than the next damage, so each byte is read once, however much
+        is damaged."""
         if self._ahead is None:
             self._ahead = file.another()
         found: dict[TopicPartition, int] = {}

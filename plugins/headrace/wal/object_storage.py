@@ -1,7 +1,7 @@
-"""Storage over fsspec: no append and no rename, an object is written at once or not at all.
+"""Storage in an object store, over fsspec: no append and no rename; an object is written as a whole or not at all.
 
-A store has to create an object on the condition that there is none (S3's ``If-None-Match: *``): that keeps a writer
-that was replaced from overwriting its successor's objects. Looking first and writing then would leave a gap.
+The store must be able to create an object only if it does not exist (S3's ``If-None-Match: *``). So a writer that was
+replaced cannot overwrite its successor's objects. A check before the write would leave a race.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileM
 from headrace.wal.storage import Data, SegmentFile, checked_path, joined
 
 _STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
-"""The schemes of stores that can do that. Others have directories and appends, of which fsspec promises too little."""
+"""The schemes of stores with conditional creation. Others have directories and appends, for which fsspec guarantees too
+little."""
 
 
 class ObjectStorage:
@@ -65,7 +66,7 @@ class ObjectStorage:
 
     def paths(self, prefix: str = "") -> list[str]:
         checked_path(prefix, empty=True)
-        # Libraries differ in leading slashes; what counts is what follows the root.
+        # Libraries differ in leading slashes, so the root is compared without them.
         root = self._root.strip("/") + "/"
         with _reported("list", prefix):
             found = self._client.paths(joined(self._root, prefix))
@@ -81,7 +82,7 @@ class ObjectStorage:
             return True
 
     def remove_partial_writes(self, older_than_s: float) -> int:  # noqa: ARG002
-        """An object is stored as a whole or not at all, so there are none."""
+        """Does nothing: an object is stored as a whole or not at all, so there are no partial writes."""
         return 0
 
     def sync(self, path: str) -> None:
@@ -97,7 +98,7 @@ class ObjectStorage:
 
 
 class ObjectFile:
-    """An object read in ranges."""
+    """An object, read by byte ranges."""
 
     def __init__(self, client: FsspecClient, full_path: str, name: str, size: int) -> None:
         self._client = client
@@ -125,21 +126,22 @@ class ObjectFile:
 
 
 class FsspecClient:
-    """Any fsspec file system."""
+    """The calls to an fsspec file system."""
 
     def __init__(self, filesystem: Any) -> None:
         self._fs = filesystem
 
     def put(self, path: str, data: Data, *, exclusive: bool) -> None:
-        """Raises FileExistsError where ``exclusive`` finds another object. One of the same bytes is this one: drivers
-        try again by themselves when an answer is lost, and the first try may have been stored."""
+        """Write an object. With ``exclusive``, raises FileExistsError if there is one with other bytes. One with the
+        same bytes counts as written: drivers retry by themselves when a response is lost, and the first try may have
+        been stored."""
         if not exclusive:
             self._fs.pipe_file(path, bytes(data))
             return
         try:
             self._fs.pipe_file(path, bytes(data), mode="create")
         except OSError as error:
-            # Not every server says which condition did not hold, and then s3fs makes another error of it.
+            # Not every server reports which condition failed; s3fs then raises another error.
             if not isinstance(error, FileExistsError) and "condition" not in str(error):
                 raise
             if self.size(path) != len(data) or self.get(path, 0, len(data)) != bytes(data):
@@ -169,11 +171,11 @@ class FsspecClient:
 
 
 def open_object_storage(url: str) -> ObjectStorage:
-    """The storage at ``url``.
+    """Open the storage at ``url``.
 
     Raises:
         UnknownStorageError: no store of its scheme creates objects conditionally, or the driver's package is missing or
-            too old for it.
+            too old to do so.
     """
     import fsspec
 
@@ -193,7 +195,7 @@ def open_object_storage(url: str) -> ObjectStorage:
             f"fsspec's driver for {scheme}:// cannot be loaded: {error}",
             remedy="Install it: s3fs for s3://, gcsfs for gs://, adlfs for abfs://.",
         ) from error
-    # A driver that does not know the mode swallows it with its other options, and overwrites.
+    # A driver that does not know ``mode`` ignores it like any other option, and overwrites.
     if "mode" not in inspect.signature(getattr(driver, "_pipe_file", driver.pipe_file)).parameters:
         raise UnknownStorageError(
             f"{driver.__name__}, fsspec's driver for {scheme}://, cannot create an object only where there is none.",
@@ -205,7 +207,7 @@ def open_object_storage(url: str) -> ObjectStorage:
 
 @contextlib.contextmanager
 def _reported(action: str, path: str) -> Iterator[None]:
-    """Turns what the libraries raise into the storage's errors."""
+    """Turns the libraries' exceptions into the storage's errors."""
     try:
         yield
     except StorageError:

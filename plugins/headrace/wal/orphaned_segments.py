@@ -1,4 +1,4 @@
-"""Which segments hold nothing that any ledger has accepted, as far as the log itself tells."""
+"""Determines from the log alone whether a segment holds any block that a ledger has accepted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headrace.wal.storage import LogStorage
 def is_orphaned(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> bool:
     """Whether a recovery would find no accepted block in the segment; its writer must have ended.
 
-    Frames carry their writer's last accepted sequence, so a block is accepted if a frame behind it says so: in the
-    segment, or in its writer's next one. A writer's last block, of which none does, is what a recovery drops and reads
-    from Kafka again. ``later`` are the receiver's segments behind this one, in the order of writing. A segment that is
-    damaged counts as holding something.
+    Frames carry their writer's last accepted sequence, so a later frame shows that a block was accepted: in the same
+    segment, or in its writer's next one. No later frame covers a writer's last block; a recovery drops it and reads it
+    from Kafka again. ``later`` are the receiver's segments after this one, in the order of writing. A damaged segment
+    does not count as orphaned.
     """
     first: int | None = None
     try:
@@ -34,7 +34,7 @@ def is_orphaned(storage: LogStorage, name: SegmentName, later: Sequence[SegmentN
 
 
 def _reported_by(storage: LogStorage, name: SegmentName, later: Sequence[SegmentName]) -> Iterator[ScanEvent]:
-    """The segment's frames, then the header of the writer's next segment that has one."""
+    """The segment's frames, then the first frame of the writer's next segment that has one."""
     yield from _events(storage, name)
     for following in later:
         if following.epoch != name.epoch:
@@ -46,7 +46,7 @@ def _reported_by(storage: LogStorage, name: SegmentName, later: Sequence[Segment
 
 def _events(storage: LogStorage, name: SegmentName) -> Iterator[ScanEvent]:
     try:
-        # Whatever its end looks like, a crash may have left it so.
+        # Any ending may be the result of a crash, so a torn tail is tolerated.
         yield from scan_segment(storage, name.path, newest=True).events()
     except (SegmentMissingError, StoredFileMissingError):
         return

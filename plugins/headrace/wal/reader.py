@@ -1,4 +1,4 @@
-"""Blocks read back by their handles."""
+"""Reads blocks back by their handles."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from headrace.wal.headers import AnyHeader, FrameHeader
 from headrace.wal.payload import decode
 from headrace.wal.storage import LogStorage, RandomAccessFile
 
-# Neighbouring blocks are fetched together up to this many bytes: on a store of objects a request costs more than they.
+# Adjacent blocks are fetched together up to this many bytes: on an object store a request costs more than the bytes.
 MAX_FETCH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame whose checksums have held."""
+    """A frame whose checksums match."""
 
     kind: FrameKind
     header: AnyHeader
@@ -47,7 +47,7 @@ class ReadBlock(NamedTuple):
 
 
 def read_block(storage: LogStorage, handle: BlockHandle) -> tuple[FrameHeader, pa.RecordBatch]:
-    """The block at ``handle``; ``storage`` is rooted at the log (``storage.below(root)``).
+    """Read the block at ``handle``; ``storage`` is rooted at the log (``storage.below(root)``).
 
     Raises SegmentMissingError, DamagedFrameError (with the lost ranges if the header can be read), LogVersionError and
     FrameTooLongError (the handle is longer than any frame).
@@ -57,9 +57,9 @@ def read_block(storage: LogStorage, handle: BlockHandle) -> tuple[FrameHeader, p
 
 
 def read_blocks(storage: LogStorage, handles: Iterable[BlockHandle]) -> Iterator[ReadBlock]:
-    """The blocks at ``handles``, segment by segment in the order of their offsets; each segment is opened once.
+    """Read the blocks at ``handles``, segment by segment in the order of their offsets; each segment is opened once.
 
-    Raises as ``read_block`` does, when it comes to the block that cannot be read.
+    Raises as ``read_block`` does: FrameTooLongError before the first block, anything else at the block concerned.
     """
     by_segment: dict[str, list[BlockHandle]] = defaultdict(list)
     for handle in handles:
@@ -78,9 +78,9 @@ def read_blocks(storage: LogStorage, handles: Iterable[BlockHandle]) -> Iterator
 
 
 def read_frame(data: pa.Buffer, *, segment: int, offset: int) -> Frame:
-    """The frame at the start of ``data``, checked; FrameFault if there is none.
+    """Parse and check the frame at the start of ``data``; FrameFault if there is none.
 
-    ``segment`` (its id) and ``offset`` say where ``data`` starts. It may hold less or more than the frame.
+    ``data`` starts at ``offset`` of the segment with the id ``segment``. It may hold less or more than the frame.
     """
     prefix = frame.parse_prefix(
         data[: frame.PREFIX_BYTES].to_pybytes(),
@@ -101,7 +101,7 @@ def read_frame(data: pa.Buffer, *, segment: int, offset: int) -> Frame:
 
 
 def decode_block(handle: BlockHandle, header: FrameHeader, payload: pa.Buffer) -> pa.RecordBatch:
-    """The block's records; DamagedFrameError when the writer wrote something else than the header says."""
+    """The block's records; DamagedFrameError when the payload does not fit the header."""
     try:
         batch = decode(payload)
     except PayloadError as error:
@@ -113,7 +113,7 @@ def decode_block(handle: BlockHandle, header: FrameHeader, payload: pa.Buffer) -
 
 
 def _runs(handles: list[BlockHandle]) -> Iterator[list[BlockHandle]]:
-    """Handles that stand end to end, together."""
+    """Group adjacent handles, up to ``MAX_FETCH_BYTES`` a group."""
     run: list[BlockHandle] = []
     for handle in handles:
         if run and (

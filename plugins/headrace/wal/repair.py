@@ -1,4 +1,4 @@
-"""Cutting a torn tail off, with a copy of it kept."""
+"""Cuts torn tails off segments, and keeps a copy of each."""
 
 from __future__ import annotations
 
@@ -14,49 +14,52 @@ from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
 
-QUARANTINE = "torn"  # A directory below the log's root; its files do not end like segments do.
-NOTES = "torn-untold"  # Another one: a note for each cut, until somebody was told of it.
-COPIES_KEPT = 10  # Of each receiver: a receiver that crashes every minute must not fill the disk with them.
+QUARANTINE = "torn"  # A directory below the log's root; its files do not have the suffix of segments.
+NOTES = "torn-untold"  # A directory below the log's root: one note for each cut that is not reported yet.
+COPIES_KEPT = 10  # Per receiver: a receiver that crashes every minute must not fill the disk with copies.
 
 
 def quarantine_path(tail: TornTail) -> str:
-    """Where the bytes of a torn tail are kept."""
+    """The path of the copy of a torn tail."""
     return f"{QUARANTINE}/{tail.segment}-{tail.offset}.torn"
 
 
 def note_path(tail: TornTail) -> str:
-    """Where it stands that a torn tail was cut off and nobody was told yet."""
+    """The path of the note that a torn tail was cut off and not reported yet."""
     return f"{NOTES}/{tail.segment}-{tail.offset}.json"
 
 
 def untold_cuts(storage: LogStorage, directory: str) -> tuple[TornTail, ...]:
-    """The torn tails of a receiver (``directory``, below the log's root) that were cut off and of which nobody was
-    told: who cut them was killed, or had no one to tell."""
+    """The torn tails of a receiver (``directory``, below the log's root) that were cut off but not reported, for
+    example because the process was killed in between."""
     found = []
     for path in storage.paths(f"{NOTES}/{directory}"):
         try:
             note = json.loads(storage.read(path))
             found.append(TornTail(note["segment"], note["offset"], note["length"], note["reason"], None, note["kept"]))
         except StoredFileMissingError:
-            continue  # A writer that was replaced has told of it meanwhile.
+            continue  # A writer that was replaced has reported it meanwhile.
         except (ValueError, LookupError, TypeError):
-            # No reason to receive nothing: the copy is there, and this line is said each time.
+            # This must not stop the receiver: the copy exists, and this line is logged each time.
             logger.exception("The note %s of a torn tail that was cut off cannot be read.", path)
     return tuple(found)
 
 
 def cut_is_reported(storage: LogStorage, tail: TornTail) -> None:
-    """To be called when it is: the note of it goes."""
+    """Delete the note of a cut; to be called when the cut has been reported."""
     storage.delete(note_path(tail))
 
 
 def repair_torn_tail(storage: LogStorage, segment: str, *, known: KnownOfSegment | None = None) -> TornTail | None:
-    """Cut the torn tail of ``segment``, the last of its writer, after copying it aside; what was cut, None if nothing.
+    """Cut off the torn tail of ``segment``, its writer's last one, and keep a copy. Returns the tail, None if there is
+    none.
 
-    ``storage`` is rooted at the log. With ``known`` nothing is cut on which the ledger relies. A segment without even
-    a whole header is removed. The writer must be fenced, and a local file that is still open in one is refused
-    (RepairRefusedError), and nothing is cut. DamagedFrameError when the damage is no torn tail: that is not repaired
-    here. May be repeated after a crash. The last ``COPIES_KEPT`` copies of a receiver are kept.
+    ``storage`` is rooted at the log. With ``known``, bytes on which the ledger relies are never cut. A segment without
+    a whole header is deleted. The last ``COPIES_KEPT`` copies of a receiver are kept. The writer must be fenced. May be
+    repeated after a crash.
+
+    Raises RepairRefusedError, with nothing cut, when a writer still has the local file open. Raises DamagedFrameError
+    when the damage is not a torn tail: that is not repaired here.
     """
     scan = scan_segment(storage, segment, newest=True, known=known)
     for _ in scan:
@@ -65,11 +68,11 @@ def repair_torn_tail(storage: LogStorage, segment: str, *, known: KnownOfSegment
 
 
 def cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:
-    """Cut off what a finished scan found; the tail with the place of its copy. Raises RepairRefusedError and
-    StorageError, and then the segment is as it was.
+    """Cut off the torn tail that a finished scan found. Returns the tail with the path of its copy (``kept``). Raises
+    RepairRefusedError and StorageError, and then the segment is unchanged.
 
-    A note of the cut is there before it, and stays until ``cut_is_told``: whoever is killed between the two leaves it
-    to the next one (``untold_cuts``).
+    A note of the cut is written before the cut and stays until ``cut_is_reported``: if this process is killed in
+    between, the next one finds the note (``untold_cuts``).
     """
     with storage.open(tail.segment) as file:
         torn = file.read_at(tail.offset, file.size - tail.offset)
@@ -91,7 +94,7 @@ def cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:
             cut_is_reported(storage, tail)
         raise
     with contextlib.suppress(StorageError, OSError):
-        # The segment is cut: an empty file, or a copy too many, is no failure of that.
+        # The segment is cut already: an empty file or a surplus copy that stays is no reason to fail.
         if scan.opening is None:
             storage.delete(tail.segment)
         for old in storage.paths(path.rpartition("/")[0])[:-COPIES_KEPT]:

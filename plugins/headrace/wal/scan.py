@@ -1,4 +1,4 @@
-"""A segment read from its beginning: every frame, or the reason why not."""
+"""Reads a segment from its beginning: every frame, the torn tail, and damage by the recovery mode."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class RecoveryMode(StrEnum):
     """What to do about damage; the names are RocksDB's."""
 
     TOLERATE_CORRUPTED_TAIL_RECORDS = "kTolerateCorruptedTailRecords"
-    """A torn tail, where a crash can leave one, ends the segment and is reported; anything else is an error."""
+    """A torn tail at a place where a crash can leave one ends the segment and is reported. Other damage is an error."""
     ABSOLUTE_CONSISTENCY = "kAbsoluteConsistency"
     """A torn tail is an error too."""
     POINT_IN_TIME_RECOVERY = "kPointInTimeRecovery"
     """Reading stops before the first damage, which is reported."""
     SKIP_ANY_CORRUPTED_RECORDS = "kSkipAnyCorruptedRecords"
-    """Reading goes on behind damage, which is reported: for saving what can be saved."""
+    """Reading continues after damage, which is reported: to save what can be saved."""
 
     @property
     def passes_over(self) -> bool:
-        """Whether damage is reported and no error, and so also what the disk does not read again and again."""
+        """Whether damage is reported instead of raised, including sectors that the disk repeatedly fails to read."""
         return self in (RecoveryMode.POINT_IN_TIME_RECOVERY, RecoveryMode.SKIP_ANY_CORRUPTED_RECORDS)
 
 
@@ -48,8 +48,8 @@ class RecoveryMode(StrEnum):
 class TornTail:
     """Bytes at a segment's end that are no whole frame, or that their writer never acknowledged.
 
-    ``ranges`` are the offsets in it if its header is whole, else None; they were not acknowledged, so Kafka has them.
-    ``kept`` is the path of the copy where it was cut off (`headrace.wal.repair`), None where it stands as it is.
+    ``ranges`` are its offsets if a header in it is whole, else None. They were not acknowledged, so Kafka has them.
+    ``kept`` is the path of the copy if the tail was cut off (`headrace.wal.repair`), None if it was not.
     """
 
     segment: str
@@ -70,14 +70,14 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class ScannedFrame:
-    """A block's frame, whole; its records are decoded on demand."""
+    """A whole frame of a block; its records are decoded on demand."""
 
     handle: BlockHandle
     header: FrameHeader
     payload: pa.Buffer
 
     def batch(self) -> pa.RecordBatch:
-        """The records; DamagedFrameError when the writer wrote something else than it said."""
+        """The block's records; DamagedFrameError when the payload does not fit the header."""
         return decode_block(self.handle, self.header, self.payload)
 
 
@@ -85,11 +85,11 @@ ScanEvent = SegmentHeader | ScannedFrame | SegmentEnd
 
 
 class SegmentScan:
-    """Iterate once over the blocks; afterwards the attributes tell how the segment ended.
+    """One scan of a segment. Iterate once over the blocks; afterwards the attributes describe how the segment ended.
 
-    ``opening`` and ``ending`` are its header and end frames (None: not there), ``valid_bytes`` the length of what is
-    whole, ``torn_tail`` what follows it, ``damage`` what was passed over (in the modes that do). ``is_open``: neither
-    an end frame nor a later header says that this is all of it, as with a segment that is being written.
+    ``opening`` and ``ending`` are the segment's header and end frames (None: not found). ``valid_bytes`` is the end of
+    the last whole frame, ``torn_tail`` follows it. ``damage`` is the damage found, which some modes do not raise.
+    ``is_open``: neither an end frame nor a later header ends the segment, as when it is being written.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SegmentScan:
         self._storage = storage
         self._id = frame.segment_id(segment)
         self._newest = newest
-        # What the ledger relies on must be there, whatever a later writer found of it.
+        # Blocks that the ledger has accepted must be there, even if a later writer found fewer bytes.
         self._durable_length = None if durable_length is None else max(durable_length, known.accepted_end)
         self._known = known
         self._mode = mode
@@ -124,14 +124,14 @@ class SegmentScan:
 
     @property
     def next_offsets(self) -> Mapping[TopicPartition, int]:
-        """Where the receiver's partitions go on behind what was read, and what was reported as lost."""
+        """The next offset of each of the receiver's partitions, after what was read and what was reported as lost."""
         return self._positions.next_offsets
 
     def __iter__(self) -> Iterator[ScannedFrame]:
         return (event for event in self.events() if isinstance(event, ScannedFrame))
 
     def events(self) -> Iterator[ScanEvent]:
-        """The blocks, and the segment's header and end frames between them."""
+        """The segment's header frame, its blocks and its end frame."""
         try:
             with self._storage.open(self.segment) as file:
                 yield from self._frames(Window(file, blank_unreadable=self._mode.passes_over))
@@ -140,7 +140,7 @@ class SegmentScan:
             raise SegmentMissingError(self.segment, named_by="the scan of the log", ranges=lost) from error
 
     def _frames(self, file: Window) -> Iterator[ScanEvent]:
-        # What lies behind the durable length was never acknowledged: it is no part of the log.
+        # Bytes after the durable length were never acknowledged: they are not part of the log.
         end = file.size if self._durable_length is None else min(file.size, self._durable_length)
         offset = 0
         while offset < end:
@@ -191,15 +191,16 @@ class SegmentScan:
             self.ending = header
 
     def _meet(self, file: Window, offset: int, end: int, fault: FrameFault) -> int | None:
-        """Settle what is wrong at ``offset``: where to go on, None to stop; or raise."""
+        """Classify the damage at ``offset``. Returns the offset to continue from, or None to stop. Raises the damage,
+        unless it is a tolerated torn tail or the mode reports it."""
         if fault.foreign:
             raise LogVersionError(self.segment, offset, fault.reason) from fault
         if isinstance(fault.header, FrameHeader) and fault.end < end:
-            # Only the payload is damaged: the header's checksum has held, so its lengths are right.
+            # Only the payload is damaged: the header's checksum matches, so its lengths are right.
             behind: int | None = fault.end
         else:
             behind = file.next_frame(self._id, offset + 1, end)
-        # A segment's header and first block are one write, of which a crash may have lost any page.
+        # A segment's header and first block are one write; a crash may have lost any page of it.
         at_first_write = offset == 0 and self._known.accepted is not None
         is_relied_on = offset < self._known.accepted_end
         at_tail = (behind is None or at_first_write) and self.ending is None and not is_relied_on
@@ -270,14 +271,15 @@ def scan_segment(
     known: KnownOfSegment | None = None,
     mode: RecoveryMode = RecoveryMode.TOLERATE_CORRUPTED_TAIL_RECORDS,
 ) -> SegmentScan:
-    """The blocks of ``segment`` in order; ``storage`` is rooted at the log.
+    """Scan the blocks of ``segment`` in order; ``storage`` is rooted at the log.
 
-    ``newest``: nothing was opened after it, so a crash may have left a torn tail, which is reported in ``torn_tail``.
-    ``durable_length``: what the next segment's header says of this one: exactly so much must be whole, the rest is
-    reported. Where neither holds an end frame is due. ``known``: what ledger and other segments know of this one; no
-    byte on which the ledger relies is part of a torn tail, and errors tell the lost ranges by it. Raises, while
-    iterated, SegmentMissingError, TornTailError and DamagedFrameError, and in every mode LogVersionError. A live
-    writer's unfinished last frame looks like a torn tail.
+    ``newest``: no segment was opened after it, so a crash may have left a torn tail. It is reported in ``torn_tail``.
+    ``durable_length``: this segment's length in bytes as the next segment's header gives it. So many bytes must be
+    whole, the rest is reported. A segment that is not newest and has no durable length must have an end frame.
+    ``known``: what the ledger and other segments know of this one. Bytes on which the ledger relies are never part of
+    a torn tail, and errors take the lost ranges from it. A live writer's unfinished last frame looks like a torn tail.
+
+    Raises, while iterated, SegmentMissingError, TornTailError and DamagedFrameError, and in every mode LogVersionError.
     """
     return SegmentScan(
         storage, segment, newest=newest, durable_length=durable_length, known=known or KnownOfSegment(), mode=mode

@@ -1,4 +1,4 @@
-"""How segments are named: by receiver, epoch and order, so that a sorted listing is the order of writing."""
+"""The names of segments: by receiver, epoch and number, so that a sorted listing is the order of writing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"(?P<input>[^/]+)-(?P<index>\d+)/(?P<epoch>\d{10,})-(?P<numb
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """A segment's name, taken apart. Sorts by receiver, then in the order of writing."""
+    """The parts of a segment's name. Sorts by receiver, then in the order of writing."""
 
     input_id: str
     index: int
@@ -24,17 +24,17 @@ class SegmentName:
 
     @property
     def directory(self) -> str:
-        """Its receiver's directory below the log's root."""
+        """The directory of its receiver, below the log's root."""
         return _directory(self.input_id, self.index)
 
     @property
     def path(self) -> str:
-        """The segment's path below the log's root, as handles have it."""
+        """The segment's path below the log's root, as in handles."""
         return f"{self.directory}/{self.epoch:010d}-{self.number:06d}-{self.opened_ms:013d}{SUFFIX}"
 
     @classmethod
     def parse(cls, path: str) -> SegmentName | None:
-        """The name in ``path``, None when it is no segment's."""
+        """Parse ``path``; None when it is not a segment's."""
         match = _NAME.fullmatch(path)
         if match is None:
             return None

@@ -1,4 +1,4 @@
-"""What the log, the manifests and the checkpoints need of a store, and how a URL becomes one.
+"""The storage interface of log, manifests and checkpoints, and `open_storage`, which opens a storage by its URL.
 
 Paths given to a storage are relative to its root, with "/" between their parts; none may leave the root.
 """
@@ -39,15 +39,15 @@ class SegmentFile(Protocol):
     """A new file open for appending, by one writer."""
 
     def append(self, parts: Sequence[Data]) -> None:
-        """Write the parts, one after the other; durable when it returns.
+        """Write the parts, one after the other; they are durable when this returns.
 
-        Any exception means that nothing is known of these bytes, and the file must not be written to again: after a
+        After any exception these bytes may or may not be on disk, and the file must not be written to again: after a
         failed fsync the kernel has dropped the dirty pages and a second fsync would report success.
         """
         ...
 
     def close(self) -> None:
-        """Close the file; nothing is written by it."""
+        """Close the file without writing anything."""
         ...
 
 
@@ -55,20 +55,21 @@ class LogStorage(Protocol):
     """A tree of files. Every write is durable when it returns; every failure is a StorageError or an OSError."""
 
     url: str
-    """Opens the same storage elsewhere (``open_storage``); holds no secret."""
+    """Opens the same storage in another process (``open_storage``); holds no secret."""
     appends: bool
-    """Whether ``create_segment`` works; where it does not, a segment is one object, written at once."""
+    """Whether ``create_segment`` works. If not, a segment is one object, written as a whole."""
 
     def below(self, path: str) -> LogStorage:
         """The same store with ``path`` as its root."""
         ...
 
     def create_segment(self, path: str) -> SegmentFile:
-        """A new file to append to; StoredFileExistsError if there is one already."""
+        """Create a file to append to; StoredFileExistsError if it exists already."""
         ...
 
     def write_atomically(self, path: str, data: Data, *, exclusive: bool = False) -> None:
-        """The whole file or nothing of it, replacing an older one unless ``exclusive`` (StoredFileExistsError)."""
+        """Write the whole file or nothing. Replaces an existing file; with ``exclusive``, raises StoredFileExistsError
+        instead."""
         ...
 
     def read(self, path: str) -> bytes:
@@ -76,7 +77,7 @@ class LogStorage(Protocol):
         ...
 
     def open(self, path: str) -> RandomAccessFile:
-        """The file for reading in places; StoredFileMissingError if there is none."""
+        """Open the file for reading at any offset; StoredFileMissingError if there is none."""
         ...
 
     def size(self, path: str) -> int:
@@ -92,19 +93,19 @@ class LogStorage(Protocol):
         ...
 
     def delete(self, path: str) -> bool:
-        """Remove the file; whether there was one."""
+        """Delete the file. Returns whether there was one."""
         ...
 
     def remove_partial_writes(self, older_than_s: float) -> int:
-        """Delete the files of atomic writes whose process was killed: those that have not changed for ``older_than_s``.
+        """Delete the temporary files of atomic writes that have not changed for ``older_than_s`` seconds.
 
-        ``list`` does not show these files. Returns how many were deleted. A writer that lives and is as slow as that
-        gets a StorageError, and nothing of its file appears.
+        They are left by processes that were killed; ``paths`` does not list them. Returns how many were deleted. A
+        live writer that is slower than this gets a StorageError, and its file does not appear.
         """
         ...
 
     def sync(self, path: str) -> None:
-        """Make durable what a writer that is gone may have left unsynced; StoredFileMissingError if there is none."""
+        """Make a file durable whose writer may have ended without a sync; StoredFileMissingError if there is none."""
         ...
 
     def truncate(self, path: str, length: int) -> None:
@@ -113,11 +114,11 @@ class LogStorage(Protocol):
 
 
 def open_storage(url: str) -> LogStorage:
-    """The storage at a plain path, a file:// URL, or a URL whose fsspec driver can create objects conditionally.
+    """Open the storage at a plain path, a file:// URL, or a URL whose fsspec driver can create objects conditionally.
 
-    Raises UnknownStorageError for any other scheme, PathEscapesRootError for one with "..".
+    Raises UnknownStorageError for any other scheme, PathEscapesRootError for a URL with "..".
     """
-    # Imported here: a DAG file that only names a storage loads no file system.
+    # Imported here, so that a DAG file that only names a storage loads no file system.
     from headrace.wal.local_storage import LocalStorage
     from headrace.wal.object_storage import open_object_storage
 

@@ -1,4 +1,4 @@
-"""A segment's bytes, read ahead: frames out of them, and the search for the next one behind damage."""
+"""Reads a segment's bytes ahead: parses frames from them, and finds the next frame after damage."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headrace.wal.storage import RandomAccessFile
 WINDOW_BYTES = 4 << 20  # Fetched at a time: a few blocks, so that small frames do not cost a request each.
 SEARCH_BYTES = 64 << 10
 SECTOR_BYTES = 4096
-READ_TRIES = 3  # What the disk refuses so often it will not give.
+READ_TRIES = 3  # After so many failed reads the bytes count as unreadable.
 
 logger = logging.getLogger(__name__)
 
 
 class Window:
-    """A file read ahead, a window at a time. No read allocates more than the file has.
+    """Reads a file ahead, one window at a time. No read allocates more than the file's size.
 
-    With ``blank_unreadable``, sectors that the disk does not read are zeros here, which no checksum takes for a frame.
+    With ``blank_unreadable``, sectors that the disk cannot read become zeros, which never pass for a frame.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Window:
         self.size = file.size
 
     def another(self) -> Window:
-        """A window of its own on the same file."""
+        """A separate window on the same file."""
         return Window(self._file, read_ahead=self._read_ahead, blank_unreadable=self._blank_unreadable)
 
     def read(self, offset: int, length: int) -> pa.Buffer:
@@ -74,24 +74,24 @@ class Window:
         return bytes(stop - start)
 
     def frame(self, segment: int, offset: int, end: int) -> Frame:
-        """The frame at ``offset``, checked, if it ends at ``end`` or before; FrameFault if not."""
+        """The frame at ``offset``, checked, if it ends at or before ``end``; FrameFault if not."""
         prefix = self._prefix(segment, offset, end)
-        # The header's checksum covers the payload's length, so it is read first: only then is the length trusted.
+        # The header's checksum covers the payload's length, so the header is checked before the length is used.
         header_end = frame.PREFIX_BYTES + prefix.header_length
         head = self.read(offset, min(header_end, end - offset))
         frame.parse_header(prefix, head[frame.PREFIX_BYTES :].to_pybytes())
         return read_frame(self.read(offset, min(prefix.frame_length, end - offset)), segment=segment, offset=offset)
 
     def header(self, segment: int, offset: int = 0) -> AnyHeader:
-        """The header of the frame at ``offset``, whatever its payload; FrameFault if there is none."""
+        """The header of the frame at ``offset``, without reading its payload; FrameFault if there is none."""
         prefix = self._prefix(segment, offset, self.size)
         return frame.parse_header(prefix, self.read(offset + frame.PREFIX_BYTES, prefix.header_length).to_pybytes())
 
     def next_frame(self, segment: int, offset: int, end: int) -> int | None:
-        """Where the next frame with a whole header starts in [offset, end).
+        """The offset of the next frame with a whole header in [offset, end); None if there is none.
 
-        A frame knows its segment and offset, so what merely looks like one is passed by. The segment's id is looked
-        for with the magic before it: values full of magics, which a topic may carry, cost nothing.
+        A frame holds its segment and offset, so bytes that only look like a frame are skipped. The search is for the
+        segment's id, not for the magic before it: record values full of magics cost nothing.
         """
         needle = frame.segment_id_bytes(segment)
         at = offset + frame.SEGMENT_ID_OFFSET
@@ -106,7 +106,7 @@ class Window:
         try:
             self.header(segment, offset)
         except FrameFault as fault:
-            # One of another version is a frame all the same: what stands before it is no tail.
+            # A frame of another version is a frame too, so the bytes before it are not a tail.
             return fault.foreign
         return True
 
@@ -119,7 +119,7 @@ class Window:
         )
 
     def _find(self, what: bytes, offset: int, end: int) -> int:
-        """The first place of ``what`` in [offset, end), -1 if there is none."""
+        """The first offset of ``what`` in [offset, end), -1 if there is none."""
         while offset < end:
             chunk = self.read(offset, min(SEARCH_BYTES, end - offset)).to_pybytes()
             found: int = chunk.find(what)

@@ -1,4 +1,4 @@
-"""The writing side of the log: one writer per receiver and epoch."""
+"""Writes the log: one writer per receiver and epoch appends blocks to rolling segments."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SEGMENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WrittenFrame:
-    """A block that is durable. ``opened`` is the segment that this write began, ``closed`` those it left for good
-    (closed or given up): they will never grow again."""
+    """A block that is durable. ``opened`` is the segment that this write created (None: it appended to an open one).
+    ``closed`` are the segments closed or given up since the last write: they never grow again."""
 
     handle: BlockHandle
     sequence: int
@@ -51,14 +51,14 @@ class _OpenSegment:
         self.file: SegmentFile | None = None
 
     def append(self, storage: LogStorage, parts: Sequence[Data]) -> None:
-        """Durable when it returns."""
+        """Write ``parts``; they are durable when this returns."""
         if self.file is None:
             self.file = storage.create_segment(self.path)
         self.file.append(parts)
         self.length += sum(len(memoryview(part)) for part in parts)
 
     def release(self) -> None:
-        """Let go of the file; never raises, since what counts was synced before."""
+        """Close the file. Never raises: every acknowledged byte was synced before."""
         if self.file is not None:
             with contextlib.suppress(OSError):
                 self.file.close()
@@ -68,16 +68,18 @@ class _OpenSegment:
 class WriteAheadLogWriter:
     """Appends blocks to the log below ``root`` of ``storage``, for one receiver in one epoch. Thread-safe.
 
-    ``positions`` is asked for the next offset of each of the receiver's partitions when a segment opens. Segments
-    roll when a block would take them past ``segment_bytes`` or they are ``segment_seconds`` old; a store that cannot
-    append gets one object per write (``close_after_write``).
+    ``positions`` returns the next offset of each of the receiver's partitions; it is called when a segment opens.
+    A segment is closed when the next block would take it past ``segment_bytes``, or when it is ``segment_seconds`` old.
+    A store that cannot append gets one object per write (``close_after_write``).
 
-    Reads, when made, the last segment of the receiver's earlier epochs, and cuts off what a crash left behind the last
-    whole frame there: ``recovery`` tells of it, and of what is damaged. With ``accepted`` (the blocks in a segment
-    that the ledger has accepted) nothing is cut off on which the ledger relies. ``progress`` is called again and again
-    meanwhile: a segment of many megabytes takes a slow disk longer than a lease lasts. StaleWriterError when there are
-    segments of this epoch or a later one, LogVersionError when the last one is of a newer version of headrace. The
-    ledger must have granted the epoch before: what older writers write from then on does not count.
+    The constructor reads the last segment of the receiver's earlier epochs and cuts its torn tail off; ``recovery``
+    holds the tail and any damage. With ``accepted`` (returns the blocks in a segment that the ledger has accepted),
+    bytes on which the ledger relies are never cut off. ``progress`` is called after each frame read: a slow disk takes
+    longer to read a segment of many megabytes than a lease lasts. The ledger must have granted the epoch before, so
+    that later writes of older writers do not count.
+
+    Raises StaleWriterError when there are segments of this epoch or a later one, LogVersionError when a newer version
+    of headrace wrote the last segment.
     """
 
     def __init__(
@@ -123,12 +125,12 @@ class WriteAheadLogWriter:
 
     @property
     def segment(self) -> str | None:
-        """The segment being written, None between two."""
+        """The path of the segment being written, None if none is open."""
         return None if self._segment is None else self._segment.path
 
     @property
     def torn_tail_bytes(self) -> int:
-        """How many bytes the writers before this one left that are no part of the log."""
+        """How many bytes of torn tails earlier writers left; they are not part of the log."""
         return sum(tail.length for tail in self.recovery.torn_tails)
 
     def write(
@@ -142,10 +144,12 @@ class WriteAheadLogWriter:
     ) -> WrittenFrame:
         """Append a block (``RECORD_SCHEMA``); it is durable, file and directory, when this returns.
 
-        ``last_accepted_sequence``: the newest of this writer's sequences that the ledger has accepted, None before
-        the first. ``event_time_ms``: as in `BlockInfo`. WriteFailedError: not durable, the segment is given up and the
-        sequence spent; the block may be written again (it gets a new segment and sequence). PayloadError and
-        FrameTooLongError leave all as it was.
+        ``ranges`` must hold as many records as ``batch``. ``last_accepted_sequence`` is the newest of this writer's
+        sequences that the ledger has accepted, None before the first. ``event_time_ms``: as in `BlockInfo`.
+
+        Raises WriteFailedError when the block is not durable: the segment is given up and the sequence is not used
+        again. The block may be written again; it gets a new segment and sequence. Raises PayloadError and
+        FrameTooLongError with nothing written.
         """
         if sum(r.records for r in ranges) != batch.num_rows:
             raise ValueError(f"ranges of {sum(r.records for r in ranges)} records, a block of {batch.num_rows}")
@@ -169,18 +173,18 @@ class WriteAheadLogWriter:
             return self._write(header, payload)
 
     def roll_if_due(self, last_accepted_sequence: int | None) -> tuple[str, ...]:
-        """Close the segment if its time is out, for a receiver that has nothing to write; the segments that were
-        left since the last call or write, so that cleanup may have them."""
+        """Close the segment if it is ``segment_seconds`` old; for a receiver that has nothing to write. Returns the
+        segments closed or given up since the last call or write, so that cleanup can delete them."""
         with self._lock:
             self._last_accepted = last_accepted_sequence
             self._roll_if_due(0)
             return self._take_closed()
 
     def close(self, last_accepted_sequence: int | None = None) -> tuple[str, ...]:
-        """End the segment with an end frame; the segments left since the last write.
+        """End the segment with an end frame. Returns the segments closed or given up since the last write.
 
-        ``last_accepted_sequence`` settles what became of the last block (None: not known). Does not raise when the
-        end frame cannot be written: every block was durable before.
+        ``last_accepted_sequence`` records whether the last block was accepted (None: not known). Does not raise when
+        the end frame cannot be written: every block is durable already.
         """
         with self._lock:
             self._last_accepted = last_accepted_sequence
@@ -197,7 +201,7 @@ class WriteAheadLogWriter:
         offset = segment.length + sum(len(memoryview(part)) for part in opening)
         head, body = frame.build(header, payload, segment=segment.id, offset=offset)
         length = len(head) + payload.size
-        # From here on the sequence and, for a new one, the segment's number are spent, whatever happens.
+        # Whatever happens from here on, the sequence and a new segment's number are not used again.
         self._next_sequence += 1
         if opening:
             self._next_number += 1
@@ -227,8 +231,8 @@ class WriteAheadLogWriter:
         )
 
     def _write_whole(self, segment: _OpenSegment, parts: list[Data], end_offset: int, sequence: int) -> None:
-        """A segment of one block, as one object."""
-        # Nobody can have accepted this block yet, so the end frame says nothing of it.
+        """Write a segment of one block as one object."""
+        # The ledger cannot have accepted this block yet, so the end frame names no accepted sequence.
         self._last_accepted = None
         end, _ = frame.build(self._end(1, sequence + 1), None, segment=segment.id, offset=end_offset)
         whole = b"".join(memoryview(part) for part in [*parts, end])
@@ -270,7 +274,7 @@ class WriteAheadLogWriter:
         try:
             segment.append(self._storage, [end])
         except Exception:
-            # No block is lost: they were all synced. The next header tells how many bytes of it count.
+            # No block is lost: all were synced. The next header says how many bytes of this segment count.
             logger.exception(
                 "Segment %s could not be ended; it is given up after %d bytes.", segment.path, segment.length
             )
