@@ -1,1 +1,1 @@
-"""Everything that speaks to Kafka, but for the outputs: settings, questions, offset ranges, and records as Arrow."""
+"""Access to Kafka: client settings, admin queries, offset ranges, the range reader, and records as Arrow."""

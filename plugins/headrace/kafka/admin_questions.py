@@ -1,5 +1,6 @@
-"""Questions to Kafka by an admin client, and why one of them has no answer: by the server's name and the client's own
-words, where librdkafka's future says no more than "timed out".
+"""An admin client for queries to Kafka that reports why a query has no answer.
+
+The error names the servers and the client's last error, where librdkafka's future reports only "timed out".
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from headrace.kafka.client_settings import admin_config
 from headrace.kafka.errors import KafkaNotAskedError
 from headrace.stream.inputs import KafkaInput
 
-# A client that has heard of a broken connection has tried again several times by then: another broker would have
-# answered.
+# By then a client with a broken connection has tried again several times: another broker would have answered.
 _HOPE_SECONDS = 3.0
 _SLACK_SECONDS = 5.0
-# librdkafka counts in its errors: the same one would be another each time.
+# librdkafka puts times and counts in its errors, which make the text of the same error differ each time.
 _COUNTED = re.compile(r" \(after \d+ms in state [A-Z_]+(, \d+ identical error\(s\) suppressed)?\)")
 
 
 class AdminQuestions:
-    """An admin client of an input's cluster. One thread's."""
+    """An admin client of an input's cluster. Not thread-safe."""
 
     def __init__(self, source: KafkaInput, admin: Any = None) -> None:
         """Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
@@ -39,8 +39,7 @@ class AdminQuestions:
         self._polls = admin is None
 
     def wait(self, futures: Collection[concurrent.futures.Future[Any]], seconds: float) -> None:
-        """Wait until all are done, but no longer than ``seconds`` and a little, and shorter where no broker can be
-        reached."""
+        """Wait until all are done, but not much longer than ``seconds``, and about 3 s if the client reports errors."""
         began = time.monotonic()
         self._heard.clear()
         open_ones = set(futures)
@@ -51,7 +50,7 @@ class AdminQuestions:
                 return
 
     def not_asked(self, error: BaseException) -> KafkaNotAskedError:
-        """The error that says which servers did not answer, and why."""
+        """The error that names the servers that did not answer, and why."""
         self._poll()
         why = self._heard[-1] if self._heard else error_text(error)
         return KafkaNotAskedError(
@@ -65,7 +64,7 @@ class AdminQuestions:
             self.admin.poll(0)
 
     def _on_error(self, error: KafkaError) -> None:
-        # That all are down says less than what was heard of one.
+        # "All brokers down" says less than the error of one broker.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._heard:
             self._heard[:] = [plain(error)]
 
@@ -77,5 +76,5 @@ def error_text(error: BaseException) -> str:
 
 
 def plain(error: KafkaError) -> str:
-    """Its name and text, the same for the same error."""
+    """The error's name and text, without times and counts."""
     return f"{error.name()}: {_COUNTED.sub('', error.str())}"

@@ -1,8 +1,8 @@
-"""The settings that librdkafka gets: headrace's own, then the connection's, then the input's ``client``.
+"""The settings of librdkafka's clients, merged from headrace's own, the connection's, and the input's ``client``.
 
-Three kinds of settings are kept apart. What decides about offsets, assignment and delivery is headrace's own
-(rules 1 to 3 of the design). What is secret or about security comes from the connection only. Everything else
-that may be tuned is on the allow-list of ``headrace.stream.inputs``.
+There are three kinds of settings. Those that affect offsets, assignment and delivery are set by headrace (rules 1 to 3
+of the design). Secrets and security settings come from the connection only. All others that may be tuned are on the
+allow-list of ``headrace.stream.inputs``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 ClientConfig = dict[str, Any]
 
-# Only a connection may bring these. Settings that name files to be loaded as code (plugin.library.paths,
+# Only a connection may set these. Settings that name files to be loaded as code (plugin.library.paths,
 # ssl.engine.location, ssl.providers) are on no list: a connection is data.
 SECURITY_SETTINGS = frozenset(
     {
@@ -63,27 +63,28 @@ SECURITY_SETTINGS = frozenset(
     }
 )
 
-# Connections made for other consumers hold these. headrace has its own, so they are left aside, with a word.
+# Connections made for other consumers may hold these. headrace sets its own, so they are ignored, with a log line.
 _LEFT_ASIDE = frozenset(
     {"group.id", "auto.offset.reset", "group.instance.id", "session.timeout.ms", "max.poll.interval.ms"}
 )
 
-# Bytes are what bounds the prefetch, but librdkafka counts only a message's own: with each it keeps about 330 more
-# (measured: a million records of 190 bytes took 560 MB). So a number bounds it too, one for each 512 bytes.
+# The prefetch is bounded in bytes, but librdkafka counts only a message's own bytes and keeps about 330 more with each
+# (measured: a million records of 190 bytes took 560 MB). So the number of messages is bounded too, one per 512 bytes.
 _BYTES_PER_MESSAGE = 512
-# Far above librdkafka's 100,000 (212,000 records/s with it, over 400,000 with more), also for a small prefetch.
+# At least librdkafka's default of 100,000, also for a small prefetch. More is faster: 212,000 records/s with 100,000,
+# over 400,000 with more.
 _LEAST_MESSAGES = 100_000
-# The bound may be passed by one fetch answer, which is compressed: a sixteenth that becomes four to eight times as
-# much is still within half of it.
+# One fetch response may exceed the bound, since it is compressed: a sixteenth of the bound that expands four to eight
+# times is still within half of it.
 _FETCH_SHARE = 16
 
-# Where no broker can be reached librdkafka 2.16 begins anew with the bootstrap servers each time, and the backoff does
-# not grow: by its default of 100 ms a client tries, and writes a line to stderr, 18 times a second.
+# When no broker can be reached, librdkafka 2.16 starts again from the bootstrap servers each time, and the backoff does
+# not grow: with its default of 100 ms a client tries, and writes a line to stderr, 18 times a second.
 _RECONNECT_MS = 1_000
 
 _DEFAULTS: Mapping[str, Any] = {
     "fetch.wait.max.ms": 100,
-    # With a full queue librdkafka looks again after this long; its default of a second starves a fast receiver.
+    # When its queue is full, librdkafka checks again after this time; its default of a second starves a fast receiver.
     "fetch.queue.backoff.ms": 20,
     "check.crcs": True,
     "isolation.level": "read_committed",
@@ -96,7 +97,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _FORCED: Mapping[str, Any] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    # A position is the ledger's: never let the client make one up (rule 2).
+    # Positions come from the ledger: the client must never choose one (rule 2).
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "allow.auto.create.topics": False,
@@ -104,14 +105,15 @@ _FORCED: Mapping[str, Any] = {
 
 
 def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> ClientConfig:
-    """What a receiver's consumer gets. Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError."""
+    """The settings of a receiver's consumer. Raises ClientSettingError, ConnectionNotFoundError or
+    ConnectionFormatError."""
     given = {**_connection_config(source), **_checked(source)}
     config: ClientConfig = {**_DEFAULTS, **_prefetch(limits.prefetch_bytes), **given}
     if "reconnect.backoff.max.ms" in given and "reconnect.backoff.ms" not in given:
-        # It may be below ours, which librdkafka refuses.
+        # The given maximum may be below our reconnect.backoff.ms, which librdkafka refuses.
         del config["reconnect.backoff.ms"]
-    # Only the largest record there may be: Kafka sends one whatever the bounds of a fetch are, and a client that may
-    # not take it drops the connection, by which every other partition of that broker stands still as well.
+    # This bounds only the largest record: Kafka sends one even if it exceeds the bounds of a fetch. A client that may
+    # not receive it drops the connection, which stops every other partition of that broker as well.
     config.setdefault("receive.message.max.bytes", 1_000_000_000)
     config["group.id"] = group
     config.setdefault("client.id", f"headrace-{group}")
@@ -120,7 +122,7 @@ def consumer_config(source: KafkaInput, *, group: str, limits: Limits) -> Client
 
 
 def check_client_settings(stream: Stream) -> None:
-    """See that librdkafka takes the values in the ``client`` of the stream's inputs. No server is asked.
+    """Check that librdkafka accepts the values in the ``client`` of the stream's inputs. No server is contacted.
 
     Raises ClientSettingError.
     """
@@ -137,9 +139,10 @@ def check_client_settings(stream: Stream) -> None:
 
 
 def isolation_level(source: KafkaInput) -> IsolationLevel:
-    """What the input's consumers see, to ask Kafka where partitions end for them. Raises as `consumer_config` does."""
+    """The isolation level of the input's consumers, for queries of the end offsets that they see. Raises as
+    `consumer_config` does."""
     level = {**_DEFAULTS, **_connection_config(source), **_checked(source)}["isolation.level"]
-    # librdkafka reads it in any case, too.
+    # librdkafka ignores upper and lower case, too.
     uncommitted = str(level).strip().lower() == "read_uncommitted"
     return IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
 
@@ -158,17 +161,17 @@ _ADMIN_REFRESH_MS = 5_000
 
 
 def admin_config(source: KafkaInput) -> ClientConfig:
-    """What the tracker's admin client gets."""
+    """The settings of the tracker's admin client."""
     config = _connection_config(source)
     config.setdefault("client.id", "headrace-tracker")
     config["allow.auto.create.topics"] = False
     kept = {name: value for name, value in config.items() if name not in _CONSUMER_ONLY}
-    # Its questions go to the broker that Kafka last called its controller, which with KRaft is any of them: when that
-    # one goes, the client is to hear of another soon, for until then no question is answered.
+    # The client's requests go to the broker that Kafka last named as controller, with KRaft any of them. When that
+    # broker stops, no request is answered until the metadata names another one, so it is refreshed often.
     return {**kept, "reconnect.backoff.ms": _RECONNECT_MS, "topic.metadata.refresh.interval.ms": _ADMIN_REFRESH_MS}
 
 
-# A connection may bring these for the consumer; an admin client would warn of them.
+# A connection may set these for the consumer; an admin client would warn about them.
 _CONSUMER_ONLY = frozenset(
     {*_DEFAULTS, *_prefetch(1), "fetch.min.bytes", "fetch.error.backoff.ms", "fetch.message.max.bytes"}
 )
@@ -181,8 +184,8 @@ def _connection_config(source: KafkaInput) -> ClientConfig:
 
 
 def connection_config(connection: Connection) -> ClientConfig:
-    """The client settings in a connection of type ``kafka``: librdkafka's names in ``extra``, as Airflow's provider
-    has them; host, port, login and password fill in what ``extra`` does not say."""
+    """The client settings in a connection of type ``kafka``. ``extra`` uses librdkafka's names, as in Airflow's
+    provider; host, port, login and password are used for what ``extra`` does not set. Raises ClientSettingError."""
     extra = {name: value for name, value in connection.extra.items() if value is not None}
     if str(extra.pop("enable.auto.commit", False)).lower() in ("true", "1"):
         logger.warning(

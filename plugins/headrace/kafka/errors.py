@@ -1,4 +1,4 @@
-"""What goes wrong when Kafka is asked or read."""
+"""The errors of queries to Kafka and of reading from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RecordsDifferError(ReplayError):
 
 
 class RangesUnreadableError(ReplayError):
-    """Kafka does not answer, or does not give what it says it has."""
+    """Kafka does not answer, or does not deliver the records that it should have."""
 
 
 class ClientSettingError(HeadraceError):
@@ -37,11 +37,11 @@ class ClientSettingError(HeadraceError):
 
 
 class KafkaNotAskedError(HeadraceError):
-    """No broker of an input's cluster answers, or lets the client in."""
+    """No broker of an input's cluster answers, or none accepts the client."""
 
 
 class StartingOffsetsError(HeadraceError):
-    """A starting position names a partition that is not there, or cannot be resolved."""
+    """A starting position cannot be resolved, for example because its partition does not exist."""
 
 
 class TopicsNotFoundError(HeadraceError):

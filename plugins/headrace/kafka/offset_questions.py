@@ -1,4 +1,4 @@
-"""What Kafka still has of partitions: their first and last offsets, and the first offset at or after a time."""
+"""Queries about partitions and topics in Kafka: first and end offsets, the first offset at a time, compaction."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _NO_SUCH_PARTITION = frozenset(
 _NOT_ALLOWED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 _TRANSACTIONS = "__transaction_state"
 ANSWER_SECONDS = 10.0
-# How long after its time is up an answer may still be on its way through librdkafka.
+# How long an answer may take through librdkafka after its timeout.
 _SLACK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Offsets ``[first, end)`` are what Kafka has of a partition. ``first_timestamp_ms`` is its first record's, None
-    where it has no record with one."""
+    """The offsets ``[first, end)`` that Kafka has of a partition. ``first_timestamp_ms`` is the timestamp of its first
+    record, None if it has no record with one."""
 
     first: int
     end: int
@@ -45,14 +45,14 @@ class Kept:
 
 
 class OffsetQuestions:
-    """Asks by an AdminClient. Every answer is waited for a bounded time."""
+    """Queries by an AdminClient. The wait for each answer is bounded."""
 
     def __init__(self, admin: Any, *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._admin = admin
         self._seconds = answer_seconds
 
     def look(self, source: KafkaInput) -> tuple[list[SeenTopic], list[str]]:
-        """The input's topics, and the named ones that are not there. Raises RangesUnreadableError or
+        """The input's topics, and the named ones that do not exist. Raises RangesUnreadableError or
         TopicsNotFoundError."""
         try:
             return TopicWatch(self._admin, source).look()
@@ -60,7 +60,7 @@ class OffsetQuestions:
             raise unreadable(f"does not tell the topics of input {source.id!r}: {error}") from error
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
-        """Each topic's id, None for a topic that is not there. Raises RangesUnreadableError."""
+        """Each topic's id, None for a topic that does not exist. Raises RangesUnreadableError."""
         if not topics:
             return {}
         try:
@@ -74,11 +74,11 @@ class OffsetQuestions:
     def kept(self, partitions: Collection[Partition]) -> dict[Partition, Kept | None]:
         """What Kafka has of each partition, None where there is no such partition. Raises RangesUnreadableError.
 
-        The end is the high watermark: transactions that are open count.
+        The end is the high watermark, so it includes open transactions.
         """
         firsts = self._ask(dict.fromkeys(partitions, EARLIEST))
         ends = self._ask(dict.fromkeys(partitions, LATEST))
-        # Of a question by time the answer has the found record's own: of the first record here.
+        # The answer to a query by time holds the timestamp of the record found: here, the first record.
         oldest = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)))
         found: dict[Partition, Kept | None] = {}
         for each in partitions:
@@ -91,8 +91,8 @@ class OffsetQuestions:
         return found
 
     def first_at(self, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int | None]:
-        """The first offset in each partition that has this timestamp or a later one, None where there is none. Markers
-        of transactions and records of aborted ones count. Raises RangesUnreadableError."""
+        """The first offset in each partition with this timestamp or a later one, None if there is none. Transaction
+        markers and records of aborted transactions count. Raises RangesUnreadableError."""
         found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
         return {
             each: None if reported is None or reported.offset < 0 else int(reported.offset)
@@ -100,7 +100,8 @@ class OffsetQuestions:
         }
 
     def has_open_transaction(self, partition: Partition) -> bool:
-        """Whether the partition ends later for who reads uncommitted records. Raises RangesUnreadableError."""
+        """Whether the partition's end is later with read_uncommitted than with read_committed. Raises
+        RangesUnreadableError."""
         committed, end = (
             self._ask({partition: LATEST}, isolation)[partition]
             for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
@@ -108,14 +109,14 @@ class OffsetQuestions:
         return committed is not None and end is not None and bool(committed.offset < end.offset)
 
     def is_compacted(self, topic: str) -> bool | None:
-        """Whether the topic is compacted; None where it cannot be found out, for want of a privilege say."""
+        """Whether the topic is compacted; None if that cannot be determined, for example without the privilege."""
         try:
             return self.compaction(topic)
         except RangesUnreadableError:
             return None
 
     def compaction(self, topic: str) -> bool | None:
-        """Whether the topic is compacted; None where that may not be known. Raises RangesUnreadableError."""
+        """Whether the topic is compacted; None without the privilege to query it. Raises RangesUnreadableError."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
             future = self._admin.describe_configs([resource], request_timeout=self._seconds)[resource]
@@ -128,7 +129,8 @@ class OffsetQuestions:
             raise unreadable(f"does not describe {topic}: {error}") from error
 
     def has_transactions(self) -> bool:
-        """Whether the cluster keeps transactions, as it does from the first one on. Raises RangesUnreadableError."""
+        """Whether the cluster has the topic of transaction states, which exists from the first transaction on. Raises
+        RangesUnreadableError."""
         try:
             metadata = self._admin.list_topics(_TRANSACTIONS, timeout=self._seconds)
         except KafkaException as error:
@@ -158,5 +160,5 @@ class OffsetQuestions:
 
 
 def unreadable(what: str) -> RangesUnreadableError:
-    """The error that Kafka ``what``."""
+    """The error with the text "Kafka ``what``."."""
     return RangesUnreadableError(f"Kafka {what}.", remedy="Run it again once Kafka answers.")

@@ -1,4 +1,4 @@
-"""Offset ranges to be read again from Kafka: joined where they meet, and dealt to tasks."""
+"""Offset ranges to be read again from Kafka: joins adjacent ones, and distributes them to tasks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from headrace.blocks import TopicPartition
 from headrace.kafka.errors import OverlappingRangesError
 
-# A task has to make a consumer and find its brokers, about 0.2 s: in that time it reads as many records as these.
+# A task needs about 0.2 s to create a consumer and find its brokers; it reads this many records in that time.
 MIN_TASK_RECORDS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRange:
-    """Offsets ``[from_offset, until_offset)`` of which ``records`` hold a record; None where nobody counted them."""
+    """Offsets ``[from_offset, until_offset)``; ``records`` of them hold a record (None: not counted)."""
 
     partition: TopicPartition
     from_offset: int
@@ -24,7 +24,7 @@ class RecordedRange:
 
     @property
     def weight(self) -> int:
-        """Its records, or how many they are at most."""
+        """The number of its records, or the most it can be if they were not counted."""
         return self.until_offset - self.from_offset if self.records is None else self.records
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class RecordedRange:
 
 @dataclass(frozen=True, slots=True)
 class RangeRun:
-    """Ranges of one partition that meet, so that they are read in one go, and yet are counted one by one.
+    """Adjacent ranges of one partition: they are read in one pass, but each one's records are counted.
 
     The i-th range ends before ``untils[i]``, where the next one begins, and holds ``counts[i]`` records.
     """
@@ -54,7 +54,7 @@ class RangeRun:
         return self.partition.topic, self.partition.partition
 
     def ranges(self) -> list[RecordedRange]:
-        """The ranges it was joined of."""
+        """The ranges that it was joined from."""
         begins = (self.from_offset, *self.untils[:-1])
         return [
             RecordedRange(self.partition, begin, until, count)
@@ -66,7 +66,7 @@ class RangeRun:
 
 
 def in_order(ranges: Iterable[RecordedRange]) -> list[RecordedRange]:
-    """The ranges along each partition, without those of no offsets.
+    """Sort the ranges by partition and offset, without empty ones.
 
     Raises:
         OverlappingRangesError: an offset is in two of them, so a record would be read twice.
@@ -87,10 +87,10 @@ def in_order(ranges: Iterable[RecordedRange]) -> list[RecordedRange]:
 def deal(
     ranges: Iterable[RecordedRange], tasks: int, *, min_task_records: int = MIN_TASK_RECORDS
 ) -> list[tuple[RangeRun, ...]]:
-    """Deal the ranges to at most ``tasks`` tasks of about equal records.
+    """Distribute the ranges to at most ``tasks`` tasks with about equal numbers of records.
 
-    A counted range is never split (its records could not be compared with the count), an uncounted one is. No task
-    gets much below ``min_task_records`` as long as there are others. Raises OverlappingRangesError.
+    A counted range is never split, since its records could not be compared with the count then; an uncounted one is.
+    Fewer tasks are used rather than tasks much below ``min_task_records``. Raises OverlappingRangesError.
     """
     if tasks < 1:
         raise ValueError(f"ranges need at least one task, got {tasks}")
@@ -112,7 +112,7 @@ def deal(
 
 
 def joined(ordered: Sequence[RecordedRange]) -> tuple[RangeRun, ...]:
-    """Ranges in order, as runs of those that meet. A run neither begins nor ends with ranges that hold nothing."""
+    """Join ordered ranges into runs of adjacent ones. A run neither begins nor ends with a range without records."""
     runs: list[list[RecordedRange]] = []
     for each in ordered:
         last = runs[-1][-1] if runs else None

@@ -1,4 +1,4 @@
-"""Asking Kafka for offsets of partitions, all in one request to each broker, and waiting for a bounded time."""
+"""Requests offsets of partitions from Kafka, with one request to each broker and a bounded wait."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
-# How long after its time is up an answer may still be on its way through librdkafka.
+# How long an answer may take through librdkafka after its timeout.
 _SLACK_SECONDS = 5.0
 
 
 def request_offsets(
     admin: Any, specs: Mapping[tuple[str, int], Any], *, isolation: IsolationLevel, seconds: float
 ) -> dict[tuple[str, int], concurrent.futures.Future[Any]]:
-    """Ask for an offset of each (topic, partition) by its ``OffsetSpec``; the answers, as far as they came in time.
+    """Request an offset of each (topic, partition) by its ``OffsetSpec``. Returns the futures of the answers; those
+    that did not arrive in time are not done.
 
-    Raises KafkaException where the request cannot be made; those about single partitions are in their futures.
+    Raises KafkaException when the request cannot be made; errors of single partitions are in their futures.
     """
     if not specs:
         return {}

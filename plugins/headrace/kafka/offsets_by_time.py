@@ -1,8 +1,8 @@
-"""Where a time begins in partitions: the first record with a timestamp at or after it, as a consumer sees records.
+"""Finds the offset of a time in partitions: the first record a consumer sees with a timestamp at or after that time.
 
-Kafka's own answer by time also counts what no consumer sees: the markers of transactions, which carry the broker's
-time whatever the records' timestamps are, and records of aborted transactions. It is never too late, so from there on
-records are read until one is young enough; mostly that is the first.
+Kafka's own lookup by time also counts offsets that no consumer sees: transaction markers, which carry the broker's time
+whatever the records' timestamps are, and records of aborted transactions. The offset it returns is never too late. So
+records are read from there until one has a late enough timestamp; usually that is the first.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
 from headrace.kafka.topic_watch import SeenTopic
 from headrace.stream.inputs import KafkaInput
 
-# The first record mostly answers, and where not, the next ones.
+# Usually the first record is enough, otherwise one of the next.
 _OFFSETS_AHEAD = 5_000
 
 
 class OffsetsByTime:
-    """Asks and reads one input's Kafka, with its isolation level; its connection is looked up in this process's
-    environment. Close it.
+    """Queries and reads one input's Kafka, with the input's isolation level. Resolves the connection in this process's
+    environment. Must be closed.
 
-    Its methods raise RangesUnreadableError where Kafka does not answer, RangesGoneError where offsets go meanwhile.
+    Its methods raise RangesUnreadableError when Kafka does not answer, RangesGoneError when offsets are gone meanwhile.
     """
 
     def __init__(self, source: KafkaInput, *, quiet: bool = False) -> None:
-        """``quiet``: librdkafka writes nothing of its own to standard error; what matters is raised."""
+        """``quiet``: librdkafka writes nothing to standard error; errors that matter are raised."""
         self._source = source
         self._clients = RangeClients.of(source).for_offsets(_OFFSETS_AHEAD)
         if quiet:
@@ -42,7 +42,7 @@ class OffsetsByTime:
         self._reader: KafkaRangeReader | None = None
 
     def close(self) -> None:
-        """Leave Kafka."""
+        """Close the consumer."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -54,11 +54,11 @@ class OffsetsByTime:
         self.close()
 
     def look(self) -> tuple[list[SeenTopic], list[str]]:
-        """The input's topics, and the named ones that are not there. Raises TopicsNotFoundError as well."""
+        """The input's topics, and the named ones that do not exist. Raises TopicsNotFoundError as well."""
         return self._questions.look(self._source)
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
-        """Each topic's id, None for a topic that is not there."""
+        """Each topic's id, None for a topic that does not exist."""
         return self._questions.topic_ids(topics)
 
     def kept(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Kept | None]:
@@ -67,8 +67,8 @@ class OffsetsByTime:
         return {each: found[_key(each)] for each in partitions}
 
     def first_at(self, untils: Mapping[TopicPartition, int], timestamp_ms: int) -> dict[TopicPartition, int]:
-        """In each partition the first offset below its ``until`` whose record has this timestamp or a later one, else
-        ``until``."""
+        """For each partition, the first offset below its ``until`` whose record has this timestamp or a later one;
+        ``until`` if there is none."""
         reported = self._questions.first_at([_key(each) for each in untils], timestamp_ms)
         result = {}
         for partition, until in untils.items():
@@ -77,7 +77,7 @@ class OffsetsByTime:
         return result
 
     def timestamp_of_first(self, partition: TopicPartition, begin: int, until: int) -> int | None:
-        """The timestamp of the first record in these offsets, None if they hold none."""
+        """The timestamp (ms) of the first record in [begin, until), None if there is no record."""
         for batch in self._records(partition, begin, until):
             return int(_times(batch)[0])
         return None
@@ -94,7 +94,7 @@ class OffsetsByTime:
             return
         if self._reader is None:
             self._reader = KafkaRangeReader(self._clients, questions=self._questions)
-        # Closed with this generator, also where the first batch is enough.
+        # Closed with this generator, also when the caller stops after the first batch.
         with closing(self._reader.read([RangeRun(partition, begin, (until,), (None,))])) as reading:
             yield from reading
 

@@ -1,4 +1,4 @@
-"""Whether Kafka still has ranges that were read once; asked before any of them is read again."""
+"""Checks, before offset ranges are read again, whether Kafka still has all of them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from headrace.kafka.offset_questions import Kept, OffsetQuestions
 from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 
 SHOWN = 20
-"""How many partitions an error names."""
+"""How many ranges an error names."""
 
 
 def check_available(questions: OffsetQuestions, runs: Sequence[RangeRun]) -> None:
-    """Make sure that Kafka has every offset of ``runs``, of the same topics.
+    """Check that Kafka has every offset of ``runs``, in topics with the same ids.
 
     Raises:
-        RangesGoneError: it has not; the text says of every partition what is gone and since when.
+        RangesGoneError: offsets are gone; the text names them by partition, and what Kafka still has.
         RangesUnreadableError: Kafka does not answer.
     """
     ids = questions.topic_ids({run.partition.topic for run in runs})
     same = [run for run in runs if ids[run.partition.topic] == run.partition.topic_id]
-    # A topic created again in this moment was asked about by its old name: its ids are asked again after the reading.
+    # A topic may be created again just now, since offsets are queried by name: its id is checked again after reading.
     kept = questions.kept(sorted({run.key for run in same}))
     problems: dict[tuple[str, int, int], list[str]] = {}
     for run in runs:
@@ -35,7 +35,7 @@ def check_available(questions: OffsetQuestions, runs: Sequence[RangeRun]) -> Non
 
 
 def gone(problems: Sequence[str]) -> RangesGoneError:
-    """The error that names these ranges."""
+    """The error with these problems, one text per range."""
     return RangesGoneError(
         f"Kafka no longer has what is to be read again: {listed(problems)}.",
         remedy="What is gone from the log and from Kafka cannot be had any more.",
@@ -43,13 +43,13 @@ def gone(problems: Sequence[str]) -> RangesGoneError:
 
 
 def listed(problems: Sequence[str]) -> str:
-    """The sentences in one, not more than anyone would read."""
+    """The first ``SHOWN`` texts in one, with the number of the others."""
     more = len(problems) - SHOWN
     return "; ".join(problems[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def since(kept: Kept) -> str:
-    """From where on Kafka has records of a partition."""
+    """Text: the first offset that Kafka has of a partition, and the time of its first record."""
     if kept.first_timestamp_ms is None:
         return f"Kafka keeps offsets from {kept.first} on, and no record"
     return f"Kafka keeps offsets from {kept.first} on, records since {time_text(kept.first_timestamp_ms)}"

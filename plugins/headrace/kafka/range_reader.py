@@ -1,7 +1,7 @@
-"""Reads exact offset ranges from Kafka again: with ``assign()``, no consumer group, and every record counted.
+"""Reads exact offset ranges from Kafka again: with ``assign()``, without a consumer group, counting every record.
 
-The end of a range is found by the position, never by its last offset: aborted transactions, compaction and control
-records leave offsets that never come.
+The end of a range is detected by the consumer's position, never by the last offset: aborted transactions, compaction
+and control records leave offsets without a record.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from headrace.stream.inputs import KafkaInput
 from headrace.stream.limits import Limits
 
 STALL_SECONDS = 60.0
-"""How long Kafka may bring nothing of what is missing."""
+"""How long Kafka may make no progress before reading fails."""
 PREFETCH_BYTES = 32 * 1024 * 1024
 
 _BATCH_BYTES = 4 * 1024 * 1024
 _MOST_RECORDS = 20_000
-# Before the size of a message is known: 500 of 1 MB is what a small process still bears.
+# Used until the size of messages is known: a small process can still hold 500 messages of 1 MB.
 _FIRST_RECORDS = 500
-# consume() waits this long for as many as it was asked for, also where the last ones are there.
+# consume() waits this long for the requested number of messages, even if no more will come.
 _CONSUME_SECONDS = 0.05
-# Before what ended in an error is fetched again.
+# The pause before a partition is fetched again after an error.
 _AGAIN_SECONDS = 0.1
 
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
@@ -55,7 +55,7 @@ _FINAL = frozenset(
 
 @dataclass(frozen=True)
 class RangeClients:
-    """The settings of the clients that read an input's ranges. They hold its secrets: pickled, but never shown."""
+    """The settings of the clients that read an input's ranges. They hold secrets: may be pickled, never shown."""
 
     consumer: ClientConfig = field(repr=False)
     admin: ClientConfig = field(repr=False)
@@ -67,36 +67,37 @@ class RangeClients:
         Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError.
         """
         limits = Limits(prefetch_bytes=prefetch_bytes)
-        # Nothing is ever committed under the group; librdkafka wants to be told one.
+        # Nothing is ever committed for the group; librdkafka requires one.
         config = consumer_config(source, group=source.group or "headrace-replay", limits=limits)
         return cls(config, admin_config(source))
 
     def for_offsets(self, offsets: int) -> Self:
-        """The same for reading so many offsets: nothing much beyond them is fetched."""
+        """These settings for reading so many offsets: few messages beyond them are fetched."""
         most = int(self.consumer["queued.min.messages"])
         return replace(self, consumer={**self.consumer, "queued.min.messages": max(1, min(most, offsets))})
 
     def quiet(self) -> Self:
-        """The same without librdkafka's own lines on standard error."""
+        """These settings, but librdkafka writes nothing to standard error."""
         silence = {"log_level": 0}
         return replace(self, consumer={**self.consumer, **silence}, admin={**self.admin, **silence})
 
     def questions(self, *, answer_seconds: float = ANSWER_SECONDS) -> OffsetQuestions:
-        """A client to ask by."""
+        """Create a client for queries."""
         return OffsetQuestions(AdminClient(self.admin), answer_seconds=answer_seconds)
 
 
 def check_ranges(clients: RangeClients, runs: Sequence[RangeRun]) -> None:
-    """Make sure that Kafka still has all of ``runs``. Raises RangesGoneError or RangesUnreadableError."""
+    """Check that Kafka still has all of ``runs``. Raises RangesGoneError or RangesUnreadableError."""
     if runs:
         check_available(clients.questions(), runs)
 
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a run was read; ``seen`` counts the records of each of its ranges.
+    """The progress of reading a run; ``seen`` counts the records of each of its ranges.
 
-    ``is_anew``: it is fetched again, and nothing has come of that yet, so the client may still tell its old position.
+    ``is_anew``: the run is fetched again after an error and has no result yet, so the client may still report its old
+    position. ``end`` is the partition's end as the client last reported it.
     """
 
     run: RangeRun
@@ -119,7 +120,7 @@ class _Reading:
         return self.next_offset >= self.run.until_offset
 
     def differences(self) -> list[tuple[RecordedRange, int]]:
-        """The ranges that held another number of records, and how many those were."""
+        """The ranges with another number of records than their count, each with the number read."""
         return [
             (each, seen)
             for each, seen in zip(self.run.ranges(), self.seen.tolist(), strict=True)
@@ -128,7 +129,7 @@ class _Reading:
 
 
 class KafkaRangeReader:
-    """One consumer, of one thread. Close it."""
+    """Reads ranges with one consumer. Not thread-safe. Must be closed."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class KafkaRangeReader:
         self._consumer = consumer_factory({**clients.consumer, "error_cb": self._on_error})
 
     def close(self) -> None:
-        """Leave Kafka."""
+        """Close the consumer."""
         self._consumer.close()
 
     def __enter__(self) -> Self:
@@ -156,15 +157,14 @@ class KafkaRangeReader:
         self.close()
 
     def read(self, runs: Sequence[RangeRun]) -> Generator[pa.RecordBatch, None, None]:
-        """The records of ``runs``, as batches of ``headrace.wal.payload.RECORD_SCHEMA`` in order along each run.
+        """Read the records of ``runs``, as batches of ``headrace.wal.payload.RECORD_SCHEMA`` in order within each run.
 
-        What is wrong is raised after the last record at the latest; the caller must not count on what it was given
-        before that.
+        Errors may be raised as late as after the last record, so the caller must not rely on any batch before the end.
 
         Raises:
             RecordsDifferError: a counted range holds more or fewer records than its count.
             RangesGoneError: Kafka no longer has an offset, or the topic was created again meanwhile.
-            RangesUnreadableError: Kafka brought nothing for ``stall_seconds``, or something that cannot be read.
+            RangesUnreadableError: there was no progress for ``stall_seconds``, or a record cannot be read.
         """
         differences: list[tuple[RecordedRange, int]] = []
         for wave in _waves(runs):
@@ -178,12 +178,12 @@ class KafkaRangeReader:
             raise self._differ(differences)
 
     def check_topics(self, runs: Sequence[RangeRun]) -> None:
-        """Make sure that what was read is of the topics that were meant: librdkafka reads by name.
+        """Check that the records read are of the topics with the ids in ``runs``: librdkafka reads by name.
 
         Raises RangesGoneError or RangesUnreadableError.
         """
         ids = self._ask().topic_ids({run.partition.topic for run in runs})
-        # Of a topic that is gone by now, what was read is its own.
+        # A topic that was deleted since (None) has no other id, so the records read are its own.
         other = [run for run in runs if ids[run.partition.topic] not in (None, run.partition.topic_id)]
         if other:
             raise gone([f"{run}: while it was read the topic was deleted and created again" for run in other])
@@ -212,12 +212,12 @@ class KafkaRangeReader:
                 if done:
                     self._consumer.incremental_unassign([KafkaPartition(*key) for key in done])
         finally:
-            # Also where the caller has enough, or something was raised.
+            # Also when the caller stops early, or after an error.
             if open_runs:
                 self._consumer.incremental_unassign([KafkaPartition(*key) for key in open_runs])
 
     def _some(self, open_runs: dict[tuple[str, int], _Reading]) -> tuple[pa.RecordBatch | None, bool]:
-        """What one consume() brings, and whether any run got further by it."""
+        """The records of one consume(), and whether any run has progressed."""
         try:
             messages = self._consumer.consume(self._records_at_once, _CONSUME_SECONDS)
         except KafkaException as error:
@@ -261,7 +261,7 @@ class KafkaRangeReader:
     def _positions(
         self, converted: Converted, open_runs: dict[tuple[str, int], _Reading], held: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], int]:
-        """Where the client stands: past control records and what compaction removed, but not past an error."""
+        """The client's positions: after control records and compacted offsets, but not after an error."""
         positions = {(each.topic, each.partition): position for each, position in converted.positions.items()}
         for key in positions:
             open_runs[key].is_anew = False
@@ -276,9 +276,10 @@ class KafkaRangeReader:
     def _sort_out(
         self, messages: Sequence[Any], open_runs: dict[tuple[str, int], _Reading]
     ) -> tuple[list[Any], set[tuple[str, int]]]:
-        """The records among ``messages``, of each partition up to its first error, and the partitions that have one.
+        """The records among ``messages``, for each partition up to its first error, and the partitions with an error.
 
-        The end of a partition is no error. What comes behind one may come after something that the client passed over.
+        The end of a partition is no error. Records after an error are dropped: the client may have skipped others
+        before them. Raises RangesGoneError and RangesUnreadableError for errors that do not pass.
         """
         good: list[Any] = []
         held: set[tuple[str, int]] = set()
@@ -294,7 +295,7 @@ class KafkaRangeReader:
                 if reading is not None:
                     reading.end, reading.is_anew = message.offset(), False
             elif reading is not None and error.code() in _OUT_OF_RANGE:
-                # Retention came in between: it is asked what is left.
+                # Retention removed offsets meanwhile: query what is left.
                 check_available(self._ask(), [each.run for each in open_runs.values()])
                 raise gone([f"{reading.run}: Kafka has no offset {reading.next_offset} any more"])
             elif error.code() in _FINAL:
@@ -307,10 +308,10 @@ class KafkaRangeReader:
         return good, held
 
     def _fetch_again(self, readings: Sequence[_Reading]) -> None:
-        """From where each of them stands; what the client holds of it beyond that is dropped."""
+        """Fetch each of them again from its position; records that the client has prefetched are dropped."""
         if not readings:
             return
-        # An error that stays is told by the stall; until then it is not to keep the broker busy.
+        # A lasting error ends in the stall timeout. Until then the pause keeps the load on the broker low.
         time.sleep(_AGAIN_SECONDS)
         self._consumer.incremental_unassign([KafkaPartition(*reading.run.key) for reading in readings])
         self._consumer.incremental_assign(
@@ -320,7 +321,7 @@ class KafkaRangeReader:
             reading.is_anew = True
 
     def _on_error(self, error: Any) -> None:
-        """Most errors pass, since librdkafka connects again by itself; the last is told if this one does not."""
+        """Keep the last error for the stall's message. Most errors pass, since librdkafka reconnects by itself."""
         self._last_error = f"{error.name()}: {error.str()}"
 
     def _stalled(self, readings: Sequence[_Reading]) -> RangesUnreadableError:
@@ -365,7 +366,7 @@ def _rows_of(batch: pa.RecordBatch, run: RangeRun) -> np.ndarray[Any, Any]:
 
 
 def _waves(runs: Sequence[RangeRun]) -> list[list[RangeRun]]:
-    """The runs in groups in which no partition comes twice: a client stands at one place of each."""
+    """Group the runs so that no group has a partition twice: a client has one position per partition."""
     waves: list[list[RangeRun]] = []
     placed: dict[tuple[str, int], int] = {}
     for run in runs:

@@ -1,8 +1,8 @@
-"""From Kafka's messages to Arrow, a whole ``consume()`` at a time.
+"""Converts Kafka's messages to Arrow record batches, all messages of one ``consume()`` at a time.
 
 Everything here is a list comprehension or a call into Arrow or numpy: at 300,000 records a second each Python
-step per record costs 30 ms of every second. The conversion runs in the thread that consumes: making the lists
-holds the GIL, while the thread that stores compresses, writes and syncs without it.
+step per record costs 30 ms of every second. The conversion runs in the consuming thread: building the lists holds the
+GIL, while the storing thread compresses, writes and syncs without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.wal.payload import RECORD_SCHEMA
 
 logger = logging.getLogger(__name__)
 
-# Kafka's client counts 0 not available, 1 create time, 2 log append time; Spark's source -1, 0 and 1.
+# Kafka's client uses 0 for not available, 1 for create time, 2 for log append time; Spark's source uses -1, 0 and 1.
 _TIMESTAMP_TYPE_SHIFT = 1
 _TOPIC_TYPE = RECORD_SCHEMA.field("topic").type
 _HEADERS_TYPE = RECORD_SCHEMA.field("headers").type
@@ -34,7 +34,7 @@ _HEADERS = operator.methodcaller("headers")
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a receiver stands in one partition that it owns."""
+    """A receiver's position in one partition that it owns."""
 
     partition: TopicPartition
     next_offset: int
@@ -42,7 +42,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecords:
-    """Consecutive records, from the first offset to that after the last, that one leader epoch wrote."""
+    """Consecutive records in the offsets [first_offset, until_offset) that were written in one leader epoch."""
 
     first_offset: int
     until_offset: int
@@ -51,10 +51,10 @@ class EpochRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordChunk:
-    """Records in arrival order with the ranges they cover, one range a partition.
+    """Records in arrival order with the ranges they cover, one range per partition.
 
-    ``batch`` is None when a position moves on without a record (idle partitions, control records).
-    ``event_time_ms`` is as in `BlockInfo`; chunks of different ones go into different blocks.
+    ``batch`` is None when a position advances without a record (control records, for example).
+    ``event_time_ms`` is as in `BlockInfo`; chunks with different ones go into different blocks.
     """
 
     batch: pa.RecordBatch | None
@@ -69,7 +69,10 @@ class RecordChunk:
 
 @dataclass(slots=True)
 class Converted:
-    """What became of a list of messages. ``positions`` is last offset + 1 per partition that had a record."""
+    """The result of converting a list of messages.
+
+    ``counts`` is the number of records, and ``positions`` the last offset + 1, of each partition that had a record.
+    ``below_position`` and ``not_owned`` count the records that were left out."""
 
     batch: pa.RecordBatch | None
     counts: dict[TopicPartition, int] = field(default_factory=dict)
@@ -77,14 +80,14 @@ class Converted:
     below_position: int = 0
     not_owned: int = 0
     epochs: dict[TopicPartition, list[EpochRecords]] = field(default_factory=dict)
-    """Which leader epochs wrote the records, where the brokers tell."""
+    """The leader epochs that wrote the records, if the brokers report them."""
     unreadable_headers: int = 0
-    """Records whose headers the client could not read: they have none here."""
+    """The number of records whose headers the client could not read; ``batch`` has null for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The columns that decide about a record; ``codes`` index the names of the topics."""
+    """The columns that decide whether a record is kept; ``codes`` are indexes into the names of the topics."""
 
     codes: np.ndarray[Any, Any]
     partitions: np.ndarray[Any, Any]
@@ -129,7 +132,7 @@ def _check(
     result: Converted,
     messages: Sequence[Any],
 ) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
-    """Which rows to keep (None: all), and each row's incarnation; fills the counts of ``result``."""
+    """Determine which rows to keep (None: all), and each row's incarnation. Fills in the counts of ``result``."""
     codes, partitions, offsets = rows.codes, rows.partitions, rows.offsets
     key = (codes.astype(np.int64) << 32) | partitions
     order = np.argsort(key, kind="stable")
@@ -146,7 +149,7 @@ def _check(
             good = np.zeros(len(group), dtype=bool)
             result.not_owned += len(group)
         else:
-            # A record counts only above everything before it: repeats and what lies below the position do not.
+            # A record is kept only if its offset is above all before it: not repeats, not those below the position.
             before = np.maximum.accumulate(np.concatenate(([cursor.next_offset - 1], mine[:-1])))
             good = mine > before
             taken = int(good.sum())
@@ -164,7 +167,8 @@ def _check(
 
 
 def _epochs_of(messages: Sequence[Any], rows: np.ndarray[Any, Any]) -> list[EpochRecords]:
-    """Of one partition's rows, in order. Epochs do not go back, so where the ends have the same all have."""
+    """The leader epochs of one partition's rows, in order. Epochs never decrease, so if the first and the last row have
+    the same one, all have."""
     runs = [[messages[rows[0]], messages[rows[-1]]]]
     if runs[0][0].leader_epoch() != runs[0][1].leader_epoch():
         all_of_it = [messages[row] for row in rows.tolist()]
@@ -177,9 +181,11 @@ def _epochs_of(messages: Sequence[Any], rows: np.ndarray[Any, Any]) -> list[Epoc
 
 
 def _headers_of(messages: Sequence[Any], result: Converted) -> list[_Headers]:
-    """Kafka takes any bytes as a header's name. The client takes UTF-8 alone and fails, with a SystemError for want of
-    its own: one such record must not keep all that come after it from being received. It is not asked twice for them:
-    its second answer is a list with holes in it, which end the process when they are looked at."""
+    """The headers of each message; None for those that the client cannot read, which are counted in ``result``.
+
+    Kafka accepts any bytes as a header's name, the client only UTF-8: it fails with a SystemError. One such record must
+    not stop all later ones from being received. ``headers()`` is not called twice on such a message: the second call
+    returns a list with null pointers, and reading them ends the process."""
     headers: list[_Headers] = []
     rest = iter(messages)
     while len(headers) < len(messages):
@@ -254,10 +260,10 @@ def _as_bytes(value: bytes | str | None) -> bytes | None:
 def chunks_of(
     converted: Converted, cursors: Mapping[TopicPartition, int], positions: Mapping[TopicPartition, int], limit: int
 ) -> list[RecordChunk]:
-    """The converted records as chunks of at most about ``limit`` bytes each (a record larger than that is alone).
+    """Split the converted records into chunks of at most about ``limit`` bytes each (a larger record is a chunk alone).
 
-    ``cursors`` holds each partition's position before, ``positions`` the one after all of it, which may lie
-    beyond the last record. Together the chunks cover exactly what lies between.
+    ``cursors`` holds each partition's position before the records, ``positions`` the one after them, which may lie
+    beyond the last record. Together the chunks cover exactly the offsets between the two.
     """
     if converted.batch is None:
         moved = tuple(
@@ -306,10 +312,10 @@ def _split(
 
 
 def _slices(batch: pa.RecordBatch, limit: int) -> list[tuple[int, int]]:
-    """(start, length) of consecutive rows of at most ``limit`` bytes of keys and values, at least one row each."""
+    """(start, length) of consecutive groups of rows, each of at most about ``limit`` bytes and at least one row."""
     sizes = pc.fill_null(pc.binary_length(batch.column("value")), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     sizes = sizes + pc.fill_null(pc.binary_length(batch.column("key")), 0).to_numpy(zero_copy_only=False)
-    # The fixed-width columns, offsets and validity of a row.
+    # Add a row's share of everything else: the fixed-width columns, offsets and validity.
     sizes = sizes + max(0, (batch.nbytes - int(sizes.sum())) // batch.num_rows)
     ends = np.cumsum(sizes)
     slices = []
@@ -322,9 +328,9 @@ def _slices(batch: pa.RecordBatch, limit: int) -> list[tuple[int, int]]:
 
 
 def combine(chunks: Sequence[RecordChunk]) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
-    """One record batch and one range a partition from consecutive chunks.
+    """Combine consecutive chunks into one record batch (None: no records) and one range per partition.
 
-    Raises ValueError when two ranges of a partition do not meet: a chunk is missing or was added twice.
+    Raises ValueError when two ranges of a partition are not adjacent: a chunk is missing or was added twice.
     """
     joined: dict[TopicPartition, OffsetRange] = {}
     for chunk in chunks:
@@ -350,7 +356,7 @@ def combine(chunks: Sequence[RecordChunk]) -> tuple[pa.RecordBatch | None, tuple
 def without(
     batch: pa.RecordBatch, ranges: Sequence[OffsetRange], dropped: Collection[TopicPartition]
 ) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
-    """The block without the records and ranges of ``dropped``."""
+    """The block without the records and ranges of ``dropped``; the batch is None if no record is left."""
     names = {(partition.topic, partition.partition) for partition in dropped}
     topics, partitions = batch.column("topic").to_pylist(), batch.column("partition").to_pylist()
     keep = pa.array([each not in names for each in zip(topics, partitions, strict=True)], pa.bool_())
@@ -360,7 +366,7 @@ def without(
 
 
 def _unified(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Batches whose topic column has the same dictionary, which is what concatenation asks for."""
+    """The batches with one dictionary for the topic column, which concatenation requires."""
     if not pa.types.is_dictionary(_TOPIC_TYPE):
         return batches
     first = batches[0].column("topic").dictionary

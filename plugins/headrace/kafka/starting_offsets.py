@@ -1,4 +1,4 @@
-"""Where to begin in partitions of which the ledger has no position; resolved to offsets before they are assigned."""
+"""Resolves the starting offsets of partitions for which the ledger has no position, before they are assigned."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """``offsets`` of the partitions of which Kafka told one, and why it did not of the others."""
+    """The ``offsets`` of the partitions that were resolved, and the errors of the others."""
 
     offsets: dict[Partition, int]
     failures: dict[Partition, Exception]
 
 
 def resolve(admin: Any, source: KafkaInput, partitions: Collection[Partition], *, appeared: bool) -> Resolved:
-    """A concrete offset for each of ``partitions``, as the input's ``starting_offsets`` says.
+    """Resolve an offset for each of ``partitions``, by the input's ``starting_offsets``.
 
-    ``appeared``: the partitions came to be while the stream was known already (a topic has grown, or is new under a
-    pattern). "latest" means the latest when the stream began, so these begin at their earliest: nothing in them is
-    older than the stream.
+    ``appeared``: the partitions were created after the stream was known (a topic has grown, or a new one matches the
+    pattern). "latest" means the latest when the stream began, so these start at their earliest offset: nothing in them
+    is older than the stream.
 
-    A partition of which Kafka does not tell, for want of a leader say, holds up no other one.
+    A partition for which Kafka reports no offset, for example without a leader, does not stop the others.
 
     Raises:
         StartingOffsetsError: an offset lies beyond its partition's end.
@@ -53,7 +53,7 @@ def resolve(admin: Any, source: KafkaInput, partitions: Collection[Partition], *
 
 
 def unknown_partitions(source: KafkaInput, topics: Mapping[str, int]) -> list[Partition]:
-    """Partitions that ``starting_offsets`` names and that topics (name to number of partitions) do not have."""
+    """The partitions that ``starting_offsets`` names and that ``topics`` (name to number of partitions) do not have."""
     wish = source.starting_offsets
     if not isinstance(wish, StartingOffsets):
         return []
@@ -67,14 +67,14 @@ def unknown_partitions(source: KafkaInput, topics: Mapping[str, int]) -> list[Pa
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """Ends are those that the input's consumers see."""
+    """Queries offsets with the input's isolation level, and collects the failures."""
 
     admin: Any
     isolation: IsolationLevel
     failures: dict[Partition, Exception] = field(default_factory=dict)
 
     def ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, int]:
-        """Of each partition of which there is an answer; the others are in ``failures``."""
+        """The offset of each partition that has an answer; the errors of the others go to ``failures``."""
         answers = request_offsets(self.admin, specs, isolation=self.isolation, seconds=_ANSWER_SECONDS)
         found = {}
         for each, future in answers.items():
@@ -87,7 +87,7 @@ class _Asking:
 
 def _at_timestamp(asking: _Asking, partitions: Collection[Partition], timestamp_ms: int) -> dict[Partition, int]:
     found = asking.ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
-    # -1: no record is as young as that, so the next one is the first.
+    # -1: no record has this timestamp or a later one, so the partition starts at its end.
     ends = asking.ask({each: LATEST for each, offset in found.items() if offset < 0})
     return {**{each: offset for each, offset in found.items() if offset >= 0}, **ends}
 

@@ -1,8 +1,8 @@
-"""Tells a topic from one of the same name that was made after it was deleted.
+"""Detects, by the topic id, that a topic was deleted and created again under the same name.
 
-librdkafka goes on reading by name: where the new topic has already reached the old position, its records would be
-taken for the old one's. So before a block is stored, its topics' ids are asked for (about a millisecond, one question
-a block), after its last record was read: if they are still the positions' ids, every record is of that topic.
+librdkafka continues to read by name: if the new topic has already reached the old position, its records would pass for
+those of the old one. So the ids of a block's topics are queried after its last record was read and before it is stored
+(one query per block, about a millisecond). If they are still the positions' ids, every record is of that topic.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from headrace.blocks import TopicPartition
 logger = logging.getLogger(__name__)
 
 _QUESTION_SECONDS = 10.0
-# No topic's: what is read of one that may not be described is not stored.
+# Stands for the id of a topic that may not be described: no topic has it, so its records are not stored.
 _UNTOLD = ""
 
 
 class TopicIds(Protocol):
-    """Asks Kafka for topic ids."""
+    """Queries Kafka for topic ids."""
 
     def ask(self, topics: Collection[str]) -> Callable[[float], Mapping[str, str | None] | None]:
-        """Ask without waiting. The answer waits up to the seconds given: each topic's id, None for a topic that is
-        gone; or None as a whole when there is no answer yet. Raises KafkaException when the question failed."""
+        """Start a query without waiting. Returns a function that waits up to the given seconds for the answer.
+
+        It returns each topic's id, None for a topic that does not exist; or None instead of the mapping when there is
+        no answer yet. Raises KafkaException when the query failed."""
         ...
 
 
@@ -64,7 +66,7 @@ def _id_of(future: concurrent.futures.Future[Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Partitions whose records must not be stored: their topic has another id by now (``recreated``), or may not be
+    """Partitions whose records must not be stored: their topic now has another id (``recreated``), or may not be
     described (``untold``)."""
 
     recreated: tuple[TopicPartition, ...] = ()
@@ -72,15 +74,16 @@ class Foreign:
 
 
 class IncarnationGuard:
-    """Says which partitions' records must not be stored. ``wait`` lets heartbeats pass while Kafka is silent."""
+    """Determines which partitions' records must not be stored. ``wait(seconds)`` is called while Kafka does not answer,
+    so that heartbeats continue."""
 
     def __init__(self, ids: TopicIds, wait: Callable[[float], None]) -> None:
         self._ids = ids
         self._wait = wait
 
     def look(self, partitions: Sequence[TopicPartition]) -> Foreign:
-        """Of ``partitions``. A topic that is gone has no other id: what was read of it is its own. Waits as long as
-        Kafka is silent; ``wait`` raises to give up."""
+        """Those of ``partitions`` whose records must not be stored. A deleted topic has no other id, so the records
+        read are its own. Waits until Kafka answers; ``wait`` raises to give up."""
         topics = {partition.topic for partition in partitions}
         if not topics:
             return Foreign()
@@ -102,7 +105,7 @@ class IncarnationGuard:
                     current = answer(0.2)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    # One such topic does not keep the others' records from being stored.
+                    # One such topic must not prevent the others' records from being stored, so query them singly.
                     if len(topics) == 1:
                         return dict.fromkeys(topics, _UNTOLD)
                     return {topic: reported for each in topics for topic, reported in self._current([each]).items()}
@@ -113,15 +116,15 @@ class IncarnationGuard:
 
 
 class RecreatedTopics:
-    """Says without waiting whether a topic was created again; one thread's."""
+    """Determines without waiting whether a topic was created again. Not thread-safe."""
 
     def __init__(self, ids: TopicIds) -> None:
         self._ids = ids
         self._questions: dict[str, Callable[[float], Mapping[str, str | None] | None]] = {}
 
     def look(self, partition: TopicPartition) -> bool | None:
-        """Whether the partition's topic is another one by now, or gone; None: Kafka has not answered yet. False also
-        where it does not answer."""
+        """Whether the partition's topic was deleted or created again. None while Kafka has not answered yet; False also
+        when the query failed."""
         topic = partition.topic
         try:
             answer = self._questions.get(topic)

@@ -1,4 +1,4 @@
-"""Looks which topics an input reads, how many partitions each has, and by which id Kafka knows it."""
+"""Finds the topics that an input reads, with each topic's id and number of partitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SeenTopic:
-    """A topic as Kafka describes it now. ``partitions`` counts them: they are numbered from 0."""
+    """A topic as Kafka describes it now. ``partitions`` is their number; they are numbered from 0."""
 
     topic: str
     topic_id: str
@@ -26,7 +26,7 @@ class SeenTopic:
 
 
 class TopicWatch:
-    """Asks Kafka; every question may take seconds, so this is no part of a loop that renews a lease."""
+    """Queries Kafka. A query may take seconds, so don't call it in a loop that renews a lease."""
 
     def __init__(
         self,
@@ -34,19 +34,19 @@ class TopicWatch:
         source: KafkaInput,
         wait: Callable[[Collection[concurrent.futures.Future[Any]], float], None] | None = None,
     ) -> None:
-        """``wait`` waits for answers, for about so many seconds."""
+        """``wait(futures, seconds)`` waits for the answers, for about so many seconds."""
         self._admin = admin
         self._source = source
         self._wait = wait or _wait
 
     def look(self, refused: dict[str, TopicsNotFoundError] | None = None) -> tuple[list[SeenTopic], list[str]]:
-        """The input's topics in order of their names, and the named ones that are not there.
+        """The input's topics in order of their names, and the named ones that do not exist.
 
-        Where ``refused`` is given, the topics that may not be described go there and hold up no other one.
+        With ``refused``, the errors of topics that may not be described are put there, and do not stop the others.
 
         Raises:
             KafkaException: Kafka does not answer.
-            TopicsNotFoundError: a topic may not be described.
+            TopicsNotFoundError: a topic may not be described, and ``refused`` is None.
         """
         names = self._names()
         if not names:
@@ -66,7 +66,7 @@ class TopicWatch:
                 continue
             if described is None:
                 missing.append(topic)
-            # Kafka knows its own internal topics better than a name pattern does.
+            # Kafka's internal topics may match a name pattern too; they are left out.
             elif not described.is_internal:
                 seen.append(SeenTopic(topic, str(described.topic_id), len(described.partitions)))
         return seen, missing
