@@ -1,4 +1,4 @@
-"""The definition of a stream."""
+"""What a user writes: the definition of a stream, with its inputs, outputs, windows, state and limits."""
 
 from headrace.stream.batch_trigger import BatchTrigger
 from headrace.stream.dead_letter_limit import DeadLetterLimit

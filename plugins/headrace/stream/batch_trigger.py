@@ -1,4 +1,4 @@
-"""What starts a batch in place of the clock."""
+"""The setting that starts batches by the records received instead of by the clock."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from headrace.stream.model import Duration, Part, milliseconds
 
 
 class BatchTrigger(Part):
-    """A batch as soon as ``min_records`` are waiting, or the oldest of them for ``max_delay``.
+    """Starts a batch as soon as ``min_records`` are waiting, or the oldest has waited for ``max_delay``.
 
-    The batch takes everything received in intervals that have ended; so the batch interval is how finely the trigger
-    sees, and is best a second or a few.
+    The batch takes everything received in intervals that have ended. So the batch interval is the trigger's resolution;
+    one to a few seconds is best.
     """
 
     min_records: PositiveInt
@@ -19,5 +19,5 @@ class BatchTrigger(Part):
 
     @property
     def max_delay_ms(self) -> int:
-        """Milliseconds that a record waits at most for a batch to be triggered."""
+        """The longest time in milliseconds that a record waits for a batch to be triggered."""
         return milliseconds(self.max_delay)

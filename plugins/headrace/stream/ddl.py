@@ -1,8 +1,8 @@
-"""Columns in Spark's DDL, such as ``"carrier STRING, flight INT"``, read without Spark.
+"""Parses columns in Spark's DDL, such as ``"carrier STRING, flight INT"``, without Spark.
 
-Spark's own parser is in its JVM, which is not there when a DAG file is parsed, and takes seconds to start elsewhere.
-This one takes what Spark 4.2's takes and nothing else; tests/integration/spark/test_ddl.py compares the two. Only the
-name of a collation is left to Spark.
+Spark's own parser runs in its JVM, which does not exist when a DAG file is parsed and takes seconds to start elsewhere.
+This parser accepts exactly what Spark 4.2's accepts, except that names of collations are not checked;
+tests/integration/spark/test_ddl.py compares the two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _UNITS = (("year", "month"), ("day", "hour", "minute", "second"))
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """``name`` in lower case. ``parts``: the element of an array, key and value of a map, the columns of a struct."""
+    """A type. ``name`` is in lower case; ``parts`` are an array's element, a map's key and value, or a struct's
+    columns."""
 
     name: str
     parts: tuple[Column, ...] = ()
@@ -54,9 +55,9 @@ class Column:
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:
-    """The columns of a DDL text, ``struct<…>`` around them or not.
+    """Parse the columns of a DDL text, with or without ``struct<…>`` around them.
 
-    Raises ValueError, which a definition's error repeats: the text is no list of columns, or names one twice.
+    Raises ValueError, which the definition's error repeats, if the text is not a list of columns or names one twice.
     """
     try:
         columns = _Parser(text).columns()
@@ -70,7 +71,7 @@ def parse_columns(text: str) -> tuple[Column, ...]:
 
 
 class _NoColumnsError(Exception):
-    """The text is no list of columns; says why."""
+    """The text is not a list of columns, for the reason given."""
 
 
 class _Parser:
@@ -79,7 +80,7 @@ class _Parser:
         self._next = 0
 
     def columns(self) -> tuple[Column, ...]:
-        """All of the text."""
+        """Parse the whole text."""
         if not self._tokens:
             raise _NoColumnsError("it is empty")
         whole = self._peek("struct") and self._peek("<", ahead=1)

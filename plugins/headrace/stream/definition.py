@@ -1,4 +1,4 @@
-"""`Stream`: what a user declares, validated as a whole before anything starts."""
+"""`Stream`: the definition of a stream, which is validated as a whole before anything starts."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from headrace.stream.spark import SparkSettings
 from headrace.stream.state import STATE_STEP, State
 from headrace.stream.storage import Storage
 
-# Of a run, where the intervals are shorter.
+# The least default of limits.retry_for; it is three batch intervals if those are longer.
 _RETRY_FOR = timedelta(seconds=30)
 
 
 class Stream(Part):
     """Kafka topics, cut into batches, transformed and written to outputs.
 
-    The definition is data: `to_json` and `from_json` carry it to another machine unchanged. A definition that
-    cannot run is refused here, as Spark's StreamingContext refuses to start, with the field and the remedy.
+    The definition is data: `to_json` and `from_json` carry it to another machine unchanged. The constructor refuses a
+    definition that cannot run, as Spark's StreamingContext refuses to start. The error names the field and the remedy.
 
     Raises:
         StreamDefinitionError: a field is missing, unknown or wrong, or the fields do not fit together.
@@ -147,9 +147,9 @@ class Stream(Part):
 
     @property
     def remember_ms(self) -> int:
-        """Milliseconds for which the log keeps the blocks of a batch that is done.
+        """Milliseconds for which the log keeps the blocks of a batch after its checkpoint.
 
-        At least what the longest window reaches back, and an interval more: derived as Spark derives it.
+        With windows, at least the reach of the longest window plus one batch interval, as Spark derives it.
         """
         asked = milliseconds(self.remember or self.batch_interval)
         windows = self.window_ms
@@ -157,9 +157,9 @@ class Stream(Part):
 
     @property
     def window_ms(self) -> int:
-        """Milliseconds that the longest window, of an output or of the state, reaches back; 0 without any.
+        """Milliseconds that the longest window, of an output or of the state, reaches back; 0 without windows.
 
-        To the window before it, where that has ended longer ago than the window begins.
+        An output's window reaches back to the end of the window before it, if that is earlier than its own start.
         """
         interval_ms = self.batch_interval_ms
         lengths = [output.window.reach_ms(interval_ms) for output in self.outputs if output.window is not None]
@@ -174,15 +174,16 @@ class Stream(Part):
 
     @property
     def retry_for_ms(self) -> int:
-        """Milliseconds that a run of the schedule waits for its batch's turn, and takes up what failed before."""
+        """Milliseconds for which a run of the schedule waits for its batch's turn and retries batches that failed
+        before."""
         return milliseconds(self.limits.retry_for or max(_RETRY_FOR, 3 * self.batch_interval))
 
     @property
     def coalesces(self) -> bool:
-        """Whether runs of the schedule, or of the trigger, take over the batch times that nobody has run."""
+        """Whether runs of the schedule, or of the trigger, take over the batch times that have no run."""
         if self.trigger is not None:
             return True
-        # A window is to be written at every batch time, so one that has no batch of its own would be missing.
+        # A window is written at every batch time. The window of a batch time without its own batch would be missing.
         return self.batch_by == "arrival" and not self.window_ms if self.coalesce is None else self.coalesce
 
     @property
@@ -192,12 +193,12 @@ class Stream(Part):
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """What a batch has to do, by id: update the state, if there is one, then write each output."""
+        """The ids of a batch's steps: the update of the state, if there is one, then each output."""
         return (*(() if self.state is None else (STATE_STEP,)), *(output.id for output in self.outputs))
 
     @property
     def receivers(self) -> int:
-        """Receivers of all inputs together."""
+        """The number of receivers of all inputs together."""
         return sum(source.receivers for source in self.inputs)
 
     @property
@@ -207,7 +208,7 @@ class Stream(Part):
 
     @property
     def connection_ids(self) -> tuple[str, ...]:
-        """The Airflow connections that the stream's processes need, each once."""
+        """The ids of the Airflow connections of inputs, outputs and ledger, each once."""
         named = [source.connection for source in self.inputs]
         named += [output.connection for output in self.outputs if isinstance(output, ElasticsearchOutput | KafkaOutput)]
         if self.ledger.startswith(CONNECTION_PREFIX):
@@ -251,7 +252,7 @@ class Stream(Part):
 
     @property
     def digest(self) -> str:
-        """Eight hexadecimal digits, other ones for another definition."""
+        """Eight hexadecimal digits of a hash of the definition."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:8]
 
     @classmethod

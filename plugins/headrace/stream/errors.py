@@ -1,4 +1,4 @@
-"""What is wrong with a stream's definition."""
+"""The error of an invalid stream definition."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from headrace.failure import Failure
 
 
 class StreamDefinitionError(HeadraceError):
-    """A stream cannot be started as it is defined; the text names the field and the remedy."""
+    """A stream cannot be started as it is defined. The text names the field and the remedy."""
 
     failure = Failure.CODE

@@ -1,7 +1,7 @@
-"""The names that Elasticsearch takes for an index, as its MetadataCreateIndexService checks them.
+"""Checks names of indices as Elasticsearch's MetadataCreateIndexService does, and addresses of its nodes.
 
-What it checks of an index that a bulk request makes is checked before anything is sent, and what would make the name an
-expression over several indices (wildcards, commas, date mathematics) is among it.
+A name is checked before anything is sent. Characters that would make it an expression over several indices (wildcards,
+commas, date mathematics) are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SUFFIX = "-dead-letters"
 
 
 def check_index_name(name: str) -> str:
-    """The name, if it is one. Raises ValueError, which a definition's error repeats."""
+    """Return the name if it is valid. Raises ValueError, which the definition's error repeats."""
     found = sorted(set(name) & set(_FORBIDDEN))
     if not name:
         raise ValueError("is empty; name an index")
@@ -35,12 +35,12 @@ def check_index_name(name: str) -> str:
 
 
 def dead_letters_of(index: str) -> str:
-    """The dead-letter index of an output that names none."""
+    """The dead-letter index of an output for ``index`` that names none itself."""
     return f"{index}{_SUFFIX}"
 
 
 def check_dead_letter_index(index: str, given: str | None) -> None:
-    """See that an output's dead letters have an index of their own: ``given``, or what follows from ``index``.
+    """Check that an output's dead letters have a separate index: ``given``, or the name derived from ``index``.
 
     Raises ValueError.
     """
@@ -54,7 +54,8 @@ def check_dead_letter_index(index: str, given: str | None) -> None:
 
 
 def check_host(host: str) -> str:
-    """The address of an Elasticsearch node, if it is one: a URL, or ``host:port`` for http. Raises ValueError."""
+    """Return the address of an Elasticsearch node if it is valid: a URL, or ``host:port`` for http. Raises
+    ValueError."""
     parts = urlsplit(host if "://" in host else f"http://{host}")
     try:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

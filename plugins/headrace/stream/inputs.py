@@ -1,4 +1,4 @@
-"""What a stream reads: Kafka topics, by name or by pattern."""
+"""The inputs of a stream: Kafka topics by name or by pattern, their decoders and starting offsets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headrace.stream.ddl import parse_columns
 from headrace.stream.model import Identifier, Part
 from headrace.stream.secrets import check_servers
 
-# What a stream may say to librdkafka. Everything that decides about offsets, assignment or delivery is headrace's
-# own (rules 1 to 3 of the design), and everything secret or about security belongs into the connection.
+# The librdkafka settings that a stream may set. headrace sets those that affect offsets, assignment or delivery itself
+# (rules 1 to 3 of the design). Secrets and security settings belong in the connection.
 CLIENT_SETTINGS = frozenset(
     {
         "check.crcs",
@@ -39,13 +39,13 @@ CLIENT_SETTINGS = frozenset(
     }
 )
 
-# Kafka's own and the ecosystem's bookkeeping topics; a pattern never takes them in.
+# Internal topics of Kafka and its ecosystem; a pattern never matches them.
 _INTERNAL_TOPIC = re.compile(r"^__.*|^_(schemas|confluent.*)$")
 
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
-# Types that Spark's DDL knows and its from_json refuses.
+# Types that Spark's DDL accepts and its from_json refuses.
 _NOT_OF_JSON = frozenset({"char", "character", "varchar", "geometry", "geography"})
 
 
@@ -56,13 +56,13 @@ class BytesDecoder(Part):
 
 
 class Utf8Decoder(Part):
-    """Text. Bytes that are not UTF-8 are dead-lettered."""
+    """Decode the bytes as UTF-8 text. Bytes that are not UTF-8 are dead-lettered."""
 
     kind: Literal["utf8"] = "utf8"
 
 
 class JsonDecoder(Part):
-    """A JSON object as a struct column. What does not parse by ``fields`` is dead-lettered.
+    """Decode a JSON object into a struct column. Values that do not parse by ``fields`` are dead-lettered.
 
     ``fields`` is a schema in Spark's DDL, such as ``"carrier STRING, flight INT"``.
     """
@@ -85,13 +85,13 @@ Decoder = Annotated[BytesDecoder | Utf8Decoder | JsonDecoder, Field(discriminato
 
 
 class StartingTimestamp(Part):
-    """Begin at the first record whose timestamp is at or after this (milliseconds since the Unix epoch)."""
+    """Start at the first record whose timestamp is at or after this one (milliseconds since the Unix epoch)."""
 
     timestamp_ms: int = Field(ge=0)
 
 
 class StartingOffsets(Part):
-    """Begin at these offsets, by topic and partition; partitions that are not named begin at the earliest."""
+    """Start at these offsets, by topic and partition. Partitions that are not named start at their earliest offset."""
 
     offsets: dict[str, dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]]
 
@@ -99,8 +99,9 @@ class StartingOffsets(Part):
 class KafkaInput(Part):
     """Topics of one Kafka cluster, read by ``receivers`` receivers.
 
-    Where Kafka is: an Airflow connection of type ``kafka`` by its id, or plain ``bootstrap_servers`` where no
-    secret is needed. ``starting_offsets`` is used only for partitions of which the ledger has no position.
+    The cluster is given by ``connection``, the id of an Airflow connection of type ``kafka``, or by
+    ``bootstrap_servers`` if no secret is needed. ``starting_offsets`` is used only for partitions for which the ledger
+    has no position.
     """
 
     id: Identifier = "records"
@@ -187,13 +188,14 @@ class KafkaInput(Part):
         return self
 
     def matches(self, topic: str) -> bool:
-        """Whether this input reads the topic. A pattern must match the whole name, never an internal topic's."""
+        """Whether this input reads the topic. A pattern must match the whole name; it never matches internal topics."""
         if self.topic_pattern is None:
             return topic in self.topics
         return not _INTERNAL_TOPIC.match(topic) and re.fullmatch(self.topic_pattern, topic) is not None
 
     def topics_shared_with(self, other: KafkaInput) -> tuple[str, ...]:
-        """The topics that both read, as far as the definition tells: of one cluster, by name or by the same pattern."""
+        """The topics that both inputs read from the same cluster, by name or by the same pattern. Two different
+        patterns are not compared."""
         if not self._shares_cluster(other):
             return ()
         if self.topic_pattern is not None and self.topic_pattern == other.topic_pattern:

@@ -1,4 +1,4 @@
-"""What every part of a stream's definition is: frozen, closed to unknown fields, with plain errors."""
+"""The base class of every part of a stream's definition (frozen, no unknown fields, plain errors), and shared types."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Part(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            # A part that is read within another leaves the telling to it: only the outermost knows the whole path.
+            # A part within another one leaves the report to it: only the outermost knows the whole path.
             if within.old_value is True:
                 raise
             raise _definition_error(type(self).__name__, fields, error) from None
@@ -38,7 +38,7 @@ class Part(BaseModel):
 
 
 def _definition_error(part: str, fields: dict[str, Any], error: ValidationError) -> StreamDefinitionError:
-    """One sentence a problem, each with its field; the values stay out, since a secret may be among them."""
+    """The error with one clause per problem, each with its field. Values are left out, since they may hold a secret."""
     problems = []
     for item in error.errors(include_url=False, include_input=False, include_context=False):
         where = ".".join(str(step) for step in item["loc"])

@@ -1,4 +1,4 @@
-"""Why a stream's batches have to run one at a time, in the order of batch times (rule 6 of the design)."""
+"""Determines why a stream's batches must run one at a time, in the order of batch times (rule 6 of the design)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reasons_for_order(stream: Stream) -> Iterator[str]:
-    """A clause for each part of the stream that needs the order; none where any order gives the same."""
+    """Yields a clause for each part of the stream that needs the order; none if every order gives the same result."""
     if stream.state is not None:
         yield "each batch starts from the state that the one before left"
     for output in stream.outputs:
@@ -24,6 +24,6 @@ def reasons_for_order(stream: Stream) -> Iterator[str]:
         if isinstance(ids, ColumnIds) and not ids.with_batch_time:
             yield f"output {output.id!r} replaces documents of earlier batches"
         if isinstance(ids, KeyIds) and output.tombstone_action == "delete":
-            # Elasticsearch forgets a deleted document's version (index.gc_deletes, a minute by default), and an older
-            # value that came after that would bring it back.
+            # Elasticsearch forgets a deleted document's version (index.gc_deletes, a minute by default). An older value
+            # that is written after that would restore the document.
             yield f"output {output.id!r} deletes documents by key"

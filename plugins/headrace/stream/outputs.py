@@ -1,4 +1,4 @@
-"""Where a stream's batches go."""
+"""The outputs of a stream: Elasticsearch, console, Parquet, Kafka and foreach_batch, with their document ids."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Tombstones = Literal["delete", "ignore", "dead_letter"]
 class RecordIds(Part):
     """``topic+partition+offset``, Kafka Connect's form, with ``+incarnation`` from the topic's second incarnation on.
 
-    ``rows`` names the columns that tell the rows of one record apart, where a transform makes several of it: the
-    position that ``posexplode`` gives, or the joined row's own key. Their values follow after ``~``. Without it a
+    ``rows`` names the columns that distinguish the rows of one record, if a transform makes several rows of it: the
+    position from ``posexplode``, or the joined row's own key. Their values follow after ``~``. Without ``rows`` a
     record is one document, and a batch with two rows of one record fails.
     """
 
@@ -36,7 +36,7 @@ class RecordIds(Part):
 
 
 class KeyIds(Part):
-    """The record's key, with a version so that an older value never replaces a newer one: one document a key.
+    """The record's key: one document per key. A version keeps an older value from replacing a newer one.
 
     The version is the offset, or the column ``version_from``, which must grow with every change of a key: an
     offset of another partition or of a re-created topic is no version (rule 7 of the design).
@@ -49,8 +49,8 @@ class KeyIds(Part):
 class ColumnIds(Part):
     """The values of named columns, joined by ``+``; with the batch time for the results of an aggregate.
 
-    Without it a document is of the newest batch that had its id: the batch time is its version, so that an older batch
-    that is run again does not write over it.
+    Without the batch time, a document is that of the newest batch with its id. The batch time is then its version, so
+    that an older batch that is run again does not overwrite it.
     """
 
     kind: Literal["columns"] = "columns"
@@ -62,7 +62,8 @@ DocumentIds = Annotated[RecordIds | KeyIds | ColumnIds, Field(discriminator="kin
 
 
 class _Output(Part):
-    """What every output has. An output is written by itself: its own transform and record of success."""
+    """The fields of every output. Outputs are written independently: each may have its own transform, and its success
+    is recorded separately."""
 
     transform: str | None = Field(
         default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
@@ -72,7 +73,7 @@ class _Output(Part):
     @model_validator(mode="before")
     @classmethod
     def _without_the_retries_of_earlier_versions(cls, fields: Any) -> Any:
-        """Ledgers and checkpoints hold definitions that were written when an output had retries of its own."""
+        """Drops the field ``retries``, which definitions in older ledgers and checkpoints hold, if it is null."""
         if isinstance(fields, dict) and "retries" in fields:
             if fields["retries"] is not None:
                 raise ValueError("has retries, which outputs no longer have: set limits.retry_for")
@@ -88,9 +89,9 @@ class _Output(Part):
 class ElasticsearchOutput(_Output):
     """An Elasticsearch index.
 
-    Where it is: an Airflow connection of type ``elasticsearch`` by its id, or plain ``hosts`` (URLs) where no
-    secret is needed. A record that Elasticsearch refuses for good goes to ``dead_letter_index``
-    (``<index>-dead-letters`` by default) with its coordinates, the reason and the original bytes.
+    The cluster is given by ``connection``, the id of an Airflow connection of type ``elasticsearch``, or by ``hosts``
+    (URLs) if no secret is needed. A record that Elasticsearch refuses permanently goes to ``dead_letter_index``
+    (``<index>-dead-letters`` by default), with its coordinates, the reason and the original bytes.
     """
 
     kind: Literal["elasticsearch"] = "elasticsearch"
@@ -156,11 +157,12 @@ class ElasticsearchOutput(_Output):
 
     @property
     def dead_letters(self) -> str:
-        """The index of what was refused."""
+        """The dead-letter index."""
         return self.dead_letter_index or dead_letters_of(self.index)
 
     def shares_cluster(self, other: ElasticsearchOutput) -> bool:
-        """Whether both name the same cluster, as far as the definition tells: by one connection, or a host of both."""
+        """Whether both have the same connection or a common host; the definition shows no other way to the same
+        cluster."""
         if self.connection is not None:
             return self.connection == other.connection
         return not {_host(host) for host in self.hosts}.isdisjoint(_host(host) for host in other.hosts)
@@ -181,9 +183,9 @@ class ConsoleOutput(_Output):
 class ParquetOutput(_Output):
     """Parquet files in ``<path>/batch_time=<epoch milliseconds>/``, which appear together or not at all.
 
-    ``path`` is a folder by its absolute path or file:// URL, which every host of Spark's sees (a shared one, where
-    there are several). A batch that runs again replaces its own files. Object stores are refused: they have no rename,
-    so readers would see a batch grow file by file.
+    ``path`` is the absolute path or file:// URL of a folder that every Spark host sees (a shared one if there are
+    several hosts). A batch that runs again replaces its own files. Object stores are refused: they have no rename, so
+    readers would see a batch grow file by file.
     """
 
     kind: Literal["parquet"] = "parquet"
@@ -205,11 +207,11 @@ class ParquetOutput(_Output):
 
 
 class KafkaOutput(_Output):
-    """A Kafka topic: ``value``, and where they are there ``key`` and ``headers``, of every row.
+    """A Kafka topic. Each row is sent with its column ``value``, and ``key`` and ``headers`` if it has these columns.
 
-    A batch is one transaction, so that a consumer with ``isolation.level=read_committed`` sees all of it or nothing. It
-    is sent to a topic once: run again, it counts as ``repeated``. ``transaction_timeout_seconds`` is how long sending a
-    batch may take, at most the brokers' ``transaction.max.timeout.ms`` (15 minutes unless set otherwise).
+    A batch is one transaction, so a consumer with ``isolation.level=read_committed`` sees all of it or nothing. A batch
+    is sent to a topic once: when it is run again, it counts as ``repeated``. ``transaction_timeout_seconds`` is how
+    long sending a batch may take, at most the brokers' ``transaction.max.timeout.ms`` (15 minutes by default).
     """
 
     kind: Literal["kafka"] = "kafka"
@@ -232,13 +234,13 @@ class KafkaOutput(_Output):
 
 
 class ForeachBatchOutput(_Output):
-    """Anything else: ``function`` ("module:function") is called with the batch's DataFrame and its `BatchContext`, and
-    by its parameter ``undecodable``, if it has one, with the records that do not decode, a DataFrame by input id.
+    """Any other output: ``function`` ("module:function") is called with the batch's DataFrame and its `BatchContext`.
 
-    It may be called more than once for a batch (a retry, a repeat, a crash between its end and its record, and after a
-    failure by a later batch's run), so what it writes has to be named by ``batch.batch_time``, or replaced, or
-    otherwise the same when it is written again. It may return a mapping of counts, which are kept in the ledger. An
-    exception fails the output, and nothing else.
+    If it has a parameter ``undecodable``, it also gets the records that cannot be decoded: a DataFrame for each input
+    id. It may be called more than once for a batch: for a retry, a repeat, a crash before its success is recorded, or
+    after a failure by a later batch's run. So writing again must give the same result, for example under a name with
+    ``batch.batch_time``. It may return a mapping of counts, which the ledger keeps. An exception fails only this
+    output.
     """
 
     kind: Literal["foreach_batch"] = "foreach_batch"

@@ -1,4 +1,4 @@
-"""The parameters that transforms find: the stream's own, with what a run gives in their place."""
+"""The parameters that transforms read: the stream's own, overridden by those of a run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from headrace.stream.definition import Stream
 
 ATTRIBUTE = "parameters"
-"""The attribute of an attempt that holds what its run gives."""
+"""The attribute of an attempt that holds the parameters given by its run."""
 
 
 class ParameterError(HeadraceError):
-    """A run gives a parameter that the stream does not declare, or gives no object."""
+    """A run gives a parameter that the stream does not declare, or parameters that are not an object."""
 
     failure = Failure.CODE
 
 
 def merged(stream: Stream, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The stream's parameters with the values of ``given`` in the place of its own.
+    """The stream's parameters, overridden by those in ``given``.
 
     Raises:
-        ParameterError: ``given`` has a name that the stream's parameters have not, or is no mapping.
+        ParameterError: ``given`` has a name that the stream's parameters do not have, or is not a mapping.
     """
     if given is None:
         return dict(stream.parameters)
@@ -46,7 +46,7 @@ def parse(text: str) -> dict[str, Any]:
     """Read parameters from JSON text.
 
     Raises:
-        ParameterError: it is no JSON object.
+        ParameterError: the text is not a JSON object.
     """
     try:
         given = json.loads(text)

@@ -1,4 +1,4 @@
-"""What each field of a stream's definition allows but the whole does not."""
+"""Validates a stream's definition as a whole: finds fields that do not fit together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def problems(stream: Stream) -> Iterator[str]:
-    """What each field allows but the whole does not, each with its field and remedy."""
+    """Yields each problem between fields that are valid by themselves, with the field and the remedy."""
     yield from _missing_or_double(stream)
     yield from _shared_index_problems(stream)
     yield from _interval_problems(stream)
@@ -84,7 +84,7 @@ def _topics_read_twice(stream: Stream) -> Iterator[str]:
 
 
 def _letters_among_documents(stream: Stream) -> Iterator[str]:
-    """Dead letters within an index of documents: they would be read as documents, and refused by its mapping."""
+    """Dead letters in an index of documents: they would be read as documents, and refused by its mapping."""
     indexing = [output for output in stream.outputs if isinstance(output, ElasticsearchOutput)]
     for letters, documents in permutations(indexing, 2):
         if letters.dead_letters == documents.index and letters.shares_cluster(documents):

@@ -1,4 +1,4 @@
-"""References to Python objects, as definitions hold them: "module:attribute"."""
+"""References to Python objects in definitions, "module:attribute": checks and loads them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def is_reference(text: str) -> bool:
 
 
 def check_reference(text: str) -> str:
-    """The text, if it is a reference; raises ValueError, which a definition's error tells."""
+    """Return the text if it is a reference. Raises ValueError, which the definition's error repeats."""
     if not is_reference(text):
         raise ValueError('must be "module:function"')
     return text
 
 
 def load_reference(reference: str, what: str) -> object:
-    """Import what is referred to; ``what`` is its role in the definition.
+    """Import the object that ``reference`` names; ``what`` is its role in the definition, for the error.
 
     Raises:
         StreamDefinitionError: its module cannot be imported or has no such attribute.

@@ -1,4 +1,4 @@
-"""A stream's batches run again into other places, while the stream itself goes on."""
+"""Derives the stream definition of a replay: batches run again into other outputs, while the stream itself runs on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def replayed(stream: Stream, outputs: Mapping[str, Mapping[str, Any]], *, transform: str | None = None) -> Stream:
-    """The stream as a replay writes it: those of its outputs that ``outputs`` names, with the fields given there.
+    """The stream's definition for a replay: only the outputs that ``outputs`` names, with the fields given there.
 
-    The inputs, the intervals and the storage are the stream's own: a replay reads the same batches.
+    The inputs, the intervals and the storage stay the same: a replay reads the same batches.
 
     Args:
-        outputs: by output id what differs, such as ``{"elasticsearch": {"index": "flights-v2"}}``.
-        transform: takes the place of the stream's, and of the outputs' own.
+        outputs: the changed fields by output id, such as ``{"elasticsearch": {"index": "flights-v2"}}``.
+        transform: replaces the transforms of the stream and of its outputs.
 
     Raises:
         StreamDefinitionError: an output is unknown or would write where the stream itself writes, a field is wrong,
@@ -53,7 +53,7 @@ def replayed(stream: Stream, outputs: Mapping[str, Mapping[str, Any]], *, transf
 
 
 def _given(part: Part) -> dict[str, Any]:
-    """The fields that were given, as they are: a dump of what was set would lack the kinds of the parts in it."""
+    """The fields that were given, not dumped: a dump of the fields that were set would lack the parts' ``kind``."""
     return {name: getattr(part, name) for name in part.model_fields_set}
 
 

@@ -1,15 +1,15 @@
-"""What a definition must not hold: it is stored in the ledger in clear, and stands on command lines."""
+"""Finds secrets in a definition. It must hold none: it is stored in the ledger in clear and put on command lines."""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-# Spark's own spark.redaction.regex: what Spark hides in its user interface is no secret on a command line.
+# Spark's own spark.redaction.regex: settings that Spark hides in its user interface are visible on a command line.
 _SPARK_REDACTS = re.compile(r"(?i)secret|password|token|access[.]?key")
-# The same as a system property in extraJavaOptions, say; a class called …TokenProvider is no secret.
+# The same as an assignment, such as a system property in extraJavaOptions; a class named …TokenProvider is no secret.
 _ASSIGNS_SECRET = re.compile(r"(?i)(?:secret|password|token|access[.]?key)[\w.]*=\S")
-# As librdkafka takes them: with a protocol before them, or without a port.
+# An address as librdkafka accepts it: the protocol before it and the port are optional.
 _SERVER = re.compile(r"(?:\w+://)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+)(?::\d{1,5})?")
 _URL_LOGIN = re.compile(r"//[^/\s@:]*:[^/\s@]+@")
 _URL_OPTION = re.compile(
@@ -18,7 +18,7 @@ _URL_OPTION = re.compile(
 
 
 def url_holds_secret(url: str) -> bool:
-    """Whether a URL holds a password, or an option in its query that is called like a secret."""
+    """Whether a URL holds a password, or an option in its query with a name like a secret's."""
     try:
         parts = urlsplit(url)
         names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
@@ -28,8 +28,8 @@ def url_holds_secret(url: str) -> bool:
 
 
 def check_servers(value: str | None) -> str | None:
-    """Kafka's bootstrap servers, if they are addresses without a login; raises ValueError, which a definition's error
-    tells."""
+    """Return Kafka's bootstrap servers if they are addresses without a login. Raises ValueError, which the definition's
+    error repeats."""
     if value is not None and "@" in value:
         raise ValueError("hold a login; put it into an Airflow connection and name that in connection")
     if value is not None and not all(_SERVER.fullmatch(server.strip()) for server in value.split(",")):
@@ -38,7 +38,7 @@ def check_servers(value: str | None) -> str | None:
 
 
 def settings_with_secrets(settings: dict[str, str]) -> list[str]:
-    """The names of Spark settings that are called like secrets or whose values hold one."""
+    """The names of the Spark settings that have a secret's name or hold a secret in their value."""
     return sorted(
         name
         for name, value in settings.items()

@@ -1,4 +1,4 @@
-"""Where and how a stream's Spark applications run."""
+"""The Spark settings of a stream: master, configuration and how batches run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from headrace.stream.secrets import settings_with_secrets, url_holds_secret
 
 _LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
 
-# What headrace decides itself, or what would open the Connect server (rules 12 and 13 of the design).
+# Settings that headrace sets itself, or that would open the Connect server to others (rules 12 and 13 of the design).
 _RESERVED_CONF = (
     "spark.connect.",
     "spark.speculation",
     "spark.dynamicAllocation.enabled",
     "spark.plugins",
-    # What spark-submit is told by its own arguments: in conf it would come past the checks of these.
+    # spark-submit has arguments for these; in conf they would bypass the checks of the arguments.
     "spark.master",
     "spark.submit.",
 )
 
 _STREAMING = "spark.streaming."
-# What Spark Streaming calls otherwise: the beginnings of its settings, and the field of the stream that does it here.
+# Prefixes of Spark Streaming's settings, and the field of the stream that replaces each.
 _NAMES_HERE = {
     "spark.streaming.backpressure.": "limits.backpressure",
     "spark.streaming.blockInterval": "block_interval",
@@ -36,7 +36,7 @@ _NAMES_HERE = {
     "spark.streaming.receiver.writeAheadLog.": "storage and limits.segment_bytes",
 }
 
-# Each setting, file and master is one argument of spark-submit, and has to stay what it looks like there.
+# Each setting, file and master is one argument of spark-submit; these patterns keep it from being parsed otherwise.
 _SETTING = re.compile(r"spark\.[^\s=]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MASTER = re.compile(r"[A-Za-z][^\s\x00-\x1f\x7f]*")
@@ -44,10 +44,10 @@ _FILE = re.compile(r"(?:/|[A-Za-z][A-Za-z0-9+.-]*://)[^,\x00-\x1f\x7f]*")
 
 
 class SparkSettings(Part):
-    """The cluster, its configuration and how batches get there.
+    """The cluster, its configuration and how batches run on it.
 
     ``run_batches``: ``connect`` runs a batch in the receiver job's application over Spark Connect (warm, starts
-    in about a second), ``submit`` gives each batch an application of its own (isolated, some 15 s to start).
+    in about a second), ``submit`` runs each batch in its own application (isolated, about 15 s to start).
     """
 
     master: str | None = Field(
@@ -108,15 +108,15 @@ class SparkSettings(Part):
         return self.connection is None and (self.master is None or _LOCAL.match(self.master) is not None)
 
     def master_url(self, receivers: int) -> str:
-        """The master for an application that hosts this many receivers.
+        """The master for an application with this many receivers.
 
-        A receiver mostly waits for Kafka and for the disk, so on one machine it gets a task slot besides those
-        that the cores give to batches.
+        A receiver mostly waits for Kafka and for the disk, so on one machine it gets a task slot in addition to one
+        slot per core for batches.
         """
         return self.master or f"local[{receivers + (os.cpu_count() or 1)}]"
 
     def task_slots(self) -> int | None:
-        """How many tasks run at once, where the definition sets a bound; None where it does not."""
+        """How many tasks can run at once, if the definition sets a bound; None if it does not."""
         if self.connection is not None or self.master is None:
             return None
         match = _LOCAL.match(self.master)
@@ -129,6 +129,6 @@ class SparkSettings(Part):
 
 
 def _name_here(setting: str) -> str:
-    """A setting of Spark Streaming, with what to set in its place if there is something."""
+    """The name of a Spark Streaming setting, with the field to set instead if there is one."""
     fields = [field for beginning, field in _NAMES_HERE.items() if setting.startswith(beginning)]
     return f"{setting} (set the stream's {fields[0]} instead)" if fields else setting

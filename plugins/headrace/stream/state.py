@@ -1,4 +1,4 @@
-"""Keyed state: a table that each batch updates, and that the next one finds."""
+"""Keyed state: a table that each batch updates and the next batch reads."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ STATE_STEP = "state"
 """The id of the state's update among a batch's steps, beside the outputs' ids."""
 
 REMOVED_FLAG = "removed"
-"""The column by which an update says which keys go, and by which outputs see it."""
+"""The column that marks removed keys, in what an update returns and in what outputs read."""
 OWN_COLUMNS = "_headrace_"
-"""What the names of headrace's own columns begin with."""
+"""The prefix of headrace's own column names."""
 
-# Of which Spark makes no column of a table.
+# Types that Spark does not allow as a table's column.
 _NOT_STORED = frozenset({"char", "character", "varchar"})
 _NOT_COMPARED = frozenset({"map", "variant"})
 
 
 class State(Part):
-    """A table by key that every batch updates in batch-time order; what updateStateByKey and mapWithState were.
+    """A table by key that every batch updates in batch-time order, like updateStateByKey and mapWithState in Spark.
 
-    ``update`` is "module:function". It is given a DataFrame for each input by its id, as a transform is, and by name,
-    where it has such a parameter:
+    ``update`` is "module:function". As a transform it gets a DataFrame for each input by its id. It also gets those of
+    the following for which it has a parameter:
 
-    - ``state``: the table as the batch before left it, with the columns of ``fields``;
-    - ``leaving``: with ``window``, the records of the batch that leaves it (with several inputs a mapping from their
-      ids), so that an aggregate over a window can be kept by adding what came and subtracting what left;
-    - ``timing_out``: with ``timeout``, the rows that nothing has changed for so long; this batch removes them, unless
-      it changes them;
+    - ``state``: the table after the previous batch, with the columns of ``fields``;
+    - ``leaving``: with ``window``, the records of the batch that leaves the window (with several inputs, a mapping from
+      their ids). An aggregate over a window then adds the new records and subtracts the leaving ones;
+    - ``timing_out``: with ``timeout``, the rows that were not changed for so long; this batch removes those that it
+      does not change;
     - ``batch``: the `BatchContext`.
 
     It returns a DataFrame with the columns of ``fields``. With ``returns="state"`` (updateStateByKey) that is the
-    whole new table: a key that is not in it is removed. With ``returns="changes"`` (mapWithState) it is the rows that
-    changed, and an optional boolean column ``removed`` says which keys go.
+    whole new table: a key that is not in it is removed. With ``returns="changes"`` (mapWithState) it holds the changed
+    rows, and an optional boolean column ``removed`` marks the keys to remove.
 
-    Transforms of outputs find the table after this batch under the parameter ``state``, and its changed rows under
+    Transforms of outputs get the table after this batch as the parameter ``state``, and its changed rows as
     ``changes``.
     """
 

@@ -1,4 +1,4 @@
-"""Where a stream keeps its write-ahead log, manifests and checkpoints."""
+"""The setting of where a stream keeps its write-ahead log, manifests and checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Storage(Part):
     """A folder by its absolute path or URL, or an ``s3://`` URL (any store whose fsspec driver creates objects
     conditionally).
 
-    A local path under a Spark master with several hosts is refused unless ``shared`` says that every host sees
-    the same folder there (NFS and the like).
+    A local path with a Spark master of several hosts is refused, unless ``shared`` says that every host sees the same
+    folder there (NFS, for example).
     """
 
     url: str = Field(min_length=1)
@@ -33,7 +33,7 @@ class Storage(Part):
 
 
 def check_storage_url(value: str) -> str:
-    """The URL or absolute path without a trailing slash; raises ValueError, which a definition's error tells."""
+    """The URL or absolute path without a trailing slash. Raises ValueError, which the definition's error repeats."""
     parts = urlsplit(value)
     if not parts.scheme and not value.startswith("/"):
         raise ValueError(

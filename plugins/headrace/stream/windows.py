@@ -1,4 +1,4 @@
-"""Windows: batches that read the records of the batches before them too."""
+"""Windows: a batch with a window also reads the records of earlier batches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ class Window(Part):
     """The batches of the last ``length``, at every ``slide``; both are multiples of the batch interval.
 
     The window of batch time T holds the data interval ``[T - length, T)``. Between two slides an output with a window
-    writes nothing, as in Spark: of a slide of 30 s, the batch times that are multiples of 30 s since the epoch count.
+    writes nothing, as in Spark: with a slide of 30 s it writes at batch times that are multiples of 30 s since the Unix
+    epoch.
 
-    It holds whole batches: one that took over batch times before it (coalescing) is in the windows that its own time is
-    in, with all of its records.
+    A window holds whole batches. A batch that took over earlier batch times (coalescing) is, with all its records, in
+    the windows that contain its own batch time.
     """
 
     length: Duration
@@ -22,7 +23,7 @@ class Window(Part):
 
     @property
     def length_ms(self) -> int:
-        """Milliseconds that a window reaches back."""
+        """The window's length in milliseconds."""
         return milliseconds(self.length)
 
     def slide_ms(self, batch_interval_ms: int) -> int:
@@ -34,7 +35,7 @@ class Window(Part):
         return batch_time_ms % self.slide_ms(batch_interval_ms) == 0
 
     def reach_ms(self, batch_interval_ms: int) -> int:
-        """Milliseconds back to the window before, or to the window's own begin if that is longer ago."""
+        """Milliseconds back to the window's start, or to the end of the window before it if that is earlier."""
         return max(self.length_ms, self.slide_ms(batch_interval_ms))
 
     def batch_times_ms(self, batch_time_ms: int, batch_interval_ms: int) -> range:
@@ -42,7 +43,7 @@ class Window(Part):
         return _times_in(self.length_ms, batch_time_ms, batch_interval_ms)
 
     def fresh_times_ms(self, batch_time_ms: int, batch_interval_ms: int) -> range:
-        """The batch times since the window before this one ended, oldest first."""
+        """The batch times after the end of the previous window, oldest first."""
         return _times_in(self.slide_ms(batch_interval_ms), batch_time_ms, batch_interval_ms)
 
 
