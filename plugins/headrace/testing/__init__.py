@@ -1,1 +1,1 @@
-"""Tools for tests, public: of this package and of those who build on it."""
+"""Public test tools, for this package and for packages that build on it."""

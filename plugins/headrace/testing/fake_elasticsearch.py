@@ -1,6 +1,6 @@
-"""An Elasticsearch in memory, as far as ``headrace.elasticsearch`` speaks to one, that can be told to misbehave.
+"""Elasticsearch in memory, with the requests that ``headrace.elasticsearch`` uses, and with faults on demand.
 
-It implements ``headrace.elasticsearch.transport.Transport``. Its answers have the form and the texts of version 8.19.
+It implements ``headrace.elasticsearch.transport.Transport``. Its responses have the form and the texts of version 8.19.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ class Action:
 
 @dataclass
 class Stored:
-    """One document; ``document`` is None for a tombstone that is remembered."""
+    """One document; ``document`` is None for a deleted document whose version is kept."""
 
     version: int
     document: Any
 
 
 ItemFault = Callable[[Action], tuple[int, str, str] | None]
-"""An item's (status, error type, reason), or None to do as told."""
+"""Returns an item's (status, error type, reason), or None to carry out the action."""
 Fault = Callable[[Sequence[Action]], Response | NoAnswerError | None]
-"""An answer instead of doing anything; None to go on."""
+"""Returns a response, or an error to raise, instead of carrying out the request; None to carry it out."""
 
 
 @dataclass
 class FakeElasticsearch:
-    """``faults`` are used up one per bulk request; ``standing_fault`` and ``item_fault`` are asked every time."""
+    """Each bulk request uses up one of ``faults``; when there are none left, it calls ``standing_fault``.
+    ``item_fault`` is called for every item."""
 
     indices: dict[str, dict[str, Stored]] = field(default_factory=dict)
     faults: deque[Fault] = field(default_factory=deque)
     standing_fault: Fault | None = None
     item_fault: ItemFault | None = None
     answer_lost: deque[bool] = field(default_factory=deque)
-    """True: the next bulk request is carried out, and its answer is lost."""
+    """One entry for each of the next bulk requests; True: it is carried out, but its response is lost."""
     descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Answers to GET /<name>, for names that are no index here."""
+    """Responses to GET /<name>; they take precedence over ``indices``."""
     bulks: list[tuple[str, list[Action]]] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     closed: bool = False
@@ -145,7 +146,7 @@ class FakeElasticsearch:
 
 
 def parse_bulk(body: bytes) -> list[Action]:
-    """The actions of a bulk body, framed as Elasticsearch frames it: by newlines alone."""
+    """Parse the actions of a bulk body, split as Elasticsearch splits it: only at newlines."""
     if not body.endswith(b"\n"):
         raise ValueError("a bulk body ends with a newline")
     lines = iter(body[:-1].split(b"\n"))
@@ -176,7 +177,7 @@ def _conflict(action: Action, there: Stored | None) -> str | None:
 
 
 def error_response(status: int, kind: str, reason: str) -> Response:
-    """An error answer to a whole request."""
+    """An error response to a whole request."""
     return _error(status, kind, reason)
 
 

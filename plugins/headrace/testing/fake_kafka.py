@@ -1,4 +1,4 @@
-"""A Kafka in memory and a consumer of it, for tests without a server: headrace's own, and those of its users."""
+"""Kafka and a consumer in memory, for tests without a server: headrace's own and those of its users."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _FIRST_TIMESTAMP_MS = 1_700_000_000_000
 
 @dataclass(slots=True)
 class FakeEntry:
-    """One offset of a partition. ``control`` entries take an offset and are never seen, as transaction markers, nor are
-    ``aborted`` ones, of transactions that came to nothing, and ``gone`` ones, which the broker has lost.
+    """One offset of a partition.
 
-    ``timestamp_ms`` is by default some time in 2023, a millisecond after that of the offset before; -1 for none.
+    A consumer never sees entries of the kinds ``control`` (transaction markers), ``aborted`` (of aborted transactions)
+    and ``gone`` (lost by the broker), but they take an offset. ``timestamp_ms`` is by default a time in 2023 plus the
+    offset in milliseconds; -1 for none.
     """
 
     value: bytes | None
@@ -35,9 +36,9 @@ class FakeEntry:
     kind: Literal["data", "control", "aborted", "gone", "damaged"] = "data"
     timestamp_ms: int | None = None
     base_offset: int | None = None
-    """Of a damaged one, where the client says that its batch begins; by default at its own offset."""
+    """For a damaged entry, the offset that the client reports as the start of its batch; by default its own offset."""
     leader_epoch: int = 0
-    """Of the leader that wrote it; `FakeKafka.produce` sets it."""
+    """The epoch of the leader that wrote it; `FakeKafka.produce` sets it."""
 
 
 @dataclass(slots=True)
@@ -53,13 +54,13 @@ class FakeLog:
         return self.low + len(self.entries)
 
     def end_of_epoch(self, leader_epoch: int) -> int:
-        """The first offset that a later leader wrote, or the log's end."""
+        """The first offset of a later leader epoch, or the log's end."""
         later = (self.low + place for place, each in enumerate(self.entries) if each.leader_epoch > leader_epoch)
         return next(later, self.high)
 
 
 class FakeKafka:
-    """Topics in memory, shared by any number of `FakeConsumer`. Thread-safe."""
+    """Topics in memory, shared by any number of `FakeConsumer` objects. Thread-safe."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -70,7 +71,7 @@ class FakeKafka:
         self._made = 0
 
     def create(self, topic: str, partitions: int) -> str:
-        """Create the topic, or create it again; its topic id."""
+        """Create the topic, or delete it and create it again. Returns its topic id."""
         with self.lock:
             for key in [key for key in self.logs if key[0] == topic]:
                 del self.logs[key]
@@ -90,7 +91,7 @@ class FakeKafka:
             return sum(key[0] == topic for key in self.logs)
 
     def produce(self, topic: str, partition: int, *values: bytes | FakeEntry | None) -> int:
-        """Append; returns the next offset."""
+        """Append values; returns the next offset."""
         with self.lock:
             log = self.logs[topic, partition]
             entries = [value if isinstance(value, FakeEntry) else FakeEntry(value) for value in values]
@@ -98,7 +99,7 @@ class FakeKafka:
             return log.high
 
     def elect(self, topic: str, partition: int, high: int | None = None) -> None:
-        """Another leader, which has nothing from ``high`` on, as after an unclean election."""
+        """Elect another leader. With ``high`` it lacks the offsets from ``high`` on, as after an unclean election."""
         with self.lock:
             log = self.logs[topic, partition]
             log.leader_epoch += 1
@@ -106,14 +107,14 @@ class FakeKafka:
                 del log.entries[max(0, high - log.low) :]
 
     def expire(self, topic: str, partition: int, low: int) -> None:
-        """Retention: offsets below ``low`` are gone."""
+        """Delete the offsets below ``low``, as retention does."""
         with self.lock:
             log = self.logs[topic, partition]
             del log.entries[: low - log.low]
             log.low = low
 
     def consumer(self, config: Mapping[str, Any]) -> FakeConsumer:
-        """A factory for `KafkaReceiver`."""
+        """Create a consumer; serves as the consumer factory of `KafkaReceiver`."""
         return FakeConsumer(self, config)
 
 
@@ -142,7 +143,7 @@ class FakeConsumer:
             self._reported_end.pop(key, None)
 
     def seek(self, partition: Any) -> None:
-        """With a leader epoch, and a log in which that ended before the offset, the next consume() tells of it."""
+        """Set the position. If the leader epoch given ends before the offset, the next consume() reports truncation."""
         key = (partition.topic, partition.partition)
         if key not in self._positions:
             raise KafkaException(KafkaError(KafkaError._STATE, "not assigned"))
@@ -236,7 +237,7 @@ def _message(key: Key, offset: int, entry: FakeEntry) -> Message:
 
 
 class FakeTopicIds:
-    """``TopicIds`` of a `FakeKafka`."""
+    """Implements ``TopicIds`` for a `FakeKafka`."""
 
     def __init__(self, kafka: FakeKafka) -> None:
         self._kafka = kafka
@@ -248,8 +249,8 @@ class FakeTopicIds:
 
 
 class FakeEvidence:
-    """``Evidence`` of a `FakeKafka`. ``compacted``, ``transactions`` and ``open_transaction`` say what it answers;
-    ``silent`` as while no broker does. It counts its ``questions``."""
+    """Implements ``Evidence`` for a `FakeKafka`. It answers with ``compacted``, ``transactions`` and
+    ``open_transaction``. With ``silent`` it raises, as when no broker answers. ``questions`` counts the calls."""
 
     def __init__(self, kafka: FakeKafka, *, compacted: bool | None = False, transactions: bool = False) -> None:
         self._kafka = kafka
@@ -291,8 +292,8 @@ class FakeEvidence:
 
 
 class FakeEndOffsets:
-    """``EndOffsets`` of a `FakeKafka`; ``silent`` as while no broker answers, ``refused`` names topics that may not be
-    described."""
+    """Implements ``EndOffsets`` for a `FakeKafka`. With ``silent`` it answers nothing, as when no broker does;
+    ``refused`` are topics that may not be described."""
 
     def __init__(self, kafka: FakeKafka) -> None:
         self._kafka = kafka

@@ -1,12 +1,12 @@
-"""A fault-injecting file system: real files whose calls fail as they are told to, and a power that can be cut.
+"""A fault-injecting file system: real files, with calls that fail on demand and simulated power cuts.
 
 files = FaultyFiles()
 storage = LocalStorage(folder, calls=files)
-files.fail("fdatasync", errno.EIO)          # the next one
+files.fail("fdatasync", errno.EIO)          # the next call
 files.fail("writev", errno.ENOSPC, written=100, times=3)
-files.room = 1_000_000                      # a full disk when so many more bytes were written
+files.room = 1_000_000                      # the disk is full after so many more bytes
 files.read_only = True
-files.cut_power(Random(7))                  # what no sync had made durable is kept, lost or zeroed, at random
+files.cut_power(Random(7))                  # bytes that are not durable are kept, lost or zeroed, at random
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Fault:
 
 
 class _Inode:
-    """What a file holds, and what of it would outlive a power cut."""
+    """A file's content, and the part of it that would survive a power cut."""
 
     def __init__(self, content: bytes = b"", *, durable: bool = False) -> None:
         self.content = bytearray(content)
@@ -44,7 +44,7 @@ class _Inode:
         self._doomed: list[tuple[int, int]] = []
 
     def sync(self) -> None:
-        """All of it is durable now, but for what a failed sync had dropped: the kernel calls those pages clean."""
+        """Make the content durable, except what a failed sync has dropped: the kernel marks those pages clean."""
         kept = bytearray(self.content)
         for start, end in self._doomed:
             old = self.durable[start:end]
@@ -55,7 +55,7 @@ class _Inode:
         self._doomed.append((len(self.durable), len(self.content)))
 
     def after_power_cut(self, random: Random) -> bytes:
-        """The durable bytes, and of each sector behind them what chance has written."""
+        """The durable bytes, and after them a random number of bytes whose sectors are randomly written or zero."""
         length = random.randint(len(self.durable), max(len(self.durable), len(self.content)))
         left = bytearray(self.durable)
         while len(left) < length:
@@ -65,43 +65,44 @@ class _Inode:
 
 
 class FaultyFiles(SystemCalls):
-    """The calls of one storage and those below it. ``calls`` is what was called, in order: (call, file's name)."""
+    """The calls of one storage and of those below it. ``calls`` lists the calls in order: (call, file's name)."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.room: int | None = None
-        """How many more bytes the disk takes; None: no bound."""
+        """How many more bytes fit on the disk; None: no bound."""
         self.read_only = False
         self._faults: list[_Fault] = []
         self._bad_sectors: list[tuple[str, int, int]] = []
         self._open: dict[int, tuple[Path, _Inode | None]] = {}
-        # Directory entries, as they are and as they would outlive a power cut; None is a directory.
+        # The current directory entries, and those that would survive a power cut; None is a directory.
         self._live: dict[Path, _Inode | None] = {}
         self._durable: dict[Path, _Inode | None] = {}
 
     def fail(
         self, call: str, error: int | None, *, path: str = "*", written: int = 0, after: int = 0, times: int = 1
     ) -> None:
-        """Have the next ``times`` calls fail, once ``after`` have succeeded, of files whose name fits ``path``. Any
-        ``call`` is "*".
+        """Make the next ``times`` calls on files whose name matches ``path`` fail, after ``after`` have succeeded.
 
-        ``error`` is an errno; of a write ``written`` bytes get through first, and None is a short write without error.
+        ``call`` is the call's name; "*" matches any call. ``error`` is an errno. A write first writes ``written``
+        bytes; with None as ``error`` it is a short write without an error.
         """
         self._faults.append(_Fault(call, error, path, written, after, times))
 
     def spoil(self, path: str, start: int, stop: int) -> None:
-        """No byte in [start, stop) of files whose name fits ``path`` can be read any more: the disk says EIO."""
+        """Make the bytes [start, stop) of files whose name matches ``path`` unreadable: reading them fails with EIO."""
         self._bad_sectors.append((path, start, stop))
 
     def heal(self) -> None:
-        """All that was told to fail is well again, and there is room."""
+        """Remove all faults, and the bound on the disk's room."""
         self._faults.clear()
         self._bad_sectors.clear()
         self.room = None
         self.read_only = False
 
     def cut_power(self, random: Random) -> None:
-        """Leave what a power cut would, and begin anew with it. Nothing may be written to files that were open."""
+        """Put the files into a state that a power cut could leave, at random, and go on from it. Files that were open
+        must not be written to any more."""
         contents = {
             id(inode): inode.after_power_cut(random)
             for inode in (*self._live.values(), *self._durable.values())
@@ -125,7 +126,7 @@ class FaultyFiles(SystemCalls):
         self._live, self._durable = left, dict(left)
 
     def close_all(self) -> None:
-        """Close the files that were left open, as the end of their process does."""
+        """Close the files that are still open, as the end of their process does."""
         for fd in list(self._open):
             self._open.pop(fd)
             super().close(fd)
@@ -156,7 +157,7 @@ class FaultyFiles(SystemCalls):
         through = len(data) if fault is None else min(len(data), fault.written)
         error = None if fault is None else fault.error
         if self.room is not None and through > self.room:
-            # As a disk does: what fits is written, and the next call is refused.
+            # As on a real disk: what fits is written, and the next call fails.
             through, error = self.room, errno.ENOSPC if self.room == 0 else None
         if self.read_only:
             through, error = 0, errno.EROFS
@@ -218,7 +219,7 @@ class FaultyFiles(SystemCalls):
             self.room += len(inode.content)
 
     def _adopt(self, path: Path) -> None:
-        """Take on a file that was there before anyone asked these calls."""
+        """Track a file that existed before its first call here; all of it counts as durable."""
         if path not in self._live and path.is_file():
             self._live[path] = self._durable[path] = _Inode(path.read_bytes(), durable=True)
 
@@ -232,7 +233,7 @@ class FaultyFiles(SystemCalls):
             if inode is not None:
                 inode.fail_sync()
             raise
-        # No power is ever really cut, so nothing is really synced: tests have thousands of these.
+        # Nothing is really synced: power cuts are simulated, and tests make thousands of these calls.
         if inode is not None:
             inode.sync()
             return

@@ -1,4 +1,4 @@
-"""A storage that fails on demand, and damages what it holds."""
+"""A storage whose writes fail on demand, and that can damage its files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class WriteFault:
 
 
 class FaultyStorage:
-    """A storage whose next writes fail as they are told to; reads see what the writes left.
+    """A storage whose next writes fail by ``write_faults``; reads see what the writes left.
 
-    >>> storage.write_faults.append(WriteFault(written=100))   # the next write breaks off after 100 bytes
+    >>> storage.write_faults.append(WriteFault(written=100))   # the next write stops after 100 bytes
     """
 
     def __init__(self, storage: LogStorage, write_faults: deque[WriteFault | None] | None = None) -> None:
@@ -31,7 +31,8 @@ class FaultyStorage:
         self.url = storage.url
         self.appends = storage.appends
         self.write_faults: deque[WriteFault | None] = deque() if write_faults is None else write_faults
-        """One for each coming write, None lets it succeed; when they are used up, all succeed."""
+        """One entry for each of the next writes; None lets it succeed. When the entries are used up, all writes
+        succeed."""
 
     def below(self, path: str) -> FaultyStorage:
         return FaultyStorage(self._storage.below(path), self.write_faults)
@@ -44,7 +45,7 @@ class FaultyStorage:
         if fault is None:
             self._storage.write_atomically(path, data, exclusive=exclusive)
             return
-        # Atomic: all of it or nothing, though the writer may be told of a failure either way.
+        # Atomic: all of it or nothing is written, and the writer gets an error either way.
         if fault.written >= len(memoryview(data)):
             self._storage.write_atomically(path, data, exclusive=exclusive)
         raise fault.error
@@ -77,24 +78,24 @@ class FaultyStorage:
         self._storage.truncate(path, length)
 
     def flip_bit(self, path: str, bit: int) -> None:
-        """Turn the file's ``bit`` (from 0, eight a byte)."""
+        """Flip the file's ``bit``, counted from 0, eight per byte."""
         data = bytearray(self.read(path))
         data[bit // 8] ^= 1 << bit % 8
         self._storage.write_atomically(path, bytes(data))
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
-        """Put ``data`` at ``offset``, without making the file longer."""
+        """Write ``data`` at ``offset``, without making the file longer."""
         whole = bytearray(self.read(path))
         data = data[: len(whole) - offset]
         whole[offset : offset + len(data)] = data
         self._storage.write_atomically(path, bytes(whole))
 
     def zero(self, path: str, offset: int, length: int) -> None:
-        """Zeros from ``offset`` on, as a lost page leaves them."""
+        """Write ``length`` zeros at ``offset``, as a lost page leaves them."""
         self.overwrite(path, offset, bytes(length))
 
     def cut(self, path: str, length: int) -> None:
-        """Leave the first ``length`` bytes."""
+        """Cut the file to its first ``length`` bytes."""
         self._storage.write_atomically(path, self.read(path)[:length])
 
 

@@ -1,4 +1,4 @@
-"""What happens to files on disks: damage to do to a log, at random and repeatably."""
+"""Damages a log's files at random, as disks do, and repeatably."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECTOR_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What was done to a file, as a person reads it."""
+    """A description of the damage done to a file."""
 
     kind: str
     path: str
@@ -40,7 +40,7 @@ Change = Callable[[bytes, Random, Callable[[], bytes]], tuple[bytes, str]]
 
 
 def _place(data: bytes, random: Random) -> int:
-    """Anywhere in the file, and as often as not where a frame starts."""
+    """A random offset in the file; half of the time, the start of a frame."""
     if random.random() < 0.5:
         starts = [match.start() for match in re.finditer(MAGIC, data)]
         if starts:
@@ -49,7 +49,7 @@ def _place(data: bytes, random: Random) -> int:
 
 
 def _range(data: bytes, random: Random) -> tuple[int, int]:
-    """A place in the file and a length from there, of a few bytes as often as of many."""
+    """A random offset and a length from there, from one byte to the rest of the file."""
     at = _place(data, random)
     most = max(1, len(data) - at)
     return at, min(most, random.choice((1, 8, 64, SECTOR_BYTES, 4096, random.randint(1, most))))
@@ -82,7 +82,7 @@ def _garbage(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[
 
 
 def _duplicate(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
-    """A range written once more, over something else or pushing it on."""
+    """Copy a range to another place, overwriting the bytes there or pushing them back."""
     at, length = _range(data, random)
     to = _place(data, random)
     over = random.choice((0, length))
@@ -90,32 +90,32 @@ def _duplicate(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tupl
 
 
 def _swap(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
-    """Two ranges that follow on each other, or lie apart, in each other's place."""
+    """Swap two ranges, which may be adjacent."""
     a, b, c, d = sorted(_place(data, random) for _ in range(4))
     return data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:], f"[{a}, {b}) and [{c}, {d})"
 
 
 def _stale(data: bytes, random: Random, stale: Callable[[], bytes]) -> tuple[bytes, str]:
-    """A range with what stands in this place of another file: blocks of the disk that were not overwritten."""
+    """Replace a range by another file's bytes at the same offset, as if the disk's old blocks were not overwritten."""
     at, length = _range(data, random)
     old = stale()[at : at + length]
     return data[:at] + old + data[at + len(old) :], f"[{at}, {at + len(old)})"
 
 
 def _remove(data: bytes, random: Random, _stale: Callable[[], bytes]) -> tuple[bytes, str]:
-    """A range taken out: all behind it moves up."""
+    """Remove a range, so that all bytes after it move forward."""
     at, length = _range(data, random)
     return data[:at] + data[at + length :], f"[{at}, {at + length})"
 
 
 def _extend(data: bytes, random: Random, stale: Callable[[], bytes]) -> tuple[bytes, str]:
-    """More behind the end: zeros as of a file made longer before it is filled, garbage, or another file's bytes."""
+    """Append bytes: zeros, as in a file that was extended before it was filled, garbage, or another file's bytes."""
     more = random.choice((bytes(random.randint(1, 5000)), random.randbytes(random.randint(1, 600)), stale()))
     return data + more, f"by {len(more)} bytes"
 
 
 def _replace(data: bytes, _random: Random, stale: Callable[[], bytes]) -> tuple[bytes, str]:
-    """Another file under this name."""
+    """Replace the file by another one."""
     other = stale()
     return other, f"of {len(data)} bytes by one of {len(other)}"
 

@@ -1,4 +1,4 @@
-"""A storage in memory that appends, for tests of what is written rather than of how durably."""
+"""A storage in memory that supports appending, for tests of what is written and not of its durability."""
 
 from __future__ import annotations
 

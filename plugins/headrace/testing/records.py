@@ -1,4 +1,4 @@
-"""Blocks to test with."""
+"""Builds blocks for tests."""
 
 from __future__ import annotations
 

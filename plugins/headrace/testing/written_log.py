@@ -1,4 +1,4 @@
-"""A log as several writers leave it, and the account of what they wrote."""
+"""Generates a random log as several writers leave it, with a record of what they wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Key = tuple[int, int, int]
 
 @dataclass
 class WrittenLog:
-    """``storage`` holds the log. ``accepted`` are the blocks that the ledger took, ``batches`` every block that a
+    """``storage`` holds the log. ``accepted`` are the blocks that the ledger accepted, ``batches`` every block that a
     writer tried to write, both by (receiver index, epoch, sequence)."""
 
     storage: MemoryStorage = field(default_factory=MemoryStorage)
@@ -28,7 +28,7 @@ class WrittenLog:
     batches: dict[Key, pa.RecordBatch] = field(default_factory=dict)
 
     def accepted_in(self, segment: str) -> list[BlockInfo]:
-        """The ledger's blocks of a segment."""
+        """The blocks in a segment that the ledger has accepted."""
         return [each for each in self.accepted.values() if each.handle.segment == segment]
 
     @property
@@ -38,8 +38,8 @@ class WrittenLog:
 
 
 def write_log(random: Random) -> WrittenLog:
-    """What one or two receivers leave in one to three epochs each: writes fail at any byte, the ledger refuses some
-    blocks, writers are killed or close, replaced ones go on, and cleanup has been there."""
+    """Write what one or two receivers leave in one to three epochs each: writes fail at any byte, the ledger refuses
+    some blocks, writers are killed or close, replaced writers continue, and cleanup has deleted a segment."""
     log = WrittenLog()
     clock = ManualClock(1_700_000_000_000)
     for index in range(random.choice((1, 1, 2))):
@@ -53,7 +53,7 @@ def write_log(random: Random) -> WrittenLog:
 
 
 class _Receiver:
-    """One receiver's lives."""
+    """One receiver, through all its epochs."""
 
     def __init__(self, log: WrittenLog, receiver: ReceiverId, clock: ManualClock, random: Random) -> None:
         self._log = log
@@ -65,7 +65,7 @@ class _Receiver:
         self._left: list[tuple[int, WriteAheadLogWriter]] = []
 
     def live(self, epoch: int) -> None:
-        """One epoch, at the end of which the writer closes its segment or is left as it is."""
+        """Write one epoch. At its end the writer closes its segment or is left as it is."""
         self._clock.advance(1)
         writer = WriteAheadLogWriter(
             self._storage,
@@ -84,7 +84,7 @@ class _Receiver:
             frame = self._write(writer, epoch, accepted, is_taken=is_taken)
             accepted = frame.sequence if frame is not None and is_taken else accepted
         if self._left and self._random.random() < 0.3:
-            # Nobody accepts anything of a writer that was replaced, while it goes on.
+            # A replaced writer continues to write, but the ledger accepts none of its blocks.
             of_epoch, zombie = self._left[-1]
             self._write(zombie, of_epoch, None, is_taken=False)
         if self._random.random() < 0.4:
