@@ -1,4 +1,4 @@
-"""What a block is to everyone who handles one: its offset ranges, its handle, its description.
+"""The types that describe a block: offset range, handle, receiver id and the block's description for the ledger.
 
 The records themselves are an Arrow record batch with ``headrace.wal.payload.RECORD_SCHEMA``.
 """
@@ -24,7 +24,7 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets ``[from_offset, until_offset)`` of one partition, of which ``records`` hold a record.
+    """Offsets ``[from_offset, until_offset)`` of one partition; ``records`` of them hold a record.
 
     ``until_offset`` is the consumer's position after the last record: aborted transactions and compaction
     leave offsets without records, so ``records <= until_offset - from_offset``.
@@ -46,7 +46,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True, order=True)
 class BlockHandle:
-    """Where a block's frame stands: ``length`` bytes at ``offset`` of ``segment`` (a path below the log's root)."""
+    """The place of a block's frame: ``length`` bytes at ``offset`` of ``segment`` (a path below the log's root)."""
 
     segment: str
     offset: int
@@ -55,7 +55,7 @@ class BlockHandle:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverId:
-    """One receiver of one input of a stream; ``index`` counts from 0 below the input's ``receivers``."""
+    """One receiver of one input of a stream; ``index`` is from 0 to the input's ``receivers`` - 1."""
 
     stream: str
     input_id: str
@@ -67,11 +67,11 @@ class ReceiverId:
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """A block that is durable in the log, as the ledger is told of it.
+    """The description of a durable block that is added to the ledger.
 
-    ``epoch`` is the writer's lease epoch, ``sequence`` counts its frames from 0 within the epoch,
-    ``cut_time_ms`` is the ledger's clock (as the receiver estimates it) at the cut. ``event_time_ms`` is a time
-    inside the interval of the block's batch time where the stream is by timestamp, None where it is by arrival.
+    ``epoch`` is the writer's lease epoch; ``sequence`` counts its frames from 0 within the epoch. ``cut_time_ms`` is
+    the ledger's time (as the receiver estimates it) when the block was cut. ``event_time_ms`` is a time inside the
+    interval of the block's batch time if the stream's batches are by timestamp, None if they are by arrival.
     """
 
     receiver: ReceiverId

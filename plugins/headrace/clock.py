@@ -1,6 +1,6 @@
-"""Clocks, and times as text. Every component that tells the time is given a clock, so that a test can hold it still.
+"""Clocks, and times as text. Every component that needs the time gets a clock, so that a test can control it.
 
-Batch times come from the ledger's clock (rule 4 of the design); these clocks pace loops and estimate it.
+Batch times come from the ledger's clock (rule 4 of the design); these clocks time loops and estimate the ledger's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 
 def time_text(time_ms: int | None) -> str:
-    """Epoch milliseconds as UTC in ISO 8601, to the millisecond where there are any; the bare number where no calendar
-    has it, "-" for None."""
+    """Epoch milliseconds as UTC in ISO 8601, with milliseconds unless they are zero. The bare number if it is outside
+    the calendar's range, "-" for None."""
     if time_ms is None:
         return "-"
     try:
@@ -25,23 +25,23 @@ def time_text(time_ms: int | None) -> str:
 
 
 def times_text(times_ms: Iterable[int]) -> str:
-    """Several of them, by comma."""
+    """Several times as `time_text`, separated by commas."""
     return ", ".join(map(time_text, times_ms))
 
 
 class Clock(Protocol):
-    """Tells the wall time in milliseconds since the Unix epoch, and waits."""
+    """Reads the time, and waits."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch."""
+        """The wall time in milliseconds since the Unix epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start, never going back; for durations."""
+        """Seconds from an arbitrary start, which never decrease; for durations."""
         ...
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait until ``event`` is set or ``seconds`` have passed; whether it is set."""
+        """Wait until ``event`` is set or ``seconds`` have passed. Returns whether it is set."""
         ...
 
 
@@ -59,7 +59,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it; waiters wake when their time has come."""
+    """A clock that stands still until a test moves it. Waiting threads wake when their time is reached."""
 
     def __init__(self, now_ms: int = 0) -> None:
         self._now_ms = now_ms
@@ -73,7 +73,7 @@ class ManualClock:
         return self.now_ms() / 1000
 
     def advance(self, milliseconds: int) -> None:
-        """Move the time forward and wake whoever waits for it."""
+        """Move the time forward and wake waiting threads."""
         if milliseconds < 0:
             raise ValueError(f"time does not go back, got {milliseconds} ms")
         with self._moved:
@@ -84,6 +84,6 @@ class ManualClock:
         with self._moved:
             until = self._now_ms + seconds * 1000
             while not event.is_set() and self._now_ms < until:
-                # The event is set by others without notifying this condition, hence the short real wait.
+                # Other threads set the event without notifying this condition, so the real wait is short.
                 self._moved.wait(0.005)
             return event.is_set()

@@ -1,8 +1,8 @@
-"""Connections by id, read from the environment in Airflow's own form, without Airflow.
+"""Reads connections by id from the environment, in Airflow's own form but without Airflow.
 
 Airflow looks for a connection ``kafka_default`` in ``AIRFLOW_CONN_KAFKA_DEFAULT``, as JSON or as a URI. The
 processes that headrace starts (receiver job, batch) get the stream's connections this way, so that a secret is
-never on a command line, in the ledger or in a Spark plan; a plain script sets the same variable by hand. Executors on
+never on a command line, in the ledger or in a Spark plan. A plain script can set the same variable itself. Executors on
 other hosts get them in a file of the application (``headrace.spark.packaging``), which a variable names.
 """
 
@@ -24,7 +24,7 @@ FILE_VARIABLE = "HEADRACE_CONNECTIONS_FILE"
 """The environment variable that names a JSON file of further ``AIRFLOW_CONN_…`` variables and their values."""
 
 CONNECTION_PREFIX = "connection:"
-"""What a ledger's URL begins with where it names a connection: ``connection:<its id>``."""
+"""The prefix of a ledger's URL that names a connection: ``connection:<its id>``."""
 
 
 class ConnectionNotFoundError(HeadraceError):
@@ -37,7 +37,7 @@ class ConnectionFormatError(HeadraceError):
 
 @dataclass(frozen=True)
 class Connection:
-    """Where a server is and how to be let in. ``password`` and ``extra`` stay out of ``repr``."""
+    """A server's address and credentials. ``password`` and ``extra`` are not in ``repr``."""
 
     id: str
     conn_type: str
@@ -49,7 +49,7 @@ class Connection:
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> str:
-        """The connection in the form that `from_text` and Airflow read."""
+        """The connection as JSON, which `from_text` and Airflow read."""
         return json.dumps(
             {
                 "conn_type": self.conn_type,
@@ -69,10 +69,10 @@ def variable_name(conn_id: str) -> str:
 
 
 def resolve(conn_id: str, environ: Mapping[str, str] | None = None) -> Connection:
-    """The connection with this id.
+    """Look up the connection with this id.
 
     Raises:
-        ConnectionNotFoundError: neither the environment nor the file that it names has such a variable.
+        ConnectionNotFoundError: neither the environment nor the file that it names has its variable.
         ConnectionFormatError: its text is neither JSON nor a URI.
     """
     name = variable_name(conn_id)
@@ -90,7 +90,7 @@ def _of_file(path: str | None) -> Mapping[str, str]:
     try:
         found: dict[str, str] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
     except FileNotFoundError:
-        # On the driver, whose own environment has them.
+        # The driver does not have the file: its own environment has the connections.
         return {}
     return found
 
@@ -100,7 +100,7 @@ def from_text(conn_id: str, text: str) -> Connection:
     try:
         return _from_json(conn_id, text) if text.lstrip().startswith("{") else _from_uri(conn_id, text)
     except (ValueError, TypeError, AttributeError):
-        # The text may hold a password: neither it nor the parser's message (which quotes it) is repeated.
+        # The text may hold a password: repeat neither it nor the parser's message, which quotes it.
         raise ConnectionFormatError(
             f"Connection {conn_id!r} in {variable_name(conn_id)} is neither Airflow's JSON nor its URI form.",
             remedy='Write it as {"conn_type": "…", "host": "…", "port": 1234, "extra": {…}}.',

@@ -1,4 +1,4 @@
-"""The root of every error that headrace raises on purpose."""
+"""The base class of every error that headrace raises on purpose."""
 
 from headrace.failure import Failure
 
@@ -6,8 +6,8 @@ from headrace.failure import Failure
 class HeadraceError(Exception):
     """Something went wrong that a person can act on.
 
-    ``what`` says what happened and where, ``remedy`` what to do about it. Both end up in task logs and on
-    consoles, so neither may hold a secret. ``failure`` says what to do about it where nobody looks.
+    ``what`` says what happened and where, ``remedy`` what to do about it. Both appear in task logs and on consoles, so
+    neither may hold a secret. ``failure`` determines whether a failed attempt is retried automatically.
     """
 
     failure: Failure = Failure.PASSING

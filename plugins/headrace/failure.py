@@ -1,29 +1,29 @@
-"""What a failure says of the next try."""
+"""The kinds of failure of an attempt at a batch, which determine whether it is retried automatically."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 FAILURE = "failure"
-"""The attribute of a failed attempt that says which."""
+"""The attribute of a failed attempt that holds its `Failure`."""
 
 TRIED_WITH = "tried_with"
-"""The attribute of a failed attempt that names the definition and the code that it ran with."""
+"""The attribute of a failed attempt that identifies the definition and the code that it ran with."""
 
 
 TAKEN_UP = "taken_up"
-"""The attribute of an attempt at a batch that had failed, made by the run of a later batch."""
+"""The attribute of an attempt by which a later batch's run retries a batch that failed."""
 
 
 class Failure(StrEnum):
-    """Whose fault a failure is, and so whether to try again."""
+    """The cause of a failure, which determines whether to retry."""
 
     PASSING = "passing"
-    """The surroundings': a server that is away, a process that was killed, credentials that somebody will mend. Tried
-    again by later runs, until it succeeds: nobody should have to clear all the batches of a night."""
+    """The environment: an unavailable server, a killed process, credentials that will be corrected. Later runs retry it
+    until it succeeds, so that nobody has to clear all the batches of a night."""
     CODE = "code"
-    """The user's code or definition, or rows that do not fit. The same again will most likely fail again: tried once
-    more at once, and by later runs when the definition or the code is another one."""
+    """The user's code or definition, or rows that do not fit. The same attempt will most likely fail again. It is
+    retried once at once, and by later runs when the definition or the code has changed."""
     FINAL = "final"
-    """What was stored is gone or damaged. No repetition brings it back: tried again only as after `CODE`, by later
-    runs."""
+    """Stored data is lost or damaged, and a retry does not restore it. It is retried only by later runs, when the
+    definition or the code has changed."""

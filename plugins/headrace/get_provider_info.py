@@ -1,6 +1,6 @@
-"""What Airflow is told about headrace: the entry point of the group ``apache_airflow_provider``.
+"""Describes headrace to Airflow: the entry point of the group ``apache_airflow_provider``.
 
-Nothing is imported here: Airflow calls this in every process, before it knows whether it needs us.
+This file imports nothing heavy: Airflow calls it in every process, before it knows whether it needs headrace.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _INTEGRATION = "headrace"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The provider's description, by the schema ``airflow/provider_info.schema.json``."""
+    """The provider's description, in the schema ``airflow/provider_info.schema.json``."""
     return {
         "package-name": "headrace",
         "name": "headrace",
@@ -40,7 +40,7 @@ def get_provider_info() -> dict[str, Any]:
             "headrace.triggers.blocks_ready",
             "headrace.triggers.records_received",
         ),
-        # Airflow normalises nothing about them; the entry says that the scheme is known.
+        # Without a handler Airflow does not normalise these URIs; the entry only makes the scheme known.
         "asset-uris": [{"schemes": ["headrace"], "handler": None}],
         "connection-types": [
             {
