@@ -185,7 +185,7 @@ def _headers_of(messages: Sequence[Any], result: Converted) -> list[_Headers]:
 
     Kafka accepts any bytes as a header's name, the client only UTF-8: it fails with a SystemError. One such record must
     not stop all later ones from being received. ``headers()`` is not called twice on such a message: the second call
-    returns a list with null pointers, and reading them ends the process."""
+    returns a list with unset items, and reading them ends the process."""
     headers: list[_Headers] = []
     rest = iter(messages)
     while len(headers) < len(messages):

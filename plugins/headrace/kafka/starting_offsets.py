@@ -39,7 +39,7 @@ def resolve(admin: Any, source: KafkaInput, partitions: Collection[Partition], *
 
     Raises:
         StartingOffsetsError: an offset lies beyond its partition's end.
-        KafkaException: Kafka cannot be asked.
+        KafkaException: the request cannot be made.
     """
     wish, asking = source.starting_offsets, _Asking(admin, isolation_level(source))
     if isinstance(wish, StartingTimestamp):

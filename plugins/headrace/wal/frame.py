@@ -26,7 +26,7 @@ What each part is for:
 - Lengths are checked against their bounds and against the bytes that the file really has before anything is
   allocated; the payload's is used only once its checksum (with the header's) has held.
 - Segment id and offset make every frame belong to one place: bytes that were misdirected, recycled or are part of a
-  record's value are not taken for a frame, so a reader can look for the next frame behind damage.
+  record's value are not taken for a frame, so a reader can look for the next frame after damage.
 - Frames of another version are distinguished from damage: their first 24 bytes are right, and no flipped bit explains
   the rest.
 - Every write is one frame (the first of a segment: header and block together), synced before it is acknowledged. So
