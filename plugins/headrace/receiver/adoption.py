@@ -1,7 +1,7 @@
-"""Whether the receiver job runs by the definition that its stream has now, as far as receiving is concerned.
+"""Checks whether the receiver job uses the stream's newest definition, as far as receiving is concerned.
 
-A job goes on by the definition that it began with until it is started anew. What only batches use (transforms, outputs,
-decoders) they take from their own definition, so that a difference there is none here.
+A job uses the definition that it started with until it is restarted. Batches have their own definition, so differences
+in what only batches use (transforms, outputs, decoders) do not count here.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from headrace.stream import Stream
 from headrace.stream.errors import StreamDefinitionError
 
 REVISION = "revision"
-"""The attribute of a receiver job that has the revision of its definition."""
+"""The attribute of a receiver job that holds the revision of its definition."""
 
 _NOTED = "noted_revision"
-"""The attribute that has the revision for which the event of a difference was written."""
+"""The attribute that holds the revision for which the difference was reported as an event."""
 
 _FIELDS = ("batch_by", "allowed_lateness", "batch_interval", "block_interval", "storage", "spark")
-# Decoding is the batches' part.
+# Batches decode, not receivers.
 _NOT_RECEIVED = frozenset({"id", "key_decoder", "value_decoder"})
 _LIMITS = (
     "max_block_bytes",
@@ -40,7 +40,7 @@ _ABSENT = "none"
 
 @dataclass(frozen=True, slots=True)
 class Unadopted:
-    """A receiver job that runs by another definition than its stream has, and in what they differ."""
+    """A receiver job that uses another definition than its stream has, and their differences."""
 
     stream: str
     epoch: int
@@ -57,7 +57,7 @@ class Unadopted:
 
 
 def unadopted(ledger: Ledger, stream: str) -> Unadopted | None:
-    """What the live receiver job has not adopted of the stream's newest definition; None: nothing, or no job lives.
+    """Return what the live receiver job has not adopted of the stream's newest definition; None if nothing, or no job.
 
     Raises:
         StreamNotFoundError: there is no such stream.
@@ -72,14 +72,14 @@ def unadopted(ledger: Ledger, stream: str) -> Unadopted | None:
         before = Stream.from_json(ledger.streams.at_revision(stream, running).definition)
         after = Stream.from_json(row.definition)
     except (RevisionNotFoundError, StreamDefinitionError):
-        # From before the ledger was rebuilt, or of another headrace, which replaces the job anyway.
+        # The revision is from before the ledger was rebuilt, or of another headrace version, which replaces the job.
         return None
     differences = tuple(receiving_differences(before, after))
     return Unadopted(stream, job.epoch, running, row.revision, differences) if differences else None
 
 
 def record_unadopted(ledger: Ledger, stream: str, revision: int) -> None:
-    """Write an event where the receiver job has not adopted this revision; once for each job and revision."""
+    """Append an event if the receiver job has not adopted this revision; once for each job and revision."""
     job = ledger.jobs.current(stream)
     if job is None or revision in (job.attributes.get(REVISION), job.attributes.get(_NOTED)):
         return
@@ -92,7 +92,7 @@ def record_unadopted(ledger: Ledger, stream: str, revision: int) -> None:
 
 
 def receiving_differences(before: Stream, after: Stream) -> Iterator[str]:
-    """Each field of the two definitions that a receiver job reads and that differs, with both values."""
+    """Yield each differing field that a receiver job reads, with both values."""
     old, new = _received(before), _received(after)
     for name in [*old, *(name for name in new if name not in old)]:
         if old.get(name) != new.get(name):
@@ -100,7 +100,7 @@ def receiving_differences(before: Stream, after: Stream) -> Iterator[str]:
 
 
 def _received(stream: Stream) -> dict[str, Any]:
-    """What receivers and their job read of a definition, by path."""
+    """Return the fields of a definition that receivers and their job read, by path."""
     fields = stream.model_dump(mode="json")
     found: dict[str, Any] = {}
     for source in fields["inputs"]:

@@ -1,4 +1,4 @@
-"""Which receiver reads which partition: evenly, and moving as little as possible. Pure functions."""
+"""Assigns partitions to receivers: evenly, with as few moves as possible. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ P = TypeVar("P")
 
 
 def assign(partitions: Collection[P], receivers: Collection[int], current: Mapping[P, int]) -> dict[P, int]:
-    """Give each of ``partitions`` to one of the live ``receivers`` (indexes), counts differing by one at most.
+    """Assign each of ``partitions`` to one of the live ``receivers`` (indexes); their counts differ by at most one.
 
-    What is ``current`` stays where it is as far as evenness allows; the fewest possible partitions move. The
-    answer is the same for the same question. Without receivers nothing is assigned.
+    ``current`` assignments stay as far as evenness allows, so the fewest possible partitions move. Deterministic.
+    Without receivers the result is empty.
     """
     if not receivers:
         return {}
@@ -23,7 +23,7 @@ def assign(partitions: Collection[P], receivers: Collection[int], current: Mappi
         if owner in held:
             held[owner].append(partition)
     least, with_one_more = divmod(len(ordered), len(held))
-    # The receivers that hold most keep the larger shares: then the fewest have to give something up.
+    # The receivers that hold most keep the larger shares, so the fewest partitions move.
     by_load = sorted(held, key=lambda receiver: (-len(held[receiver]), receiver))
     share = {receiver: least + (rank < with_one_more) for rank, receiver in enumerate(by_load)}
     result = {partition: receiver for receiver in held for partition in held[receiver][: share[receiver]]}

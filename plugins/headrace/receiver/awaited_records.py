@@ -1,5 +1,7 @@
-"""Whether batches wait for records that only receivers can bring: receivers that pause for want of room would then
-pause for good, since only a batch's cleanup makes room."""
+"""Checks whether batches wait for records that only receivers can bring.
+
+If so, receivers must not pause for lack of room: only a batch's cleanup frees room, so the pause would never end.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 def only_receiving_helps(ledger: Ledger, stream: str, batch_by: str) -> bool:
-    """By timestamp a batch waits for records that are still in Kafka: unless there is another one to be finished, it
-    has to get them, or the log would stay as full as it is. Raises LedgerUnavailableError.
+    """Return whether only receiving lets batches complete.
+
+    With ``batch_by="timestamp"`` a batch waits for records that are still in Kafka. Unless another batch can be
+    finished first, it must get them, or the log stays full. Raises LedgerUnavailableError.
     """
     if batch_by != "timestamp" or ledger.batches.page(stream, 1, _UNFINISHED):
         return False

@@ -1,9 +1,9 @@
-"""Cuts what a receiver adds into blocks, and pushes them on, as Spark's BlockGenerator.
+"""Cuts the data that a receiver adds into blocks, and pushes the blocks to a listener, as Spark's BlockGenerator.
 
-Three threads meet here: the receiver's own (adds), the cutter's timer (cuts at each block interval) and the
-pushing thread (stores, one block after the other, and carries the heartbeat). A block is cut at the interval or
-when its bytes are reached. The queue is bounded in blocks, each bounded in bytes; when it is full the interval's
-cut waits and the block grows to its bound, then adding waits: back-pressure, and under load fewer, larger blocks.
+Three threads work here: the receiver's own (adds), the cutter's timer (cuts at each block interval) and the pushing
+thread (stores one block after the other, and sends the heartbeat). A block is cut at the interval or when it reaches
+its maximum bytes. The queue is bounded in blocks, each block in bytes. When the queue is full, the interval's cut waits
+and the block grows to its maximum; then adding waits. This gives back-pressure, and fewer, larger blocks under load.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from headrace.receiver.recurring_timer import RecurringTimer
 
 T = TypeVar("T")
 
-# The pushing thread looks up this often when nothing is to be pushed; the heartbeat (1 s) rides on it.
+# The pushing thread ticks this often while there is nothing to push; the heartbeat (1 s) runs in these ticks.
 TICK_SECONDS = 0.2
 
 
 class GeneratorState(Enum):
-    """In the order in which a generator goes through them."""
+    """The states of a generator, in order."""
 
     INITIALIZED = "initialized"
     ACTIVE = "active"
@@ -38,7 +38,7 @@ class GeneratorState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BlockId:
-    """A block's name within its receiver: when the interval began that it was cut at the end of."""
+    """A block's name within its receiver: the start of the interval at whose end it was cut, and a serial number."""
 
     receiver: ReceiverId
     interval_start_ms: int
@@ -59,8 +59,8 @@ class GeneratedBlock(Generic[T]):
 
 
 class BlockGeneratorListener(Protocol[T]):
-    """Told of everything that happens to the data, in order. ``on_add_data`` and ``on_generate_block`` are called
-    under the generator's lock, so adding and cutting are atomic with them, and must be quick."""
+    """Called for everything that happens to the data, in order. ``on_add_data`` and ``on_generate_block`` are called
+    under the generator's lock, so they are atomic with adding and cutting, and must be quick."""
 
     def on_add_data(self, item: T, metadata: object) -> None:
         """``item`` was added to the block that is being filled (only from the ``_with_callback`` methods)."""
@@ -69,17 +69,17 @@ class BlockGeneratorListener(Protocol[T]):
         """``block`` was cut; everything added later belongs to a later block."""
 
     def on_push_block(self, block: GeneratedBlock[T]) -> None:
-        """Store ``block``; pushing thread. Raising ends the generator: what is queued is not pushed."""
+        """Store ``block``; called in the pushing thread. Raising ends the generator: queued blocks are not pushed."""
 
     def on_tick(self) -> None:
-        """Pushing thread, after each block and at least every ``TICK_SECONDS`` while none is being pushed."""
+        """Called in the pushing thread, after each block and at least every ``TICK_SECONDS`` between blocks."""
 
     def on_error(self, message: str, error: BaseException) -> None:
         """The pushing thread has ended with ``error``."""
 
 
 class BlockGenerator(Generic[T]):
-    """Owns the cutter's and the pushing thread. Every method is safe to call from any thread but the pushing one."""
+    """Owns the cutter and the pushing thread. Every method may be called from any thread except the pushing one."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class BlockGenerator(Generic[T]):
         clock: Clock,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """``now_ms`` tells the cut times (the ledger's clock), ``clock`` paces the cutter."""
+        """``now_ms`` gives the cut times (the ledger's clock); ``clock`` times the cutter."""
         self._receiver = receiver
         self._listener = listener
         self._interval_ms = block_interval_ms
@@ -123,12 +123,12 @@ class BlockGenerator(Generic[T]):
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the pushing thread, if anything did."""
+        """The error that ended the pushing thread, if any."""
         with self._changed:
             return self._failure
 
     def start(self) -> None:
-        """Raises GeneratorStateError unless this is the first start."""
+        """Start both threads. Raises GeneratorStateError unless this is the first start."""
         with self._changed:
             if self._state is not GeneratorState.INITIALIZED:
                 raise GeneratorStateError(f"the block generator was started in state {self._state.value}.")
@@ -137,7 +137,7 @@ class BlockGenerator(Generic[T]):
         self._pusher.start()
 
     def stop(self) -> None:
-        """Take nothing more, cut what was added, push all of it, end both threads. A second call does nothing."""
+        """Accept no more data, cut and push what was added, and end both threads. A second call does nothing."""
         with self._changed:
             started = self._state is not GeneratorState.INITIALIZED
             if self._state is GeneratorState.ACTIVE:
@@ -155,7 +155,7 @@ class BlockGenerator(Generic[T]):
             self._state = GeneratorState.STOPPED_ALL
 
     def abort(self, error: BaseException) -> None:
-        """Forget all that is not being pushed at this moment, and end. For a receiver that may store no more."""
+        """Drop everything except the block being pushed, and end. For a receiver that may store nothing more."""
         with self._changed:
             self._fail(error)
         self._timer.stop()
@@ -185,7 +185,7 @@ class BlockGenerator(Generic[T]):
             self._changed.notify_all()
 
     def wait_for_room(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until an item can be added without waiting; whether it can."""
+        """Wait up to ``seconds`` until an item can be added without waiting. Returns whether it can."""
         with self._changed:
             if self._has_room() or self._state is not GeneratorState.ACTIVE:
                 return True
@@ -196,7 +196,7 @@ class BlockGenerator(Generic[T]):
 
     @property
     def queued(self) -> tuple[int, int]:
-        """(blocks, bytes) that are added and not yet pushed, the one being filled and the one being pushed included."""
+        """(blocks, bytes) added and not yet pushed, including the block being filled and the one being pushed."""
         with self._changed:
             blocks, nbytes = self._queued_blocks, self._queued_bytes
             if self._filling:
@@ -206,7 +206,7 @@ class BlockGenerator(Generic[T]):
             return blocks, nbytes
 
     def sealed_through_ms(self) -> int:
-        """The time before which every block that was or will be cut has been pushed."""
+        """Return the time before which every block is pushed; no block with an earlier cut time will follow."""
         with self._changed:
             if self._pushing is not None:
                 return self._pushing.cut_time_ms
@@ -251,7 +251,7 @@ class BlockGenerator(Generic[T]):
         return self._last_cut_ms
 
     def _cut(self) -> None:
-        """Under the lock. Nothing added means no block."""
+        """Cut a block, unless nothing was added. Called under the lock."""
         if not self._filling:
             return
         cut_time_ms = self._cut_time()
@@ -283,7 +283,7 @@ class BlockGenerator(Generic[T]):
             self._listener.on_error("the thread that stores blocks has ended", error)
 
     def _push_next(self) -> bool:
-        """Push what is next, or tick; whether there may be more."""
+        """Push the next entry, or tick. Returns whether there may be more."""
         with self._changed:
             if not self._queue:
                 if self._state not in (GeneratorState.ACTIVE, GeneratorState.STOPPED_ADDING_DATA):
@@ -305,7 +305,7 @@ class BlockGenerator(Generic[T]):
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Under the lock: nothing more is taken, cut or pushed."""
+        """Stop taking, cutting and pushing. Called under the lock."""
         if self._failure is None:
             self._failure = error
         self._state = GeneratorState.STOPPED_ALL

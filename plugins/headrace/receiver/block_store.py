@@ -1,4 +1,4 @@
-"""Stores a block: the log, then the ledger, then Kafka's commit, and never in another order (rule 1 of the design)."""
+"""Stores a block: first in the log, then in the ledger, then commits to Kafka, always in this order (rule 1)."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# One try and three more, as Spark's ReliableKafkaReceiver; the log puts each on a segment of its own.
+# One try and three retries, as Spark's ReliableKafkaReceiver; the log writes each to a new segment.
 STORE_TRIES = 4
 _FIRST_WAIT_SECONDS = 0.2
-# A failover of Postgres, or a busy SQLite: the frame is durable and its outcome must be known before the next one
-# (at most one frame of an epoch is undecided, rule 10), so this is waited out and not written again.
+# A failover of Postgres, or a busy SQLite. The frame is durable and its outcome must be known before the next one
+# (at most one frame of an epoch is undecided, rule 10), so the receiver waits and does not write it again.
 LEDGER_TIMEOUT_SECONDS = 60.0
-# While the disk is full: how soon it is looked at again, at first and at most.
+# While the disk is full: the first and the longest wait before it is checked again.
 _FIRST_LOOK_SECONDS = 0.5
 _LONGEST_LOOK_SECONDS = 10.0
-# Room for this many blocks like the one that waits, and for this many bytes, so that it is not full again at once.
+# The room needed to continue: this many blocks like the waiting one, and at least this many bytes, so that the disk is
+# not full again at once.
 _ROOM_BLOCKS = 4
 _ROOM_BYTES = 4 << 20
 
 
 class BlockStore:
-    """The pushing thread's. ``wait`` pauses for seconds while heartbeats go on; it raises to give up."""
+    """Used by the pushing thread. ``wait`` waits for seconds while heartbeats continue; it raises to give up."""
 
     def __init__(
         self,
@@ -65,12 +66,12 @@ class BlockStore:
         recreated: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]] = lambda _: (),
         stored: Callable[[], None] = lambda: None,
     ) -> None:
-        """``next_offsets`` is kept up to date here: the ledger's positions, for the heads of new segments.
+        """``next_offsets`` are the ledger's positions, for the headers of new segments; this class keeps them current.
 
-        ``room_for`` says whether the log's disk has room for so many bytes; ``pausing`` hears when it has not.
-        ``epoch_end`` is asked for the last record of a partition below an offset.
-        ``recreated`` says which partitions' records may be of another incarnation of their topic by now. ``stored`` is
-        called after each block: what was read of an idle year is one block for each of its batches.
+        ``room_for`` returns whether the log's disk has room for a number of bytes; ``pausing`` is notified when not.
+        ``epoch_end`` returns the epoch end of a partition's last record below an offset.
+        ``recreated`` returns the partitions whose records may belong to another incarnation of their topic.
+        ``stored`` is called after each block: records of an idle year become one block for each of its batches.
         """
         self._lease = lease
         self._ledger = ledger
@@ -94,11 +95,11 @@ class BlockStore:
         self.next_offsets = next_offsets
 
     def store(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> None:
-        """Store the chunks as one block for each of their event times, or only move positions where there is no record.
+        """Store the chunks as one block per event time; chunks without records only move positions.
 
         Raises:
-            StoreFailedError: after all tries; the records are still Kafka's.
-            LeaseLostError: another has taken over, nothing more was accepted.
+            StoreFailedError: all tries failed; the records are still in Kafka.
+            LeaseLostError: another receiver has taken over; nothing more was accepted.
         """
         partitions = dict.fromkeys(each.partition for chunk in chunks for each in chunk.ranges)
         gone = self._recreated(list(partitions))
@@ -107,7 +108,7 @@ class BlockStore:
             self._stored()
 
     def _store_block(self, chunks: Sequence[RecordChunk], cut_time_ms: int, gone: Sequence[TopicPartition]) -> None:
-        """``gone``: partitions whose records are to be dropped."""
+        """``gone``: partitions whose records are dropped."""
         batch, ranges = combine(chunks)
         if gone:
             batch, ranges = self._without(batch, ranges, gone)
@@ -119,20 +120,20 @@ class BlockStore:
                     self._store(batch, ranges, cut_time_ms, chunks[0].event_time_ms)
                 break
             except PartitionNotAssignedError as error:
-                # Taken from this receiver by force. The frame that may have been written stays an intent.
+                # The partition was taken away by force. If a frame was written, it stays an intent.
                 logger.warning("%s", error)
                 batch, ranges = self._without(batch, ranges, [error.partition])
         self.next_offsets.update((each.partition, each.until_offset) for each in ranges)
         self._commit(ranges)
 
     def advance(self, partition: TopicPartition, from_offset: int, until_offset: int, gap: str | None) -> None:
-        """Move a position over offsets that hold no record, or that are lost (``gap`` says why)."""
+        """Advance a position over offsets that hold no record, or that are lost (``gap`` says why)."""
 
         def step() -> None:
             try:
                 self._ledger.positions.advance(self._lease, partition, from_offset, until_offset, gap=gap)
             except PositionConflictError as error:
-                # An earlier try got through although its answer did not.
+                # An earlier try succeeded, but its answer was lost.
                 if error.expected != until_offset:
                     raise
 
@@ -140,27 +141,27 @@ class BlockStore:
         self.next_offsets[partition] = until_offset
 
     def report_reused(self, gap: Gap) -> None:
-        """Kafka took these offsets back. (Where the topic was created again it did not: the tracker tells of that.)"""
+        """Report offsets that Kafka took back. (Not if the topic was created again: the tracker reports that.)"""
         if self._recreated([gap.partition]):
             return
         try:
             self._retried(lambda: report_reused(gap, self._lease, self._ledger))
         except PartitionNotAssignedError as error:
-            # Taken by force: who has it now finds the same.
+            # The partition was taken away by force; its new receiver finds the same.
             logger.warning("%s", error)
 
     def idle(self) -> None:
-        """Nothing to store for now: let the segment end when its time is out."""
+        """End the segment if it is due. Called while there is nothing to store."""
         self._closed(self._writer.roll_if_due(self._settled))
 
     def close(self) -> None:
-        """End the segment; the ledger hears of it when it can."""
+        """End the segment and report that to the ledger if it answers."""
         self._closed(self._writer.close(self._settled))
 
     @property
     def _settled(self) -> int | None:
-        """What an end frame may say was accepted last; None: it is not known."""
-        # Of a block whose answer has not come the log must not say that it was refused: a lost ledger is rebuilt by it.
+        """The last accepted sequence for an end frame; None if unknown."""
+        # A block without an answer must not appear as refused in the log: a lost ledger is rebuilt from it.
         return None if self._is_undecided else self._last_accepted
 
     def _advance(self, ranges: Sequence[OffsetRange]) -> None:
@@ -199,8 +200,8 @@ class BlockStore:
                 self.write_failures += 1
                 last = error
                 if is_out_of_space(error):
-                    # No failure of this receiver's: it would be the same for the next one, which would begin by
-                    # reading all of it again.
+                    # Not this receiver's failure: a restarted receiver would have the same problem, and would first
+                    # have to read everything again.
                     self._await_room(error, batch.nbytes, full)
                     full += 1
                     continue
@@ -215,7 +216,7 @@ class BlockStore:
         ) from last
 
     def _await_room(self, error: Exception, nbytes: int, waited: int) -> None:
-        """Wait until the disk has room for blocks of ``nbytes``; ``waited``: how often that was in vain before."""
+        """Wait until the disk has room for blocks of ``nbytes``. ``waited``: number of earlier waits for this block."""
         self._pausing.disk_is_full(error)
         needed = max(_ROOM_BLOCKS * nbytes, _ROOM_BYTES)
         seconds = min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 2 ** min(waited, 8))
@@ -245,11 +246,12 @@ class BlockStore:
             try:
                 self._ledger.segments.closed(self._lease, segment)
             except (LedgerUnavailableError, LeaseLostError) as error:
-                # The next epoch's registration closes it too; cleanup is only later for it.
+                # The next epoch's registration closes it too; only its cleanup is delayed.
                 logger.warning("segment %s could not be told to be closed: %s", segment, error)
 
     def _retried(self, step: Callable[[], T]) -> T:
-        """Adding twice does no harm (the ledger knows the sequence), so an unknown outcome is asked again."""
+        """Repeat ``step`` while the ledger does not answer. Adding a block twice is harmless: the ledger knows its
+        sequence."""
         until = self._clock.monotonic() + LEDGER_TIMEOUT_SECONDS
         seconds = _FIRST_WAIT_SECONDS
         while True:

@@ -1,6 +1,6 @@
-"""Commits to Kafka, for lag tools only: nothing of headrace's is read from them (rule 1 of the design).
+"""Commits offsets to Kafka, for lag tools only: headrace reads nothing from them (rule 1 of the design).
 
-So a commit that fails is counted, shown and repeated with the next one, and never a reason to stop.
+A commit that fails is counted, shown and repeated with the next one. It never stops a receiver.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 class OffsetCommits:
-    """Commits asynchronously what is stored. ``note`` is the storing thread's; ``send`` and the callback are the
-    consuming thread's, since librdkafka's Python client deadlocked when one thread committed while another consumed
-    (commit() keeps the interpreter's lock while it waits for the client's)."""
+    """Commits stored offsets asynchronously.
+
+    The pushing thread calls ``note``. The consuming thread calls ``send`` and runs the callback: librdkafka's Python
+    client deadlocked when one thread committed while another consumed (commit() keeps the interpreter's lock while it
+    waits for the client's).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,31 +47,33 @@ class OffsetCommits:
 
     @property
     def open(self) -> int:
-        """Partitions whose last stored position is not yet committed as far as is known."""
+        """The number of partitions whose last stored position is not known to be committed."""
         with self._lock:
             return len(self._open)
 
     def allow_until(self, monotonic_seconds: float) -> None:
-        """Send nothing later than that. A receiver that was asleep past its lease has another in its place: what it had
-        not sent yet would set that one's committed offsets back."""
+        """Send nothing after this time. If a receiver was asleep past its lease, another has taken its place: a late
+        commit would set that one's committed offsets back."""
         with self._lock:
             self._allowed_until = monotonic_seconds
 
     def note(self, ranges: Iterable[OffsetRange]) -> None:
-        """The ends of ``ranges`` are to be committed."""
+        """Note the ends of ``ranges`` for the next commit."""
         with self._lock:
             for each in ranges:
                 self._open[each.partition.topic, each.partition.partition] = each.until_offset
             self._due = True
 
     def repeat(self) -> None:
-        """Whatever is not acknowledged yet is to be committed again."""
+        """Have everything that is not acknowledged yet committed again."""
         with self._lock:
             self._due = True
 
     def send(self, consumer: Any, now: float) -> None:
-        """Commit what is noted and all that is not acknowledged yet, if it is still time for it (``now``, monotonic
-        seconds). Never raises for Kafka's sake."""
+        """Commit everything noted and not acknowledged, unless ``now`` (monotonic seconds) is past the allowed time.
+
+        Kafka's errors are counted, not raised.
+        """
         with self._lock:
             if not self._due or now > self._allowed_until:
                 return
@@ -82,12 +87,12 @@ class OffsetCommits:
             self._failed(str(error))
 
     def forget(self, topic: str, partition: int) -> None:
-        """The partition is another receiver's now: a late repetition would set its committed offset back."""
+        """Forget a partition that another receiver has now: a late commit would set its committed offset back."""
         with self._lock:
             self._open.pop((topic, partition), None)
 
     def on_commit(self, error: object, partitions: Iterable[Any]) -> None:
-        """librdkafka's callback: ``error`` for all, or one in each partition."""
+        """librdkafka's callback: ``error`` is for all partitions; each may also have its own."""
         for each in partitions:
             failed = each.error or error
             if failed is not None:

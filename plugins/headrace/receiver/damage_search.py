@@ -1,46 +1,46 @@
-"""Finds where a partition can be read again after something that Kafka gives but the client cannot take.
+"""Finds the offset at which a partition can be read again after damaged record batches.
 
-librdkafka does not pass over a damaged batch of records: it fails at each of its offsets, however often it is fetched.
-It says where the batch begins and not, in a way that damage could not have changed, where it ends. So first an offset
-is looked for that can be read, ever further ahead; then what was jumped over is gone through, batch by batch, up to the
-first offset that can be read. Nothing is given up that was not seen to be of a damaged batch.
+librdkafka does not skip a damaged record batch: it fails at each of its offsets, however often it is fetched. It
+reports where the batch begins, but no end that damage could not have changed. So the search first tries offsets further
+and further ahead until one can be read. Then it goes through the skipped offsets, batch by batch, up to the first one
+that can be read. Only offsets that were seen to belong to a damaged batch are given up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# A batch counts as damaged when it was fetched so often in vain. (The first one was, before the search.)
+# A batch counts as damaged after this many failed fetches. (The first batch had them before the search.)
 _TRIES = 3
-# Where nothing ahead can be read, which may be the broker's doing, so many offsets are tried, and then all is kept.
+# If nothing ahead can be read (perhaps the broker's fault), the search ends after this many tries and skips nothing.
 _MOST_TRIES = 200
 
 
 @dataclass(slots=True)
 class DamageSearch:
-    """``position`` cannot be read; ``found`` is the first offset after it that can, once that is known.
+    """``position`` cannot be read; ``found`` is the first offset after it that can, once known.
 
-    ``end`` is where Kafka's log ends. It is not tried itself: that it ends there is told by a broker that can read
-    nothing of it, too, and nothing that may still be read is to be given up.
+    ``end`` is the end of Kafka's log. It is not tried itself: a broker that can read nothing of the log reports the
+    same end, and no offset that may still be readable is given up.
     """
 
     position: int
     end: int
     at: int = field(init=False)
-    """The offset to be tried next."""
+    """The offset to try next."""
     found: int | None = field(init=False, default=None)
     hopeless: bool = field(init=False, default=False)
-    """Nothing that was tried can be read: there is no saying where the damage ends."""
+    """No offset that was tried can be read, so the end of the damage is unknown."""
     _looks_ahead: bool = field(init=False, default=True)
     _readable: int | None = field(init=False, default=None)
     _passed: int = field(init=False)
-    """All of ``[position, _passed)`` is of damaged batches."""
+    """``[position, _passed)`` belongs to damaged batches."""
     _base: int | None = field(init=False, default=None)
-    """Where the batch begins that holds ``_passed``, as the client tells; None until it is known to be damaged."""
+    """Where the batch that holds ``_passed`` begins, as the client reports; None until it is known to be damaged."""
     _last: int = field(init=False)
-    """The last offset that is known to be that batch's."""
+    """The last offset known to belong to that batch."""
     _beyond: int | None = field(init=False, default=None)
-    """The first that is known not to be."""
+    """The first offset known not to belong to it."""
     _tries: int = field(init=False, default=0)
     _confirmed: int = field(init=False, default=_TRIES - 1)
 
@@ -50,7 +50,7 @@ class DamageSearch:
         self._go_ahead()
 
     def was_readable(self) -> None:
-        """The offset that was tried can be read."""
+        """Note that the offset tried can be read."""
         if self._looks_ahead:
             self._readable, self._looks_ahead = self.at, False
             self.at = self._passed
@@ -61,7 +61,7 @@ class DamageSearch:
             self._go_on()
 
     def was_damaged(self, base_offset: int | None = None) -> None:
-        """The offset that was tried cannot; ``base_offset``: where its batch begins, as far as the client tells."""
+        """Note that the offset tried cannot be read. ``base_offset``: where its batch begins, if the client knows."""
         base = self.at if base_offset is None or base_offset < 0 else base_offset
         if self._looks_ahead:
             self._go_ahead()

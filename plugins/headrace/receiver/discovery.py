@@ -1,4 +1,7 @@
-"""All that the tracker asks Kafka about one input, in one go and off its loop: no question delays a lease's renewal."""
+"""Queries Kafka about one input: its topics, partitions, starting offsets and foreign group members.
+
+The queries run outside the tracker's loop, so they never delay the renewal of a lease.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ PartitionKey = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the ledger knows of an input before it is asked about.
+    """What the ledger knows about an input before Kafka is queried.
 
-    ``partitions`` have a position. ``topics`` were seen (name and id), and whether they were there when the input
-    ``began``, which it has once it was looked at.
+    ``partitions`` have a position. ``topics`` maps each topic seen (name and id) to whether it existed when the input
+    began. ``began`` is true once the input has been discovered for the first time.
     """
 
     partitions: frozenset[PartitionKey] = frozenset()
@@ -36,8 +39,11 @@ class Known:
     began: bool = False
 
     def appeared(self, topic: str, topic_id: str) -> bool:
-        """Whether new partitions of the topic came to be after the input began. Its own partitions and the ledger's
-        note of it tell, not other topics': where to begin in one may become known later than in another."""
+        """Return whether new partitions of the topic appeared after the input began.
+
+        Decided by this topic's partitions and ledger entry alone: the starting offsets of another topic may become
+        known later.
+        """
         if any(key[:2] == (topic, topic_id) for key in self.partitions):
             return True
         return not self.topics.get((topic, topic_id), not self.began)
@@ -45,9 +51,12 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What was found. ``starting`` has an offset for each partition that was not known; ``problems`` are sentences
-    for a person; ``foreign`` is None where it could not be found out. ``refused`` says why of topics of which nothing
-    may be known, not even whether they are there. ``servers`` were asked."""
+    """The result of a discovery.
+
+    ``starting`` has an offset for each partition that was not known. ``problems`` are sentences for people.
+    ``foreign`` lists foreign group members; None if unknown. ``refused`` maps each topic that this client may not
+    describe to the reason; such a topic may or may not exist. ``servers`` are the brokers that were queried.
+    """
 
     topics: tuple[SeenTopic, ...]
     missing: tuple[str, ...] = ()
@@ -59,13 +68,13 @@ class Discovery:
 
 
 class Discoverer(Protocol):
-    """Asks about one input. Called in a thread of its own, one call at a time."""
+    """Queries Kafka about one input. Called in its own thread, one call at a time."""
 
     def discover(self, known: Known) -> Discovery: ...
 
 
 class KafkaDiscoverer:
-    """``Discoverer`` by an AdminClient."""
+    """``Discoverer`` that uses an AdminClient."""
 
     def __init__(self, source: KafkaInput, group: str, admin: Any = None) -> None:
         self._source = source
@@ -74,7 +83,7 @@ class KafkaDiscoverer:
         self._questions: AdminQuestions | None = None
 
     def discover(self, known: Known) -> Discovery:
-        """Ask. Raises KafkaNotAskedError where there is no answer, and what a wrong connection raises."""
+        """Query Kafka. Raises KafkaNotAskedError without an answer, and the errors of a wrong connection."""
         if self._questions is None:
             self._questions = AdminQuestions(self._source, self._admin)
         asking = self._questions

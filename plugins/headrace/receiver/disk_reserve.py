@@ -1,6 +1,8 @@
-"""Stops receiving before the log's disk is full, while there is room still for what lets batches complete and cleanup
-make room: manifests, checkpoints, and the ledger itself where it is on the same disk. With none left, nobody could even
-be told that receiving pauses."""
+"""Pauses receiving before the log's disk is full, to keep room for batches and cleanup.
+
+Batches need room for manifests, checkpoints, and the ledger itself if it is on the same disk. Without any room, not
+even the pause could be reported.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,22 @@ from collections.abc import Callable
 from headrace.clock import Clock
 from headrace.receiver.disk_room import folder_of
 
-# The smaller of these is kept free. Elasticsearch, too, writes no more at 95 % ("flood stage").
+# The smaller of these is kept free. Elasticsearch also stops writing at 95 % ("flood stage").
 RESERVE_BYTES = 256 << 20
 RESERVE_SHARE = 0.05
-# Receiving goes on with so many times the reserve, so that it does not pause and go on with every block.
+# Receiving resumes at this many times the reserve, so that it does not pause and resume with every block.
 RESUME_AT = 1.5
-# Of the reserve this much is kept also where batches wait for records, so that only receiving lets them make room.
+# This share of the reserve is kept even if batches wait for records that only receiving can bring.
 HARD_SHARE = 0.25
 _LOOK_SECONDS = 1.0
 _MIB = 1024 * 1024
 
 Space = tuple[int, int]
-"""Bytes that are free to this user, and bytes in all."""
+"""Bytes free for this user, and total bytes."""
 
 
 def space_of(url: str) -> Space | None:
-    """The space of the disk that a storage's ``url`` is on; None for an object store, or where it is not known."""
+    """Return the space of the disk that holds a storage's ``url``; None for an object store, or if unknown."""
     folder = folder_of(url)
     if folder is None:
         return None
@@ -37,7 +39,7 @@ def space_of(url: str) -> Space | None:
 
 
 class DiskReserve:
-    """Looks about once a second; one thread's."""
+    """Checks about once a second. Used by one thread."""
 
     def __init__(self, space: Callable[[], Space | None], clock: Clock) -> None:
         self._space = space
@@ -46,8 +48,10 @@ class DiskReserve:
         self._reason: str | None = None
 
     def look(self, only_receiving_helps: Callable[[], bool] = lambda: False) -> str | None:
-        """Why receiving has to pause, None while there is enough room. ``only_receiving_helps`` is asked when there is
-        little: if so, receiving goes on into the reserve, down to the hard one.
+        """Return why receiving has to pause; None while there is enough room.
+
+        ``only_receiving_helps`` is called when there is little room: if it returns True, receiving continues into the
+        reserve, down to ``HARD_SHARE`` of it.
         """
         now = self._clock.monotonic()
         if now >= self._next_look:
@@ -63,7 +67,7 @@ class DiskReserve:
         resume = reserve * RESUME_AT
         if free >= (resume if self._reason is not None else reserve):
             return None
-        # Nobody frees anything below the hard reserve, so it needs no second bound to go on at.
+        # Nothing is freed below the hard reserve, so it needs no second bound to resume at.
         if free >= reserve * HARD_SHARE and only_receiving_helps():
             return None
         return (

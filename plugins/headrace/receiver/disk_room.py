@@ -1,4 +1,4 @@
-"""Whether the log's disk has room again: asked without leaving a file behind."""
+"""Checks whether the log's disk has room, without leaving a file behind."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from urllib.parse import unquote, urlsplit
 
 from headrace.wal.errors import is_out_of_space
 
-# A file that never has a name, so that a crash leaves nothing. Not on every system and file system.
+# Opens a file without a name, so a crash leaves nothing. Not available on every system and file system.
 _NAMELESS = getattr(os, "O_TMPFILE", None)
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder at a storage's ``url``, or the nearest one above it that is there; None for an object store."""
+    """Return the folder at a storage's ``url``, or its nearest existing ancestor; None for an object store."""
     parts = urlsplit(url)
     if parts.scheme != "file":
         return None
@@ -24,8 +24,10 @@ def folder_of(url: str) -> Path | None:
 
 
 def room_for(url: str, nbytes: int) -> bool:
-    """Whether ``nbytes`` more can be stored at a storage's ``url``: really allocated and given back, since neither
-    quotas nor reserved blocks show in the free space. True where only a write can tell, in an object store say.
+    """Return whether ``nbytes`` more can be stored at a storage's ``url``.
+
+    The bytes are allocated and freed again, since the free space shows neither quotas nor reserved blocks. Returns
+    True if only a write can show it, as in an object store.
     """
     folder = folder_of(url)
     if folder is None:
@@ -50,5 +52,5 @@ def _is_free(folder: Path, nbytes: int) -> bool:
         found = os.statvfs(folder)
     except OSError:
         return True
-    # File systems without a fixed number of files tell 0 of 0.
+    # File systems without a fixed number of files report 0 of 0.
     return found.f_bavail * found.f_frsize >= nbytes and (found.f_favail > 0 or found.f_files == 0)

@@ -1,11 +1,11 @@
-"""Up to when everything that Kafka had of a partition is stored: what lets a batch by timestamp do without idle
-partitions.
+"""Tracks up to which time everything that Kafka had of a partition is stored, so that batches by timestamp do not wait
+for idle partitions.
 
-Kafka is asked for the ends of the partitions. What it answers holds for a moment after the question, so once a
-partition's stored position has reached that end, everything that Kafka had of it when it was asked is stored, whatever
-came between: an idle partition, a queue that was full, a fetch that was refused. A broker that does not answer ends the
-claims. That a fetch was empty says less: librdkafka tells the end of a partition once and then keeps silent, whether
-the broker still answers or not.
+Kafka is asked for the end offsets of the partitions. Its answer describes a moment after the request. So once a
+partition's stored position reaches that end, everything that Kafka had at the request is stored, whatever happened in
+between: an idle partition, a full queue, a refused fetch. Without a broker's answer there are no new claims. An empty
+fetch proves less: librdkafka reports the end of a partition once and then stays silent, whether the broker still
+answers or not.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ logger = logging.getLogger(__name__)
 Key = tuple[str, int]
 """Topic and partition."""
 
-# At most so often: a request to each broker, which it answers from memory.
+# The interval of the requests, one to each broker, which answers from memory.
 ASK_EVERY_MS = 1_000
 _QUESTION_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where partitions end as the input's consumers see it, and why Kafka did not say so of the others."""
+    """The end offsets of partitions as the input's consumers see them, and the errors of the other partitions."""
 
     offsets: Mapping[Key, int]
     failures: Mapping[Key, BaseException] = field(default_factory=dict)
 
 
 class EndOffsets(Protocol):
-    """Asks Kafka where partitions end."""
+    """Asks Kafka for the end offsets of partitions."""
 
     def ask(self, partitions: Collection[Key]) -> Callable[[], Ends | None]:
-        """Ask without waiting. The answer does not wait either: None while there is none."""
+        """Send the request without waiting. The returned function does not wait either; None while unanswered."""
         ...
 
 
 class AdminEndOffsets:
-    """``EndOffsets`` by an AdminClient. For committed readers a partition ends where its first open transaction begins,
-    for the others where its log does."""
+    """``EndOffsets`` that uses an AdminClient. For read_committed consumers a partition ends where its first open
+    transaction begins, for others where its log ends."""
 
     def __init__(self, admin: Any, isolation: IsolationLevel) -> None:
         self._admin = admin
@@ -88,12 +88,12 @@ class _End:
 
 
 class EndOffsetTracker:
-    """Makes a receiver's claims; the pushing thread's.
+    """Makes a receiver's claims. Used by the pushing thread.
 
-    ``stored`` tells the position of each of the receiver's partitions in the ledger, ``now_ms`` the ledger's time.
+    ``stored`` returns the ledger's position of each of the receiver's partitions, ``now_ms`` the ledger's time.
 
-    Kafka is asked when a second begins, counted from ``lateness_ms`` after a full one: then claims are fresh at the
-    moment from which a batch no longer waits.
+    Kafka is asked once a second, ``lateness_ms`` after each full second: so claims are fresh at the moment from which a
+    batch no longer waits.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class EndOffsetTracker:
         self._reported: dict[TopicPartition, int] = {}
 
     def look(self) -> bool:
-        """Ask when it is time, and hear the answer, without waiting; whether there is something new to claim by one
-        that has just come."""
+        """Send a request when it is due, or take its answer, without waiting. Returns whether an answer that has just
+        come gives new claims."""
         if self._answer is not None:
             return self._hear(self._answer)
         now_ms = self._now_ms()
@@ -134,7 +134,8 @@ class EndOffsetTracker:
         return False
 
     def claims(self) -> dict[TopicPartition, int]:
-        """For each partition that was not claimed so late before: the ledger's time at which all of it was stored."""
+        """Return the claims that are newer than the reported ones: for each partition, the ledger's time up to which
+        everything that Kafka had is stored."""
         stored = self._stored()
         self._settle(stored)
         return {
@@ -144,7 +145,7 @@ class EndOffsetTracker:
         }
 
     def reported(self, claims: Mapping[TopicPartition, int]) -> None:
-        """The ledger has heard ``claims``."""
+        """Note that ``claims`` were reported to the ledger."""
         self._reported.update(claims)
 
     def _settle(self, stored: Mapping[TopicPartition, int]) -> None:
@@ -163,9 +164,9 @@ class EndOffsetTracker:
         for partition, position in self._asked_at.items():
             end = ends.offsets.get((partition.topic, partition.partition))
             awaited = self._to_reach.get(partition)
-            # What is read takes a while to be stored, and an end that moves on with every answer is never reached: so
-            # the first one stays, unless the log was cut off before it. An end before the position that was stored when
-            # it was asked for is that of another topic of this name, or of a log that was cut off.
+            # Records are stored some time after they are read, and an end that moves with every answer is never
+            # reached. So the first end stays, unless the log was truncated below it. An end below the position at the
+            # time of the request belongs to another topic of this name, or to a truncated log.
             if end is not None and end >= position and (awaited is None or end < awaited.offset):
                 self._to_reach[partition] = _End(self._asked_ms, end)
         for known in (self._to_reach, self._drained, self._reported):

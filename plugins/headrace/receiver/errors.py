@@ -1,4 +1,4 @@
-"""What goes wrong while receiving."""
+"""The errors of receiving."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class ReceivingError(HeadraceError):
 
 
 class GeneratorStateError(ReceivingError):
-    """The block generator was asked for something that its state does not allow."""
+    """The block generator's state does not allow the call."""
 
 
 class KafkaClientError(ReceivingError):
-    """The Kafka client is beyond repair; a new one is needed."""
+    """The Kafka client has failed permanently; a new one is needed."""
 
 
 class KeyVersionsError(ReceivingError):

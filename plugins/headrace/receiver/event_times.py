@@ -1,7 +1,7 @@
-"""Which batch a record belongs to in a stream by timestamp: that of the latest timestamp so far in its partition.
+"""Assigns records to batch intervals by timestamp, using the latest timestamp so far in the partition.
 
-Going by this running maximum, and not by each record's own timestamp, the batches of a partition never go back, so the
-offsets of a batch are one range of each partition and a record that is a little older than its neighbour stays with it.
+With this running maximum, instead of each record's own timestamp, the batches of a partition never go back. So a batch
+has one offset range of each partition, and a record that is slightly older than its neighbour stays with it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _Rows = np.ndarray[Any, Any] | slice
 
 
 class EventTimes:
-    """Splits what was read at the ends of batch intervals; the consuming thread's.
+    """Splits chunks at the ends of batch intervals. Used by the consuming thread.
 
-    A timestamp ahead of ``now_ms()`` (the ledger's clock) counts as now: one record from the year 2100 would carry its
-    partition there. A record without a timestamp counts as the maximum so far, or as now where there is none.
+    A timestamp ahead of ``now_ms()`` (the ledger's clock) counts as now: otherwise one record from the year 2100 would
+    move its partition there. A record without a timestamp counts as the maximum so far, or as now if there is none.
 
-    The maximum is kept as the beginning of its interval, which is all that decides and all that the ledger knows of it.
+    The maximum is kept as the start of its interval: nothing else is needed, and the ledger stores no more.
     """
 
     def __init__(self, batch_interval_ms: int, now_ms: Callable[[], int]) -> None:
@@ -35,20 +35,22 @@ class EventTimes:
         self._watermarks: dict[TopicPartition, int] = {}
 
     def begin(self, partition: TopicPartition, watermark_ms: int | None) -> None:
-        """Its records are read from here on; ``watermark_ms`` is as far as the ones before them had come, None (or 0)
-        without any. A partition that is read already keeps the later of the two."""
+        """Begin to track ``partition``. ``watermark_ms`` is the maximum of its earlier records; None or 0 without any.
+
+        A partition that is tracked already keeps the later watermark.
+        """
         if watermark_ms:
             start_ms = watermark_ms - watermark_ms % self._interval_ms
             self._watermarks[partition] = max(start_ms, self._watermarks.get(partition, start_ms))
 
     def forget(self, partition: TopicPartition) -> None:
-        """Its records are another receiver's, or are read again from an earlier offset."""
+        """Forget a partition that another receiver reads, or that is read again from an earlier offset."""
         self._watermarks.pop(partition, None)
 
     def split(self, chunk: RecordChunk) -> list[RecordChunk]:
-        """The chunk as one for each interval, earliest first, with ``event_time_ms`` set to the interval's beginning.
+        """Split the chunk into one per interval, earliest first, with ``event_time_ms`` set to the interval's start.
 
-        Offsets without a record go with those before them; with None where their partition had no record yet.
+        Offsets without a record go with the offsets before them; with None if their partition had no record yet.
         """
         moved = [each for each in chunk.ranges if not each.records]
         parts = [
@@ -68,7 +70,7 @@ class EventTimes:
         missing = (batch.column("timestampType").to_numpy() < 0) | (times < 0)
         if missing.any():
             times = np.where(missing, _NO_TIMESTAMP, times)
-        # Mostly all of it lies in one interval, which no partition has passed: nothing has to be sorted out.
+        # The usual case: all records are in one interval, and no partition is past it.
         first_ms, last_ms = int(times.min()), int(times.max())
         start_ms = first_ms - first_ms % self._interval_ms
         latest_ms = max(self._watermarks.get(each.partition, 0) for each in ranges)
@@ -105,7 +107,7 @@ class EventTimes:
         return chunks
 
     def _starts(self, partition: TopicPartition, times: np.ndarray[Any, Any], now_ms: int) -> np.ndarray[Any, Any]:
-        """Where the interval of each record's running maximum begins; ``times`` are one partition's, in order."""
+        """Return the start of the interval of each record's running maximum. ``times``: one partition's, in order."""
         reached = self._watermarks.get(partition)
         if reached is None and times[0] == _NO_TIMESTAMP:
             reached = now_ms
@@ -115,9 +117,9 @@ class EventTimes:
 
 
 def by_event_time(chunks: Sequence[RecordChunk]) -> list[list[RecordChunk]]:
-    """Chunks of one event time together, earliest first, each in the order in which they were read.
+    """Group chunks by event time, earliest first; each group keeps the order in which its chunks were read.
 
-    Along a partition event times never go back, so its offsets stay in order.
+    Event times never go back within a partition, so its offsets stay in order.
     """
     groups: dict[int | None, list[RecordChunk]] = {}
     for chunk in chunks:
@@ -130,7 +132,7 @@ def _order(event_time_ms: int | None) -> int:
 
 
 def _by_partition(batch: pa.RecordBatch, ranges: Sequence[OffsetRange]) -> Iterator[tuple[OffsetRange, _Rows]]:
-    """Each range with its rows, in the order of offsets."""
+    """Yield each range with its rows, in the order of offsets."""
     if len(ranges) == 1:
         yield ranges[0], slice(None)
         return

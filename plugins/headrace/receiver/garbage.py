@@ -1,8 +1,8 @@
-"""Python's garbage collector, kept from walking a million messages.
+"""Switches Python's garbage collector off while a receiver runs, so that it does not traverse a million messages.
 
-Every consume() makes up to 20,000 objects that the collector tracks, and each few hundred of them start a walk
-over the young ones, each walk now and then one over all. Nothing in a receiver's stream of records is cyclic:
-reference counts free it. With the collector on, a receiver took in half as many records.
+Every consume() makes up to 20,000 objects that the collector tracks. Every few hundred of them start a collection of
+the young objects, and some of these a collection of all. A receiver's records contain no cycles: reference counts free
+them. With the collector on, a receiver received half as many records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COLLECT_SECONDS = 60.0
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Freeze what is loaded and switch the collector off; for a process that does nothing but receive."""
+    """Freeze all existing objects and switch the collector off. For a process that only receives."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
@@ -32,7 +32,7 @@ def collector_at_rest() -> Iterator[None]:
 
 
 class OccasionalCollection:
-    """Collects once a minute where the collector is off."""
+    """Collects once a minute while the collector is off."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + _COLLECT_SECONDS

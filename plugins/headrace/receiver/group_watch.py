@@ -1,7 +1,7 @@
-"""Looks whether someone else reads with the stream's consumer group.
+"""Checks whether another client reads with the stream's consumer group.
 
-headrace assigns partitions itself and commits offsets only for lag tools, so a member that subscribes with the same
-group makes those commits fail (and its own offsets are overwritten). It is never part of what headrace stores.
+headrace assigns partitions itself and commits offsets only for lag tools. A member that subscribes with the same group
+makes those commits fail, and its own offsets are overwritten. What headrace stores does not depend on it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _ANSWER_SECONDS = 10.0
 
 
 def foreign_members(admin: Any, group: str) -> list[str]:
-    """The active members of ``group``, as "client id at host"; a receiver is never one of them.
+    """Return the active members of ``group``, as "client id at host"; a receiver is never one of them.
 
     Raises KafkaException when Kafka does not answer or the group may not be described.
     """
-    # Not by describe_consumer_groups: librdkafka 2.16 ends the process (an assertion in rd_kafka_admin_coord_request)
-    # when that question is open while the coordinator goes away. This one asks each broker what it coordinates.
+    # Not describe_consumer_groups: if the coordinator goes away during that request, librdkafka 2.16 ends the process
+    # (an assertion in rd_kafka_admin_coord_request). list_groups asks each broker for the groups that it coordinates.
     found = [each for each in admin.list_groups(group, timeout=_ANSWER_SECONDS) if each.id == group]
     for each in found:
         if each.error is not None:

@@ -1,7 +1,7 @@
-"""A receiver's heartbeat: it keeps the lease, tells what became of the partitions, and brings the orders.
+"""Sends a receiver's heartbeat: it renews the lease, reports stats and failures, and receives the orders.
 
-It rides on the thread that stores, so that a receiver that cannot store is not alive, whatever else of it still runs
-(rule 8 of the design).
+It runs in the thread that stores, so a receiver that cannot store is not alive, whatever else of it still runs (rule 8
+of the design).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ HEARTBEAT_SECONDS = 1.0
 _COMMIT_REPEAT_SECONDS = 5.0
 
 Orders = tuple[ReceiverOrders, frozenset[TopicPartition]]
-"""The ledger's orders, and the partitions that it had been told to have failed before it gave them."""
+"""The ledger's orders, and the partitions that were reported as failed before it gave them."""
 
 
 class Heartbeat:
-    """The pushing thread's, but for ``state``, ``take_orders`` and ``goes_on``."""
+    """Used by the pushing thread, except ``state``, ``take_orders`` and ``goes_on``."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Heartbeat:
         recreated: Callable[[TopicPartition], bool | None],
         clock: Clock,
     ) -> None:
-        """``end_offsets`` makes the claims of a stream by timestamp. ``recreated`` says whether a partition's topic was
-        created again, None while that is not known."""
+        """``end_offsets`` makes the claims of a stream by timestamp. ``recreated`` returns whether a partition's topic
+        was created again, None while that is unknown."""
         self._lease = lease
         self._ledger = ledger
         self._kafka = kafka
@@ -78,13 +78,16 @@ class Heartbeat:
         self.state = ReceiverState.STARTING
 
     def tick(self) -> None:
-        """Beat if it is time, or if a batch may wait for what there is to tell."""
+        """Beat if it is due, or if there are new claims that a batch may wait for."""
         if self._end_offsets is not None and self._end_offsets.look():
             self._next_beat = 0.0
         self.beat_if_due()
 
     def beat_if_due(self) -> None:
-        """Once a second; a ledger that does not answer is asked again a second later. Raises LeaseLostError."""
+        """Beat once a second, or at once for a new pause. If the ledger does not answer, try again after a second.
+
+        Raises LeaseLostError.
+        """
         now = self._clock.monotonic()
         news = self._pausing.look()
         if news and not self._had_news:
@@ -109,18 +112,18 @@ class Heartbeat:
         self._collect_garbage()
 
     def take_orders(self) -> Orders | None:
-        """The newest orders, once."""
+        """Return the newest orders; each is returned once."""
         with self._lock:
             orders, self._orders = self._orders, None
             return orders
 
     def forget_orders(self) -> None:
-        """They are out of date."""
+        """Drop orders that are out of date."""
         with self._lock:
             self._orders = None
 
     def goes_on(self, partition: TopicPartition) -> None:
-        """It is read again: should it fail, that is a new failure to be told of."""
+        """Note that the partition is read again: another failure is then reported again."""
         self._reported_failed.discard(partition)
 
     def _beat(self, now: float) -> ReceiverOrders:
@@ -156,7 +159,7 @@ class Heartbeat:
             if (
                 status.state is FetchState.FAILED
                 and status.partition not in self._reported_failed
-                # No failure where its topic was deleted: the tracker sees that, ends it, and begins with the new one.
+                # Not if its topic was deleted: the tracker detects that, ends the partition, and begins the new topic.
                 and self._recreated(status.partition) is False
             ):
                 self._ledger.positions.fail(self._lease, status.partition, status.error or "failed")

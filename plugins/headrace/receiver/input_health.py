@@ -1,8 +1,8 @@
-"""Whether Kafka could be asked about each input, since when not, and why: what tells an empty batch from one of which
-nothing is known.
+"""Records whether Kafka answers queries about each input, since when not, and why.
 
-The tracker notes it per input and topic in its job's attributes, each receiver per topic in its stats; both travel with
-the renewals that there are anyway. `input_troubles` puts them together for whoever waits or looks.
+This distinguishes an empty batch from one whose records are unknown. The tracker notes it per input and topic in its
+job's attributes, each receiver per topic in its stats; both are sent with the usual lease renewals. `input_troubles`
+combines them for sensors and people.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from headrace.ledger.rows import JobRow, ReceiverRow
 
 INPUTS = "inputs"
-"""The attribute of a receiver job that has the tracker's view, by input id."""
+"""The attribute of a receiver job that holds the tracker's view, by input id."""
 UNASKED = "unasked"
-"""The entry of a receiver's stats that lists the topics which it cannot read or ask about."""
+"""The entry of a receiver's stats that lists the topics that it cannot read or query."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputTrouble:
-    """Something of a stream is not received. ``input_id`` None: nothing of it is; ``topic`` None: all of the input.
+    """A part of a stream that is not received. ``input_id`` None: the whole stream; ``topic`` None: the whole input.
 
-    ``asked_ms`` is the last time of the ledger's clock at which it was known to be received, 0 where it never was.
-    ``starting``: nothing is wrong with it as far as is known.
+    ``asked_ms`` is the last time of the ledger's clock at which it was known to be received, 0 if never.
+    ``starting``: no error is known; it has only not started yet.
     """
 
     input_id: str | None
@@ -54,7 +54,7 @@ class InputHealth:
         }
 
     def inherit(self, attributes: Mapping[str, Any]) -> None:
-        """Take over from the attributes of the job before when Kafka could last be asked."""
+        """Take the times of Kafka's last answers from the attributes of the previous job."""
         for input_id, known in (attributes.get(INPUTS) or {}).items():
             mine = self._inputs.get(input_id)
             if mine is not None:
@@ -62,10 +62,10 @@ class InputHealth:
                 mine["topics"] = known.get("topics", {})
 
     def answered(self, input_id: str, now_ms: int, topics: Mapping[str, str]) -> None:
-        """Kafka was asked. ``topics`` says of named topics why nothing is known of them."""
+        """Note that Kafka answered. ``topics`` maps each named topic without information to the reason."""
         known = self._inputs[input_id]
         before = known["topics"]
-        # A topic that was never there has not been asked about since the stream began; another one until the last look.
+        # A topic that was missing from the beginning has the time 0; one that vanished, that of the last answer before.
         last_ms = known["asked_ms"]
         known["topics"] = {
             topic: {"asked_ms": before[topic]["asked_ms"] if topic in before else last_ms, "error": error}
@@ -74,18 +74,18 @@ class InputHealth:
         known["asked_ms"], known["error"] = now_ms, None
 
     def failed(self, input_id: str, error: str) -> None:
-        """Kafka could not be asked."""
+        """Note that Kafka did not answer."""
         self._inputs[input_id]["error"] = error
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """As the job's attribute has it."""
+        """Return the value of the job's attribute."""
         return {input_id: dict(known) for input_id, known in self._inputs.items()}
 
 
 def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms: int) -> list[InputTrouble]:
-    """What of the stream is not received at the moment: the worst first, none where all of it is.
+    """Return the parts of the stream that are not received at the moment, the worst first.
 
-    A paused receiver is not among them: it says so itself, and what it leaves stays in Kafka.
+    Paused receivers are not included: they report it themselves, and their records stay in Kafka.
     """
     rows = list(receivers)
     if job is None or not job.alive(now_ms):
@@ -98,16 +98,16 @@ def input_troubles(job: JobRow | None, receivers: Iterable[ReceiverRow], now_ms:
     found: dict[tuple[str | None, str | None], InputTrouble] = {}
     for trouble in troubles:
         key = (trouble.input_id, trouble.topic)
-        # What is wrong with all of an input explains what is wrong with its topics.
+        # A trouble of the whole input explains the troubles of its topics.
         if key not in found and (trouble.input_id, None) not in found:
             found[key] = trouble
     return list(found.values())
 
 
 def receiver_state(receiver: ReceiverRow, troubles: Collection[InputTrouble]) -> str:
-    """The state of a live receiver, for people: one that runs and cannot ask Kafka is not "running"."""
+    """Return the state of a live receiver, for people: one that runs but cannot query Kafka is not "running"."""
     mine = [each for each in troubles if each.input_id == receiver.receiver_id.input_id]
-    # With one topic of several missing it reads the others.
+    # If only some of its topics are missing, it reads the others.
     if any(each.topic is None for each in mine) or (mine and not receiver.stats.get("partitions")):
         return "waiting for Kafka" if receiver.state.value == "running" else receiver.state.value
     return receiver.state.value
@@ -133,7 +133,7 @@ def _of_inputs(job: JobRow) -> Iterable[InputTrouble]:
 
 
 def _of_receivers(receivers: list[ReceiverRow], now_ms: int) -> Iterable[InputTrouble]:
-    """Of inputs that no receiver reads. One that is still setting up has not begun to."""
+    """Yield the inputs that no receiver reads. A receiver that is still starting does not read."""
     for input_id in sorted({row.receiver_id.input_id for row in receivers}):
         rows = [row for row in receivers if row.receiver_id.input_id == input_id]
         if any(row.alive(now_ms) and row.state.value != "starting" for row in rows):

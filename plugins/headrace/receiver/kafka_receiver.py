@@ -1,8 +1,8 @@
-"""Reads the partitions that it is given from Kafka, by position, with ``assign()`` and no consumer group.
+"""Reads assigned partitions from Kafka, by position, with ``assign()`` and no consumer group.
 
-It never decides where to begin (the ledger does), never commits before something is stored, and never lets one
-partition's trouble stop another: an offset out of range, a damaged message or a topic that is gone stay that
-partition's state, visible in ``status()``.
+It never decides where to begin (the ledger does) and never commits before something is stored. An error of one
+partition never stops another: an offset out of range, a damaged message or a missing topic stays that partition's
+state, visible in ``status()``.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 ConsumerFactory = Callable[[dict[str, Any]], Any]
 
-# As many messages as one consume() may bring: beyond 20,000 nothing is gained, and each brings its Python objects.
+# The most messages of one consume(): more than 20,000 gains nothing, and each message costs Python objects.
 _MOST_RECORDS = 20_000
-# Before the size of a message is known: 500 of 1 MB is what a small process still bears.
+# The limit before the size of messages is known: a small process can still hold 500 of 1 MB.
 _FIRST_RECORDS = 500
 _MOST_HEARD = 1_000
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
-# What librdkafka cannot take, or passes over unless it is fetched again: damaged messages, and those that it cannot
-# decompress, for it knows no such codec or has no memory.
+# Errors for data that librdkafka cannot read, or skips unless it is fetched again: damaged messages, and messages that
+# it cannot decompress because the codec is unknown or memory is short.
 _DAMAGED = frozenset(
     {
         KafkaError._BAD_MSG,
@@ -55,9 +55,9 @@ _DAMAGED = frozenset(
 
 
 class KafkaReceiver:
-    """One consumer, of one thread.
+    """One Kafka consumer, used by one thread.
 
-    ``commits.note``, ``leader_epochs``, ``status`` and the counters alone may be used from another.
+    Only ``commits.note``, ``leader_epochs``, ``status`` and the counters may be used from another thread.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class KafkaReceiver:
         clock: Clock | None = None,
         consumer_factory: ConsumerFactory = Consumer,
     ) -> None:
-        """``config`` as of ``kafka_config.consumer_config``. Chunks are of at most about ``max_chunk_bytes``.
+        """``config`` is made by ``client_settings.consumer_config``. Chunks have at most about ``max_chunk_bytes``.
 
-        ``offset_gaps`` says which offsets that Kafka passed over are lost; without it none is.
+        ``offset_gaps`` decides which of the offsets that Kafka skipped are lost; without it, none are.
         """
         self._offset_gaps = offset_gaps
         self._max_chunk_bytes = max_chunk_bytes
@@ -85,7 +85,7 @@ class KafkaReceiver:
         self._fatal: str | None = None
         self._closed = False
         self.client_error: str | None = None
-        """The client's last error that concerns no partition, None since it went well again."""
+        """The client's last error that is not about a partition; None once it is connected again."""
         self.connected: bool | None = None
         """Whether any broker is reachable, None while unknown."""
         self.below_position = 0
@@ -93,7 +93,7 @@ class KafkaReceiver:
         self.errors = 0
         self.unreadable_headers = 0
         self.lost_offsets = 0
-        """In gaps, as far as this receiver has told them."""
+        """The number of offsets in the gaps that this receiver has reported."""
         self._consumer = consumer_factory(
             {
                 **config,
@@ -114,10 +114,10 @@ class KafkaReceiver:
     # -- assignment ------------------------------------------------------------------------------------------------
 
     def assign(self, partition: TopicPartition, next_offset: int, epoch_end: EpochEnd | None = None) -> None:
-        """Begin to read ``partition`` at ``next_offset``; what is assigned already goes on undisturbed.
+        """Begin to read ``partition`` at ``next_offset``; other assigned partitions are not disturbed.
 
-        With the ``epoch_end`` of what was read of it, Kafka is asked whether its log was cut off since. Of a partition
-        that this receiver reads already it knows by itself.
+        With the ``epoch_end`` of the records read so far, Kafka is asked whether its log was truncated since. For a
+        partition that this receiver already reads, it keeps its own knowledge.
         """
         key = (partition.topic, partition.partition)
         with self._lock:
@@ -130,7 +130,7 @@ class KafkaReceiver:
         self._partition_errors.assign(key, next_offset)
 
     def unassign(self, partition: TopicPartition) -> None:
-        """Stop reading it; what was handed out stays handed out."""
+        """Stop reading the partition. Chunks that were already returned stay valid."""
         key = (partition.topic, partition.partition)
         with self._lock:
             owned = self._owned.get(key)
@@ -141,7 +141,7 @@ class KafkaReceiver:
         self.leader_epochs.forget(partition)
 
     def put_back(self, partition: TopicPartition, next_offset: int, error: str, *, seconds: float) -> None:
-        """Read it again from ``next_offset`` on, in so many ``seconds``; what was read of it since was not stored."""
+        """Read the partition again from ``next_offset``, after ``seconds``. Records read since then were not stored."""
         key = (partition.topic, partition.partition)
         with self._lock:
             owned = self._owned.get(key)
@@ -160,9 +160,9 @@ class KafkaReceiver:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def fetch(self, timeout: float, max_records: int | None = None) -> list[RecordChunk | Gap]:
-        """What has arrived, in order: chunks of records and gaps. Waits up to ``timeout`` seconds for something.
+        """Return what has arrived, in order: chunks of records and gaps. Waits up to ``timeout`` seconds.
 
-        Raises KafkaClientError when the client cannot go on.
+        Raises KafkaClientError when the client cannot continue.
         """
         if self._partition_errors.paused:
             self._partition_errors.resume()
@@ -185,10 +185,10 @@ class KafkaReceiver:
         return [*found.skipped, *chunks, *gaps]
 
     def listen(self) -> None:
-        """In place of `fetch` while nothing is to be read: commits, errors and statistics are heard all the same.
+        """Handle commits, errors and statistics without reading records. Called instead of `fetch` while paused.
 
-        They would pile up in the client else. A record that is on its way is fetched again afterwards.
-        Raises KafkaClientError when the client cannot go on.
+        Otherwise they would accumulate in the client. Records in flight are fetched again later.
+        Raises KafkaClientError when the client cannot continue.
         """
         if not self._partition_errors.paused:
             self._partition_errors.pause()
@@ -213,13 +213,13 @@ class KafkaReceiver:
         positions = self._positions(converted.positions, cursors, found)
         self._find_jumps(converted, positions, cursors, found)
         if found.jumped:
-            # What came after a jump is fetched again behind it.
+            # Records after a jump are fetched again later.
             messages = [each for each in messages if not _is_beyond(each, found.jumped)]
             converted = convert(messages, cursors)
             positions.update((cursors[key].partition, begin) for key, (begin, _) in found.jumped.items())
         if converted.batch is not None:
             average = max(1, converted.batch.nbytes // converted.batch.num_rows)
-            # A quarter of a chunk at a time, so that one consume() cannot bring much more than a block.
+            # A quarter of a chunk at a time, so that one consume() cannot return much more than a block.
             self._records_at_once = max(1, min(_MOST_RECORDS, self._max_chunk_bytes // 4 // average))
         for partition, records in converted.epochs.items():
             self.leader_epochs.note(partition, records)
@@ -244,7 +244,7 @@ class KafkaReceiver:
         cursors: Mapping[tuple[str, int], Cursor],
         found: Findings,
     ) -> dict[TopicPartition, int]:
-        """The position of each partition that something arrived for: past control records and compacted ones."""
+        """Return the position of each partition with news: after control records and compacted offsets."""
         positions = dict(last)
         touched = [
             key
@@ -260,7 +260,7 @@ class KafkaReceiver:
 
     @property
     def excused_offsets(self) -> int:
-        """Without a record, and taken for control records: nothing shows that each of them is one."""
+        """The number of offsets without a record that were counted as explained. See ``OffsetGaps.excused``."""
         return 0 if self._offset_gaps is None else self._offset_gaps.excused
 
     # -- jumps -----------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class KafkaReceiver:
         cursors: Mapping[tuple[str, int], Cursor],
         found: Findings,
     ) -> None:
-        """Note the first loss in each partition that jumped; where Kafka does not answer, the jump as an empty one."""
+        """Note the first loss in each partition that jumped; if Kafka does not answer, an empty range at the jump."""
         if self._offset_gaps is None:
             return
         for partition, position in positions.items():
@@ -297,7 +297,7 @@ class KafkaReceiver:
         for key, (begin, until) in found.jumped.items():
             owned = self._owned[key]
             if key in found.held:
-                # It is fetched again from before the jump, for another trouble's sake.
+                # Another error already makes it fetch again from before the jump.
                 continue
             self._partition_errors.unassign(key)
             if begin == until:
@@ -311,7 +311,7 @@ class KafkaReceiver:
     # -- errors ----------------------------------------------------------------------------------------------------
 
     def _sort_out(self, messages: Sequence[Any], found: Findings) -> list[Any]:
-        """The records among ``messages``; the rest goes into ``found``."""
+        """Return the records among ``messages``; put the rest into ``found``."""
         good = []
         for message in messages:
             key = (message.topic(), message.partition())
@@ -334,7 +334,7 @@ class KafkaReceiver:
         owned = self._owned[key]
         if error.code() in _OUT_OF_RANGE:
             if key in found.held:
-                # After damage librdkafka goes on at an offset that is none, where other partitions came with it.
+                # After damage librdkafka continues at an invalid offset if the fetch also had other partitions.
                 return
             found.held.add(key)
             found.lost.append((key, error.str()))
@@ -348,15 +348,15 @@ class KafkaReceiver:
             logger.warning("%s: %s", partition_name(owned.partition), owned.error)
 
     def _lost_gaps(self, found: Findings) -> list[Gap]:
-        """After the records that came before: what became of partitions whose offset Kafka does not have."""
+        """Handle partitions whose offset Kafka does not have; returns their gaps. Called after earlier records."""
         gaps = [
             self._partition_errors.on_lost(self._owned[key], error) for key, error in found.lost if key in self._owned
         ]
         return [gap for gap in gaps if gap is not None]
 
     def _on_error(self, error: Any) -> None:
-        """The client's own errors; most pass, since librdkafka reconnects by itself."""
-        # That all brokers are down says less than why one of them is.
+        """Note an error of the client itself; most are transient, since librdkafka reconnects by itself."""
+        # "All brokers down" says less than the error of one of them.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or self.client_error is None:
             self.client_error = plain(error)
         if error.fatal() or error.code() == KafkaError._FATAL:
@@ -379,7 +379,7 @@ class KafkaReceiver:
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """What is due besides reading: commits, partitions whose backoff is over. ``fetch`` does it too."""
+        """Send commits that are due and resume partitions whose backoff is over. ``fetch`` does this too."""
         self._commits.send(self._consumer, self._clock.monotonic())
         self._partition_errors.resume_due()
 
@@ -388,7 +388,7 @@ class KafkaReceiver:
         return self._commits
 
     def status(self) -> list[PartitionStatus]:
-        """Each partition's state."""
+        """Return each partition's state."""
         with self._lock:
             return [
                 PartitionStatus(each.partition, each.next_offset, each.state, each.error)
@@ -396,7 +396,10 @@ class KafkaReceiver:
             ]
 
     def close(self, commit_seconds: float = 2.0) -> None:
-        """Send open commits, wait a little for their acknowledgement, then leave; 0 seconds leave without a word."""
+        """Send open commits, wait up to ``commit_seconds`` for their acknowledgement, and close the consumer.
+
+        With 0 seconds no commit is sent.
+        """
         if self._closed:
             return
         until = self._clock.monotonic() + commit_seconds
@@ -411,7 +414,7 @@ class KafkaReceiver:
 
 
 def _offsets_of(converted: Converted, partition: TopicPartition) -> np.ndarray[Any, Any]:
-    """The offsets of its records, in order."""
+    """Return the offsets of the partition's records, in order."""
     batch = converted.batch
     if batch is None or partition not in converted.counts:
         return np.empty(0, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Offsets as the versions of keys: where they stop being any, the stream stops (rule 7 of the design).
+"""Stops a stream when offsets can no longer serve as the versions of keys (rule 7 of the design).
 
-When a topic gets partitions, or is created again, keys begin again at low offsets, and Elasticsearch would refuse their
-new values as older than those that it has. So nothing more is received until the stream names a better version.
+When a topic gets more partitions, or is created again, keys start again at low offsets. Elasticsearch would refuse
+their new values as older than the ones it has. So nothing more is received until the stream names a better version.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from headrace.stream import ElasticsearchOutput, KeyIds, Stream
 
 
 def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
-    """Refuse to go on where outputs version keys by offsets and keys of ``topics``, one input's, may have moved.
+    """Raise if outputs use offsets as key versions and keys of ``topics`` (of one input) may have moved.
 
-    ``topics`` are as the ledger has them, so that what one job has found every later one finds too.
+    ``topics`` come from the ledger, so every later job finds what one job has found.
 
     Raises:
         KeyVersionsError: a topic has grown since it was first seen, or was created again.
@@ -36,7 +36,7 @@ def check_key_versions(stream: Stream, topics: Collection[TopicRow]) -> None:
 
 
 def versioned_by_offsets(stream: Stream) -> list[str]:
-    """The ids of the outputs that take a record's offset for the version of its key."""
+    """Return the ids of the outputs that use a record's offset as the version of its key."""
     return [
         output.id
         for output in stream.outputs
@@ -47,12 +47,12 @@ def versioned_by_offsets(stream: Stream) -> list[str]:
 
 
 def _moved(topics: Collection[TopicRow]) -> list[str]:
-    """What happened to the topics, a clause each."""
+    """Return what happened to the topics, one clause each."""
     grown = [
         f"topic {row.topic} has grown from {row.first_partitions} to {row.partitions} partitions"
         for row in topics
         if row.partitions > row.first_partitions
     ]
-    # Not by the incarnation: that counts the topics of one name in other inputs too.
+    # The incarnation does not serve here: it also counts topics of the same name in other inputs.
     seen = Counter(row.topic for row in topics)
     return grown + [f"topic {topic} was created again" for topic, times in seen.items() if times > 1]

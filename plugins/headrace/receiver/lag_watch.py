@@ -1,7 +1,7 @@
-"""How far each partition of a receiver is behind Kafka, and whether Kafka could be asked about it.
+"""Measures the lag of each partition of a receiver, and whether Kafka answers queries about it.
 
-Kafka is asked where the partitions end, all in one request to each broker. Its answer is also the proof that a silent
-partition is an empty one: librdkafka says nothing of a broker that does not answer its fetches.
+Kafka is asked for the end offsets of all partitions in one request to each broker. The answer also proves that a
+silent partition is empty: librdkafka does not report a broker that does not answer its fetches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Of one partition: its ``end`` when it was asked for at ``asked_ms`` of the ledger's clock; ``error``: why there
+    """The last answer about one partition: its ``end`` at ``asked_ms`` of the ledger's clock. ``error`` says why there
     is no newer answer."""
 
     end: int | None
@@ -38,15 +38,15 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """``records`` is in offsets between what is stored and Kafka's end. ``drained_ms``: all that Kafka had at that time
-    of the ledger's clock is stored. None where it is not known."""
+    """``records`` is the number of offsets between the stored position and Kafka's end. Everything that Kafka had at
+    ``drained_ms`` of the ledger's clock is stored. None means unknown."""
 
     records: int | None
     drained_ms: int | None
 
 
 class LagWatch:
-    """`look` is the consuming thread's, the rest the pushing thread's."""
+    """The consuming thread calls `look`, the pushing thread the rest."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class LagWatch:
         self._clock = clock
         self._next_question = 0.0
         self._question: tuple[int, Collection[TopicPartition], Callable[[], Ends | None]] | None = None
-        # Replaced as a whole, so that both threads may look at it.
+        # Replaced as a whole, so that both threads may read it.
         self._asked: Mapping[TopicPartition, _Asked] = {}
         self._to_reach: dict[TopicPartition, tuple[int, int]] = {}
         self._drained: dict[TopicPartition, int] = {}
         self._unread_since: dict[TopicPartition, int] = {}
 
     def look(self) -> None:
-        """Ask when it is time, and hear the answer, without waiting."""
+        """Send a query when it is due, and take its answer, without waiting."""
         if self._question is not None:
             asked_ms, partitions, answer = self._question
             ends = answer()
@@ -96,13 +96,13 @@ class LagWatch:
             return _Asked(end, asked_ms)
         before = self._asked.get(partition)
         failure = ends.failures.get(key)
-        # Of a topic that is gone the last that was known of it stays true; of another the end moves on unseen.
+        # The last known end stays true for a topic that is gone; otherwise the end may have moved since.
         kept = before.end if before is not None and _code(failure) in _GONE else None
         why = "no answer" if failure is None else error_text(failure)
         return _Asked(kept, asked_ms if before is None else before.asked_ms, why)
 
     def lags(self, stored: Mapping[TopicPartition, int]) -> dict[TopicPartition, Lag]:
-        """Of each partition, given its position in the ledger."""
+        """Return the lag of each partition, given its position in the ledger."""
         asked = self._asked
         for known in (self._to_reach, self._drained, self._unread_since):
             for partition in known.keys() - stored.keys():
@@ -122,17 +122,17 @@ class LagWatch:
             if position >= asked.end:
                 self._drained[partition] = asked.asked_ms
             else:
-                # What is read takes a while to be stored: this end stays until it is reached.
+                # Records are stored some time after they are read: this end stays until it is reached.
                 self._to_reach[partition] = (asked.end, asked.asked_ms)
         return Lag(max(0, asked.end - position), self._drained.get(partition))
 
     def unasked(
         self, lags: Mapping[TopicPartition, Lag], status: Collection[PartitionStatus], client_error: str | None
     ) -> list[dict[str, Any]]:
-        """The topics of which partitions cannot be asked about, or not be read, for the receiver's stats; ``asked_ms``
-        is the last time at which that was otherwise. ``client_error`` is what the client last said of its brokers.
+        """Return the topics with partitions that cannot be queried or read, for the receiver's stats.
 
-        Partitions that are stopped by an error are not among them: that is their state in the ledger.
+        ``asked_ms`` in an entry is the last time at which that worked. ``client_error`` is the client's last error
+        about its brokers. Failed partitions are not included: the ledger has their state.
         """
         asked = self._asked
         troubles: dict[str, list[tuple[int, int, str]]] = defaultdict(list)

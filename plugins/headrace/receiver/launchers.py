@@ -1,4 +1,4 @@
-"""How receivers come to life. Spark's launcher is in ``headrace.spark``; these need no Spark."""
+"""Starts receivers in threads or processes, without Spark. Spark's launcher is in ``headrace.spark``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headrace.receiver.receiver_task import ReceiverTask, run_receiver
 
 
 class ReceiverHandle(Protocol):
-    """A receiver that was started. Called from the tracker's loop: no method waits."""
+    """A receiver that was started. The tracker's loop calls it, so no method waits."""
 
     def done(self) -> bool:
-        """Whether its job has ended, well or badly."""
+        """Whether its job has ended, with or without an error."""
         ...
 
     def error(self) -> str | None:
-        """Why it ended; None while it runs, and after a stop that was asked for."""
+        """Why it ended; None while it runs, and after a requested stop."""
         ...
 
     def cancel(self) -> None:
-        """End it without asking. Safe at any moment: what is not stored is read again."""
+        """End it by force. Safe at any moment: what is not stored is read again."""
         ...
 
 
@@ -32,7 +32,7 @@ class ReceiverLauncher(Protocol):
     def start(self, task: ReceiverTask) -> ReceiverHandle: ...
 
     def crowding(self) -> str | None:
-        """Why batches cannot run beside the receivers that run now; None where they can."""
+        """Why batches cannot run beside the running receivers; None if they can."""
         ...
 
 
@@ -75,7 +75,7 @@ class ThreadLauncher:
 
 
 class ProcessHandle:
-    """A receiver in a process of its own."""
+    """A receiver in its own process."""
 
     def __init__(self, task: ReceiverTask) -> None:
         context = multiprocessing.get_context("spawn")
@@ -94,7 +94,7 @@ class ProcessHandle:
 
 
 class ProcessLauncher:
-    """One process a receiver, on this machine."""
+    """Starts each receiver in its own process, on this machine."""
 
     def start(self, task: ReceiverTask) -> ReceiverHandle:
         return ProcessHandle(task)

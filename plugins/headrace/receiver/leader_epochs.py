@@ -1,8 +1,8 @@
-"""In which of its leaders' epochs a partition's records were read: by it Kafka tells whether its log was cut off since.
+"""Remembers the leader epoch of the records read, with which Kafka detects that its log was truncated since.
 
-A leader that has not everything its predecessor had (an unclean election) begins another epoch below the offsets that
-were read, and gives them to other records. Offsets alone do not tell once the log has grown past the position again,
-the end of the epoch in which they were read does (KIP-320).
+A leader without all of its predecessor's records (an unclean election) begins a new epoch below the offsets that were
+read, and gives those offsets to other records. Once the log has grown past the position again, offsets alone do not
+show this; the end of the epoch in which the records were read does (KIP-320).
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from headrace.blocks import TopicPartition
 from headrace.kafka.record_batches import EpochRecords
 from headrace.ledger.rows import EpochEnd
 
-# Elections between a record's being read and its being stored, which are seconds.
+# Covers the elections between reading a record and storing it, which takes seconds.
 _MOST_KEPT = 100
 
 
 class LeaderEpochs:
-    """The consuming thread notes what it reads; the pushing thread asks for what it stores. Thread-safe."""
+    """The consuming thread notes what it reads; the pushing thread queries what it stores. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._read: dict[TopicPartition, list[EpochRecords]] = {}
 
     def begin(self, partition: TopicPartition, known: EpochEnd | None) -> None:
-        """All that is known of a partition that is read from now on."""
+        """Begin to track a partition; ``known`` is the epoch end of its earlier records, if known."""
         with self._lock:
-            # Below the end all of it is older, and of that epoch or an earlier one.
+            # All records below the end are of that epoch or an earlier one.
             self._read[partition] = [] if known is None else [EpochRecords(-1, known.end_offset, known.leader_epoch)]
 
     def forget(self, partition: TopicPartition) -> None:
-        """It is not read any more."""
+        """Stop tracking a partition that is no longer read."""
         with self._lock:
             self._read.pop(partition, None)
 
     def note(self, partition: TopicPartition, records: Iterable[EpochRecords]) -> None:
-        """What was read of a partition, in the order of offsets."""
+        """Note what was read from a partition, in the order of offsets."""
         with self._lock:
             read = self._read.get(partition)
             if read is None:
@@ -50,11 +50,13 @@ class LeaderEpochs:
             del read[:-_MOST_KEPT]
 
     def end_at(self, partition: TopicPartition, until_offset: int) -> EpochEnd | None:
-        """The epoch of the last record below ``until_offset``, and the end of what was read of that epoch up to there;
-        None where it is not known."""
+        """Return the epoch of the last record below ``until_offset``, and the end of what was read in it up to there.
+
+        Returns None if that is unknown.
+        """
         with self._lock:
             for each in reversed(self._read.get(partition, ())):
                 if each.first_offset < until_offset:
-                    # What follows its last record may be another epoch's: control records, compacted offsets.
+                    # The offsets after its last record (control records, compacted) may be of another epoch.
                     return EpochEnd(each.leader_epoch, min(until_offset, each.until_offset))
         return None

@@ -1,4 +1,4 @@
-"""The ledger's clock, estimated: batch times come from it (rule 4), and asking it per block costs a round trip."""
+"""Estimates the ledger's clock: batch times come from it (rule 4), and asking it per block costs a round trip."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from headrace.clock import Clock
 
-# The best of the last samples wins: half its round trip bounds the error. Sixteen samples at one a heartbeat
-# forget a stepped or drifting clock within seconds.
+# The sample with the shortest round trip is used: half of it bounds the error. With 16 samples, one per heartbeat, a
+# stepped or drifting clock is corrected within seconds.
 _SAMPLES = 16
 
 
 class LedgerClock:
-    """Tells the ledger's time in epoch milliseconds without asking the ledger, never going back.
+    """Returns the ledger's time in epoch milliseconds without asking the ledger; it never goes back.
 
-    ``sample()`` asks the ledger and notes the difference to the local monotonic clock, taking the middle of the
-    round trip as the moment of the answer. Safe for several threads.
+    ``sample()`` asks the ledger and notes the difference to the local monotonic clock. The middle of the round trip
+    counts as the moment of the answer. Thread-safe.
     """
 
     def __init__(self, read: Callable[[], int], clock: Clock) -> None:
@@ -28,19 +28,19 @@ class LedgerClock:
         self._latest_ms = 0
 
     def sample(self) -> None:
-        """One round trip to the ledger; raises what the ledger raises."""
+        """Ask the ledger for its time, in one round trip. Raises what the ledger raises."""
         before = self._clock.monotonic()
         ledger_ms = self._read()
         self.observe(before, ledger_ms)
 
     def observe(self, asked_at: float, ledger_ms: int) -> None:
-        """Take an answer that has just come: ``asked_at`` is the local ``monotonic()`` when it was asked for."""
+        """Add a sample that has just arrived; ``asked_at`` is the local ``monotonic()`` at the request."""
         answered_at = self._clock.monotonic()
         with self._lock:
             self._samples.append((answered_at - asked_at, ledger_ms - (asked_at + answered_at) * 500.0))
 
     def now_ms(self) -> int:
-        """The ledger's time as estimated. Raises RuntimeError before the first sample."""
+        """Return the estimated ledger time. Raises RuntimeError before the first sample."""
         with self._lock:
             if not self._samples:
                 raise RuntimeError("the ledger's clock was never sampled")

@@ -1,8 +1,8 @@
-"""Keeps the log of a stream within its budget: says when receiving has to pause, and until when.
+"""Keeps a stream's log within its byte budget: decides when receiving pauses and resumes.
 
-Cleanup deletes what no batch needs any more, and nothing else (rule 9 of the design). So when batches fall behind, the
-log grows, and at ``Limits.max_log_bytes`` receivers pause: Kafka keeps the rest. What was read by then is stored
-still, so the log may exceed its budget by the receivers' queues.
+Cleanup deletes only what no batch needs any more (rule 9 of the design). So when batches fall behind, the log grows,
+and at ``Limits.max_log_bytes`` receivers pause: Kafka keeps the rest. Records already read are still stored, so the log
+may exceed its budget by the receivers' queues.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from headrace.stream import Stream
 
 logger = logging.getLogger(__name__)
 
-# Receiving goes on below this much of the budget, so that it does not pause and go on with every segment.
+# Receiving resumes below this share of the budget, so that it does not pause and resume with every segment.
 RESUME_AT = 0.9
 _LOOK_SECONDS = 1.0
 _MIB = 1024 * 1024
 
 
 class LogBudget:
-    """One receiver's view of the stream's budget; the pushing thread's.
+    """One receiver's view of the stream's budget. Used by the pushing thread.
 
-    All receivers read the same sum in the ledger, each about once a second; in between each counts what it stores.
+    All receivers read the same sum in the ledger, each about once a second; in between, each counts what it stores.
     """
 
     def __init__(
         self, stream: Stream, ledger: Ledger, max_bytes: int, own_bytes: Callable[[], int], clock: Clock
     ) -> None:
-        """``own_bytes`` tells how many bytes this receiver has stored since it began."""
+        """``own_bytes`` returns how many bytes this receiver has stored since it began."""
         self._stream = stream
         self._ledger = ledger
         self._max_bytes = max_bytes
@@ -45,14 +45,14 @@ class LogBudget:
         self._exceeded = False
 
     def look(self) -> str | None:
-        """Why receiving has to pause, None while it may go on."""
+        """Return why receiving has to pause; None while it may continue."""
         if self._clock.monotonic() >= self._next_look:
             try:
                 self._ask()
             except LedgerUnavailableError as error:
                 logger.warning("the log's size is not known, the ledger does not answer: %s", error)
         elif not self._exceeded and self._now() >= self._max_bytes:
-            # By its own count, which the ledger has to confirm.
+            # Exceeded by its own count; the ledger has to confirm it.
             self._next_look = 0.0
             return self.look()
         return self._reason() if self._exceeded else None

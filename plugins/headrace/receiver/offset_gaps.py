@@ -1,8 +1,8 @@
-"""Which offsets Kafka may pass over, and which are records that are lost (rule 2 of the design).
+"""Distinguishes lost records from offsets that Kafka may skip (rule 2 of the design).
 
-A consumer is given what comes next, wherever that is: a segment that is gone from a broker's disk is passed over
-without a word. Compaction and transactions leave offsets without a record, too, so a jump is asked after before it
-counts.
+A consumer gets the next record, wherever it is: it skips a segment that is missing from a broker's disk without an
+error. Compaction and transactions leave offsets without a record too. So each jump is checked with Kafka before it
+counts as a loss.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 Offsets = tuple[int, int]
 """``[from, until)`` of one partition."""
 
-# Each transactional producer may leave one control record in a row of them, as when all tasks of a job commit at once.
+# The longest run of control records. Several transactional producers may each leave one in a row, as when all tasks of
+# a job commit at once.
 _MOST_CONTROL_RECORDS = 1_000
-# So far around a jump it is looked whether control records are about, and for so many single places.
+# Transactions are looked for this many offsets around a jump, and shown by this many places without a record.
 _LOOK_AROUND = 2_000
 _FEWEST_PLACES = 3
 _ANSWER_SECONDS = 5.0
@@ -35,34 +36,34 @@ _PREFETCH_BYTES = 8 * 1024 * 1024
 
 
 class Evidence(Protocol):
-    """What Kafka knows about jumps. Each raises HeadraceError where it does not answer."""
+    """What Kafka knows about jumps. Each method raises HeadraceError if Kafka does not answer."""
 
     def compaction(self, topic: str) -> bool | None:
-        """Whether the topic is compacted; None where that may not be known."""
+        """Whether the topic is compacted; None if this client may not know."""
         ...
 
     def has_transactions(self) -> bool:
-        """Whether anyone ever used a transaction in this cluster."""
+        """Whether transactions were ever used in this cluster."""
         ...
 
     def kept(self, partition: TopicPartition) -> Offsets:
-        """The first offset that Kafka has of it, and the end."""
+        """The first offset that Kafka has of the partition, and the end."""
         ...
 
     def has_open_transaction(self, partition: TopicPartition) -> bool:
-        """Whether a transaction writes to it at this moment."""
+        """Whether a transaction writes to the partition at this moment."""
         ...
 
     def record_offsets(self, partition: TopicPartition, offsets: Offsets) -> np.ndarray[Any, Any]:
-        """The offsets of all records in the range, those of aborted transactions too.
+        """The offsets of all records in the range, including those of aborted transactions.
 
-        Raises RangesGoneError where they cannot be read any more.
+        Raises RangesGoneError if they cannot be read any more.
         """
         ...
 
 
 class KafkaEvidence:
-    """``Evidence`` by clients of its own, made when there is something to ask."""
+    """``Evidence`` with its own clients, which are created on first use."""
 
     def __init__(self, clients: RangeClients) -> None:
         uncommitted = {**clients.consumer, "isolation.level": "read_uncommitted"}
@@ -102,10 +103,10 @@ class KafkaEvidence:
 
 
 class OffsetGaps:
-    """Tells losses from jumps that have a reason; the consuming thread's, which waits for Kafka's answers."""
+    """Distinguishes losses from explained jumps. Used by the consuming thread, which waits for Kafka's answers."""
 
     def __init__(self, evidence: Callable[[], Evidence], *, committed_only: bool = True) -> None:
-        """``committed_only``: the consumer leaves out the records of aborted transactions."""
+        """``committed_only``: the consumer skips the records of aborted transactions."""
         self._make_evidence = evidence
         self._committed_only = committed_only
         self._evidence: Evidence | None = None
@@ -113,14 +114,14 @@ class OffsetGaps:
         self._has_transactions = False
         self._transactional: set[tuple[str, str]] = set()
         self.excused = 0
-        """Offsets without a record that were taken for control records, or for what compaction may have removed of a
-        topic that may not be described: nothing shows that each of them is."""
+        """Offsets without a record that were counted as control records, or as removed by compaction from a topic that
+        this client may not describe. There is no proof for each single offset."""
 
     def lost(self, partition: TopicPartition, jumps: Sequence[Offsets]) -> list[Offsets]:
-        """Those of ``jumps``, or parts of them, that neither compaction nor transactions explain.
+        """Return those of ``jumps``, or parts of them, that neither compaction nor transactions explain.
 
-        The first of them is what the caller goes on after: what is excused counts up to there.
-        Raises HeadraceError where Kafka does not answer.
+        The caller continues after the first of them, so offsets are counted in ``excused`` only up to there.
+        Raises HeadraceError if Kafka does not answer.
         """
         topic = (partition.topic, partition.topic_id)
         if topic in self._transactional and all(until - begin <= _MOST_CONTROL_RECORDS for begin, until in jumps):
@@ -131,12 +132,12 @@ class OffsetGaps:
             compacted = self._evidence.compaction(partition.topic)
             if compacted is False:
                 return self._lost(partition, jumps, self._evidence)
-            # None: who may not ask whether a topic is compacted has to take it that it is.
+            # None: a topic counts as compacted if this client may not ask.
             self._compacted[topic] = compacted
         return [] if self._compacted[topic] else self._reported([], jumps)
 
     def _lost(self, partition: TopicPartition, jumps: Sequence[Offsets], evidence: Evidence) -> list[Offsets]:
-        """In a topic that is not compacted."""
+        """As `lost`, for a topic that is not compacted."""
         topic = (partition.topic, partition.topic_id)
         self._has_transactions = self._has_transactions or evidence.has_transactions()
         if not self._has_transactions:
@@ -169,7 +170,7 @@ class OffsetGaps:
         return [jump]
 
     def _shows_transactions(self, partition: TopicPartition, jump: Offsets, evidence: Evidence) -> bool:
-        """Whether transactions write to the partition, beside this one jump: a lost segment is alone."""
+        """Return whether there are other signs of transactions around this jump. A lost segment is a single jump."""
         if evidence.has_open_transaction(partition):
             return True
         first, end = evidence.kept(partition)
@@ -189,7 +190,7 @@ class OffsetGaps:
             records += len(offsets)
             places += gaps_between(offsets, begin, until)
         empty = sum(until - begin for begin, until in [*places, jump])
-        # Each transaction that leaves a control record wrote a record, of which some may be beyond what is looked at.
+        # Each transaction that leaves a control record wrote a record; some of them may be outside the range checked.
         return records * 2 >= empty and len(places) >= min(_FEWEST_PLACES, jump[1] - jump[0] - 1)
 
 
@@ -202,12 +203,12 @@ class GapJudge(Protocol):
 
 
 def kafka_offset_gaps(clients: Callable[[], RangeClients], *, committed_only: bool) -> OffsetGaps:
-    """OffsetGaps that are asked after by clients of their own."""
+    """Return an OffsetGaps that queries Kafka with its own clients."""
     return OffsetGaps(lambda: KafkaEvidence(clients()), committed_only=committed_only)
 
 
 def gaps_between(offsets: np.ndarray[Any, Any], from_offset: int, until_offset: int) -> list[Offsets]:
-    """The stretches of ``[from_offset, until_offset)`` without any of ``offsets``, which ascend."""
+    """Return the ranges of ``[from_offset, until_offset)`` that contain none of ``offsets`` (ascending)."""
     edges = np.concatenate(([from_offset - 1], offsets, [until_offset]))
     wide = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[each]) + 1, int(edges[each + 1])) for each in wide.tolist()]

@@ -1,6 +1,6 @@
-"""What becomes of a partition that cannot be read: fetched again later, given up, or passed over as a gap.
+"""Handles partitions that cannot be read: fetch again later, fail, or skip the offsets as a gap.
 
-Each is one partition's own trouble: none of it stops the others.
+An error of one partition does not stop the others.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition
 
 logger = logging.getLogger(__name__)
 
-# Kafka's answer to one question, while the other partitions wait.
+# Timeout of one query to Kafka; the other partitions wait meanwhile.
 _QUERY_SECONDS = 5.0
 _FIRST_BACKOFF_SECONDS = 1.0
 _LONGEST_BACKOFF_SECONDS = 60.0
-# By then it is the longest. Of a thousand the power is too large for a float.
+# The longest backoff is reached by then. After a thousand doublings the power would overflow a float.
 _MOST_DOUBLINGS = 10
-# 1 + 2 + 4 + ... + 60: about two minutes. What is still unreadable then is lasting damage and not a passing one.
+# 1 + 2 + 4 + ... + 60: about two minutes. Data that is still unreadable then is permanently damaged.
 _DAMAGE_ATTEMPTS = 7
-# While the end of some damage is looked for, so many answers in a row that say nothing are asked for again at once.
+# During a damage search, this many inconclusive answers in a row are retried at once.
 _MOST_DOUBTS = 10
-# librdkafka says by no code of its own that Kafka's log was cut off before the position and has grown again.
+# librdkafka has no error code for a Kafka log that was truncated below the position and has grown again.
 _TRUNCATED = "log truncation detected"
 _TRUNCATED_AT = re.compile(r"broker end offset is (\d+)")
-# What lies between the last record and the position holds no record, and is read again if it is no more than this.
+# The offsets between the last record and the position hold no record. Up to this many of them are read again.
 _MOST_PASSED_AGAIN = 10_000
 _LEADERLESS = "no broker has this partition at the moment (it has no leader)"
 
 
 @dataclass(slots=True)
 class Findings:
-    """What one consume() brought besides records. ``held`` partitions stay at their position for now."""
+    """The non-record results of one consume(). ``held`` partitions stay at their position for now."""
 
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     held: set[tuple[str, int]] = field(default_factory=set)
@@ -54,7 +54,7 @@ class Findings:
 
 
 class PartitionErrors:
-    """The consuming thread's. ``lock`` guards what others look at in ``owned``."""
+    """Used by the consuming thread. ``lock`` guards the parts of ``owned`` that other threads read."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class PartitionErrors:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is read, of any partition."""
+        """Whether reading is paused for all partitions."""
         return self._paused
 
     def pause(self) -> None:
-        """Read nothing until `resume`. What librdkafka holds of these partitions it gives away, and fetches again."""
+        """Read nothing until `resume`. librdkafka drops what it has prefetched, and fetches it again later."""
         self._paused = True
         for key in list(self._owned):
             self.unassign(key)
 
     def resume(self) -> None:
-        """Read on, each partition after what was handed out of it."""
+        """Continue to read each partition at its next offset."""
         self._paused = False
         for key, owned in list(self._owned.items()):
             if owned.state not in (FetchState.FAILED, FetchState.BACKING_OFF):
@@ -94,11 +94,14 @@ class PartitionErrors:
 
     @property
     def searching(self) -> bool:
-        """Whether the end of some damage is looked for, so that what is read may not be taken as it comes."""
+        """Whether a damage search is in progress; what is read then needs `is_past_damage`."""
         return any([owned.search is not None for owned in self._owned.values()])
 
     def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
-        """Kafka does not have the position: find out what it has, then fail or go on at its earliest."""
+        """Handle a position that Kafka does not have: fail, back off, or continue at Kafka's earliest offset.
+
+        Returns the gap to record, or None.
+        """
         if _TRUNCATED in error_text.lower():
             end = _TRUNCATED_AT.search(error_text)
             return self._on_taken_back(owned, error_text, None if end is None else int(end[1]))
@@ -110,13 +113,13 @@ class PartitionErrors:
             self.back_off(owned, f"offset {position} is out of range, and Kafka's range is unknown: {error}")
             return None
         if low <= position <= high and owned.search is not None:
-            # Says nothing of the offset that is tried: it is there.
+            # Inconclusive: the offset exists.
             self._try_again(owned, error_text)
             return None
         owned.search = None
         if low <= position <= high:
-            # After a damaged batch librdkafka 2.16 asks for an offset that is none: about every other fetch ends here.
-            # Or it was read from the last known record on, which is gone with what followed it.
+            # After a damaged batch librdkafka 2.16 requests an invalid offset: about every other fetch ends here.
+            # Or reading began at the last known record, which is gone together with what followed it.
             self._epochs.begin(owned.partition, None)
             self.back_off(owned, f"offset {position} was out of range for a moment ({error_text}): [{low}, {high})")
         elif position > high:
@@ -136,13 +139,13 @@ class PartitionErrors:
         return None
 
     def _on_taken_back(self, owned: OwnedPartition, error: str, end: int | None) -> Gap | None:
-        """Kafka's log was cut off at ``end``: offsets that were read belong to other records from there on.
+        """Handle a Kafka log that was truncated at ``end``: from there, offsets that were read belong to other records.
 
-        Their ids in an index would be those of the records that were read, so they are told of and not read. Nor is the
-        position that the ledger has ever set back.
+        Those records would get the document ids of the records that were read. So they are reported and not read, and
+        the position in the ledger is never set back.
         """
         position = owned.next_offset
-        # It has been told then, and is not to be found again by every assignment.
+        # The truncation is reported now; later assignments must not detect it again.
         self._epochs.begin(owned.partition, None)
         if end is None or end >= position:
             self._fail(owned, f"{error}. Kafka took back what was read below {position}, from where on is not known")
@@ -159,9 +162,10 @@ class PartitionErrors:
         return Gap(owned.partition, end, reported, error, taken_back=True)
 
     def on_damage(self, owned: OwnedPartition, error: Any, base_offset: int | None, found: Findings) -> None:
-        """Often transient, so fetched again; what stays damaged is passed over only where lost offsets may be.
+        """Handle damaged data. It is fetched again first, since damage is often transient; permanent damage is skipped
+        only with ``on_lost_offsets="reset"``.
 
-        ``base_offset``: where the damaged batch begins, as the client tells.
+        ``base_offset`` is where the damaged record batch begins, as the client reports it.
         """
         self.unassign((owned.partition.topic, owned.partition.partition))
         text = f"{error.name()}: {error.str()}"
@@ -190,7 +194,7 @@ class PartitionErrors:
         self._search_on(owned, owned.search, found)
 
     def is_past_damage(self, key: tuple[str, int], found: Findings) -> bool:
-        """Whether what came is to be taken; what is read while the end of some damage is looked for is not."""
+        """Return whether records that arrived may be used. Records read during a damage search may not."""
         owned = self._owned.get(key)
         if owned is None or owned.search is None:
             return True
@@ -216,7 +220,7 @@ class PartitionErrors:
             self.wait_for(owned, owned.error or "", 0.0)
 
     def _try_again(self, owned: OwnedPartition, error: str) -> None:
-        """The offset that the search is at."""
+        """Try the search's offset again."""
         owned.doubts += 1
         if owned.doubts > _MOST_DOUBTS:
             self.back_off(owned, error)
@@ -232,8 +236,8 @@ class PartitionErrors:
             owned.next_offset, owned.attempts = until, 0
 
     def pass_over(self, owned: OwnedPartition, until_offset: int) -> None:
-        """Read on behind what is lost."""
-        # Its last record lies before that, where there is no reading on.
+        """Continue to read at ``until_offset``, after lost offsets."""
+        # The last record read lies before the lost offsets; reading cannot continue from there.
         self._epochs.begin(owned.partition, None)
         with self._lock:
             owned.progressed(until_offset)
@@ -246,7 +250,7 @@ class PartitionErrors:
         self.wait_for(owned, error, seconds)
 
     def wait_for(self, owned: OwnedPartition, error: str, seconds: float) -> None:
-        """Fetch it again in so many seconds, for an error that is its own."""
+        """Fetch the partition again in ``seconds``, because of its ``error``."""
         with self._lock:
             owned.state, owned.error = FetchState.BACKING_OFF, error
             owned.retry_at = self._clock.monotonic() + seconds
@@ -268,7 +272,7 @@ class PartitionErrors:
                     self.assign(key, owned.search.at)
 
     def on_leader(self, owned: OwnedPartition, leader: int | None) -> None:
-        """librdkafka waits for one without a word."""
+        """Note whether the partition has a leader; librdkafka waits for one without reporting it."""
         if leader == -1 and owned.state in (FetchState.FETCHING, FetchState.AT_END):
             logger.warning("%s: %s", partition_name(owned.partition), _LEADERLESS)
             owned.state, owned.error = FetchState.LEADERLESS, _LEADERLESS
@@ -276,7 +280,7 @@ class PartitionErrors:
             owned.state, owned.error = FetchState.FETCHING, None
 
     def assign(self, key: tuple[str, int], offset: int) -> None:
-        """Read on at ``offset``, after a look at whether Kafka's log was cut off below it."""
+        """Continue to read at ``offset``, after checking whether Kafka's log was truncated below it."""
         if self._paused:
             return
         owned = self._owned[key]
@@ -284,14 +288,14 @@ class PartitionErrors:
         if read is not None and offset - read.end_offset > _MOST_PASSED_AGAIN:
             read = None
         begin = offset if read is None else read.end_offset
-        # incremental: the other partitions keep what is prefetched for them. There is no subscription and no group
+        # Incremental, so the other partitions keep what is prefetched for them. There is no subscription and no group
         # member; this only adds to what assign() would set.
         self._consumer.incremental_assign([KafkaPartition(*key, begin)])
         if read is None:
             return
         try:
-            # librdkafka 2.16 compares with the log what it seeks. What it is assigned it does only where it has not
-            # heard of the partition's leader before.
+            # librdkafka 2.16 validates an offset against the log when it seeks. When it is assigned, it does so only
+            # if it did not know the partition's leader before.
             self._consumer.seek(KafkaPartition(*key, begin, leader_epoch=read.leader_epoch))
         except KafkaException as error:
             self.unassign(key)
@@ -301,10 +305,10 @@ class PartitionErrors:
         try:
             self._consumer.incremental_unassign([KafkaPartition(*key)])
         except KafkaException as error:
-            # Not assigned any more: it was backing off or failed.
+            # Already unassigned: it was backing off or had failed.
             logger.debug("%s/%d was not assigned: %s", *key, error)
 
 
 def partition_name(partition: TopicPartition) -> str:
-    """Topic and number, for a person."""
+    """Return the topic and the partition number, for people."""
     return f"{partition.topic}/{partition.partition}"

@@ -1,4 +1,4 @@
-"""What a receiver knows about one partition that it owns."""
+"""A receiver's state of one partition that it owns: fetch state, position, error, gap."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headrace.receiver.damage_search import DamageSearch
 
 
 class FetchState(StrEnum):
-    """How a partition fares in its receiver. (The ledger's PartitionState is what the stream makes of it.)"""
+    """The state of a partition in its receiver. (The ledger's PartitionState is its state in the stream.)"""
 
     FETCHING = "fetching"
     AT_END = "at_end"
     """Everything that Kafka has was read."""
     LEADERLESS = "leaderless"
-    """No broker has it at the moment; read on when one does."""
+    """No broker has it at the moment; reading continues when one does."""
     BACKING_OFF = "backing_off"
-    """An error; fetched again from the same offset after a while."""
+    """An error occurred; it is fetched again from the same offset later."""
     FAILED = "failed"
     """Not fetched any more until a person, or a new assignment, decides."""
 
@@ -27,8 +27,8 @@ class FetchState(StrEnum):
 class Gap:
     """Offsets ``[from_offset, until_offset)`` that Kafka can no longer give, and why.
 
-    ``taken_back``: they were read before, and Kafka gives them to other records, which are not. An empty range: nobody
-    knows which.
+    ``taken_back``: they were read before, and Kafka now gives them to other records, which are not read. An empty range
+    means that the offsets are unknown.
     """
 
     partition: TopicPartition
@@ -40,7 +40,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """How one partition fares; ``next_offset`` is the first that was not handed out yet."""
+    """The status of one partition; ``next_offset`` is the first offset that was not handed out yet."""
 
     partition: TopicPartition
     next_offset: int
@@ -50,7 +50,7 @@ class PartitionStatus:
 
 @dataclass(slots=True)
 class OwnedPartition:
-    """Mutable, the consuming thread's. Everything below ``next_offset`` has been handed out."""
+    """Mutable, used by the consuming thread. Everything below ``next_offset`` has been handed out."""
 
     partition: TopicPartition
     next_offset: int
@@ -59,11 +59,11 @@ class OwnedPartition:
     retry_at: float = 0.0
     attempts: int = 0
     search: DamageSearch | None = None
-    """What cannot be read is being passed over, as a gap."""
+    """Set during a damage search, which ends with a gap."""
     doubts: int = 0
-    """How often in a row the offset that the search tries was neither readable nor damaged."""
+    """How often in a row the offset tried by the search was neither readable nor damaged."""
     taken_back: int | None = None
-    """From here to ``next_offset`` Kafka took offsets back, as was told."""
+    """Kafka took back the offsets from here to ``next_offset``, and this was reported."""
 
     def progressed(self, until_offset: int) -> None:
         self.next_offset = until_offset

@@ -1,4 +1,4 @@
-"""One input's partitions in the ledger: which there are, and which receiver is to read each."""
+"""Maintains one input's partitions in the ledger: which exist, and which receiver reads each."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from headrace.stream.inputs import KafkaInput
 
 logger = logging.getLogger(__name__)
 
-# A topic must be missing from so many looks in a row before it counts as deleted: metadata may lag behind.
+# A topic counts as deleted after it is missing from this many discoveries in a row: metadata may be stale.
 _LOOKS_UNTIL_DELETED = 3
 
 
 class Partitioning:
-    """Puts discoveries and rebalances into the ledger; the tracker's loop calls it."""
+    """Writes discoveries and rebalances to the ledger; the tracker's loop calls it."""
 
     def __init__(
         self, stream: Stream, source: KafkaInput, ledger: Ledger, job_lease: JobLease, *, grace_ms: int
     ) -> None:
-        """A receiver that was live less than ``grace_ms`` ago keeps its partitions: it is likely to be back."""
+        """A receiver that was live less than ``grace_ms`` ago keeps its partitions, since it is likely to return."""
         self._stream = stream
         self._source = source
         self._ledger = ledger
@@ -40,11 +40,13 @@ class Partitioning:
         self._absent_looks: dict[tuple[str, str], int] = {}
 
     def begin(self) -> None:
-        """A new job's first step, before there are receivers: failed partitions are tried again, once a job. What made
-        them fail may be over or decided otherwise by now; where it is not they fail again, and are seen to.
+        """Reactivate failed partitions. A new job calls this once, before it starts receivers.
+
+        The cause of a failure may be gone, or the settings changed; otherwise the partition fails again and is
+        reported again.
 
         Raises:
-            KeyVersionsError: the stream must not go on; see `check_key_versions`.
+            KeyVersionsError: the stream must not continue; see `check_key_versions`.
         """
         check_key_versions(self._stream, self._topics())
         failed = [row for row in self._live() if row.state is PartitionState.FAILED]
@@ -55,16 +57,16 @@ class Partitioning:
             self._ledger.positions.set_state(self._lease, self._source.id, partitions, PartitionState.ACTIVE)
 
     def known(self) -> Known:
-        """What a discoverer is to know."""
+        """Return what the ledger knows, for a discoverer."""
         topics = {(row.topic, row.topic_id): row.at_start for row in self._topics()}
         partitions = frozenset(_key(row.partition) for row in self._rows())
         return Known(partitions, topics, began=self._looked or bool(topics))
 
     def apply(self, discovery: Discovery) -> None:
-        """Note topics, give new partitions their starting position, end those of topics that are gone.
+        """Record topics, set the starting position of new partitions, and end the partitions of topics that are gone.
 
         Raises:
-            KeyVersionsError: the stream must not go on. The topics are noted, and no new partition has a position.
+            KeyVersionsError: the stream must not continue. The topics are recorded; no new partition has a position.
         """
         observed = self._ledger.topics.observe_all(
             self._lease,
@@ -84,7 +86,7 @@ class Partitioning:
         self._end_gone(set(incarnations), discovery.refused)
 
     def rebalance(self, live: Collection[int], now_ms: int) -> None:
-        """Hand partitions to ``live`` receivers (indexes), evenly, with the fewest moves; take them from dead ones."""
+        """Assign partitions to ``live`` receivers (indexes), evenly, with the fewest moves; fence dead receivers."""
         receivers = self._receivers(live, now_ms)
         if not receivers:
             return
@@ -106,7 +108,10 @@ class Partitioning:
         )
 
     def _receivers(self, live: Collection[int], now_ms: int) -> set[int]:
-        """The live ones and those just gone; none until all have come once, or had their time to."""
+        """Return the live receivers and those seen within the grace period.
+
+        Empty until every receiver has been seen once or the grace period is over.
+        """
         if self._first_ms is None and live:
             self._first_ms = now_ms
         self._seen_ms.update(dict.fromkeys(live, now_ms))

@@ -1,4 +1,4 @@
-"""Whether a receiver pauses, why, and that everybody hears of it. It is alive meanwhile: its lease goes on."""
+"""Decides whether a receiver pauses, and reports why. A paused receiver is alive: its lease is renewed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pausing:
-    """The pushing thread's, but for ``reason``, by which the consuming thread stops fetching."""
+    """Used by the pushing thread, except ``reason``: the consuming thread stops fetching while it is set."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Pausing:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing is received, None while something is."""
+        """Why receiving is paused; None while it is not."""
         return self._full or self._low or self._exceeded
 
     def look(self) -> bool:
-        """See to the log's disk and budget; whether there is something new to tell by that or else."""
+        """Check the log's disk and budget. Returns whether there is something new to report."""
         if self._reserve is not None:
             self._low = self._reserve.look(self._only_receiving_helps)
         if self._budget is not None:
@@ -53,16 +53,17 @@ class Pausing:
         return self._kind != self._reported
 
     def disk_is_full(self, error: BaseException) -> None:
-        """A write has found no room."""
+        """Pause: a write found no room."""
         self._full = f"the log's disk is full, and is tried again until there is room: {error}"
 
     def disk_has_room(self) -> None:
-        """A write went well."""
+        """End the pause: a write succeeded."""
         self._full = None
 
     def report(self) -> None:
-        """An event when a pause begins, has another cause or is over. Raises LedgerUnavailableError; it is then told
-        the next time.
+        """Append an event when a pause begins, changes its cause or ends.
+
+        Raises LedgerUnavailableError; the next call then reports it.
         """
         kind = self._kind
         if kind == self._reported:

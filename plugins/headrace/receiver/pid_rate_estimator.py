@@ -1,4 +1,4 @@
-"""How fast to receive so that batches keep up: Spark's PIDRateEstimator, from what each finished batch took."""
+"""Estimates the rate to receive at so that batches keep up, from finished batches, as Spark's PIDRateEstimator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from headrace.stream.limits import Backpressure
 class PidRateEstimator:
     """A proportional-integral-derivative controller of a rate, in records per second.
 
-    The rate that was last asked for is corrected by the error (how far it is above the rate of processing), by the
-    backlog (what waited before the batch, as a rate) and by the error's change. Not thread-safe.
+    It corrects the last rate by the error (how far that rate is above the processing rate), by the backlog (the records
+    that waited before the batch, as a rate) and by the change of the error. Not thread-safe.
     """
 
     def __init__(
         self, batch_interval_ms: int, settings: Backpressure | None = None, *, latest_rate: float | None = None
     ) -> None:
-        """``latest_rate``: the rate that is in force already, by an earlier estimator; its first estimate then comes
-        after the first batch. Raises ValueError for an interval or a rate that is not above 0.
+        """``latest_rate`` is the rate already in force, set by an earlier estimator; the first batch then gives an
+        estimate. Raises ValueError for an interval or a rate that is not above 0.
         """
         if batch_interval_ms <= 0:
             raise ValueError(f"a batch interval is above 0 ms, got {batch_interval_ms}")
@@ -31,14 +31,16 @@ class PidRateEstimator:
     def compute(
         self, time_ms: int, records: int, *, processing_delay_ms: int, scheduling_delay_ms: int
     ) -> float | None:
-        """The rate to receive at from now on, or None where this batch gives none: the first one, one of no records or
-        that took no time, and one that did not finish after the one before.
+        """Return the rate to receive at from now on, in records/s.
+
+        Returns None if this batch gives no estimate: it is the first, has no records, took no time, or did not finish
+        after the previous one.
 
         Args:
             time_ms: when the batch's processing ended.
-            records: what was processed.
-            processing_delay_ms: how long that took.
-            scheduling_delay_ms: how long the batch waited before.
+            records: the number of records processed.
+            processing_delay_ms: how long the processing took.
+            scheduling_delay_ms: how long the batch waited before it.
         """
         if (self._latest_ms is not None and time_ms <= self._latest_ms) or records <= 0 or processing_delay_ms <= 0:
             return None
@@ -49,7 +51,7 @@ class PidRateEstimator:
             return None
         error = self._latest_rate - processing_rate
         backlog = scheduling_delay_ms * processing_rate / self._interval_ms
-        # With a rate taken over from another estimator the change of its error is not known.
+        # The error's change is unknown when the rate was taken over from another estimator.
         change = 0.0 if before_ms is None else (error - self._latest_error) * 1000 / (time_ms - before_ms)
         settings = self._settings
         rate = (
@@ -63,5 +65,5 @@ class PidRateEstimator:
         return self._latest_rate
 
     def stay_at(self, rate: float) -> None:
-        """Go on from ``rate``: the last estimate was not followed."""
+        """Continue from ``rate``, because the last estimate was not applied."""
         self._latest_rate = rate

@@ -1,7 +1,7 @@
-"""Slows receivers down to what batches get through, as Spark's RateController: the tracker's, fed by the ledger.
+"""Limits the rates of receivers to what batches can process, as Spark's RateController. The tracker runs it.
 
-Each receiver has an estimate of its own, so that one with a busy partition is not held to the share of an idle one. The
-rates are kept in the ledger, where receivers find them with their orders and the next tracker goes on from them.
+Each receiver has its own estimate, so one with a busy partition is not limited to the share of an idle one. The rates
+are kept in the ledger: receivers get them with their orders, and the next tracker continues from them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headrace.stream import Stream
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-# Batches that a look reads, besides those that run at the same time: more than complete within a second.
+# Completed batches read at a time, besides those that run at the same time: more than complete within a second.
 _MOST_BATCHES = 20
 
 
 class RateController:
-    """Sets the rates of the stream's receivers; every call may raise LedgerUnavailableError and is then repeated."""
+    """Sets the rates of the stream's receivers. Every call may raise LedgerUnavailableError; repeat it then."""
 
     def __init__(self, stream: Stream, ledger: Ledger, job: JobLease, clock: Clock) -> None:
         self._stream = stream
@@ -44,7 +44,7 @@ class RateController:
         self._next_look = 0.0
 
     def begin(self) -> None:
-        """Go on from the rates in the ledger, at the newest completed batch; without backpressure lift them."""
+        """Continue from the ledger's rates, at the newest completed batch; without backpressure remove the rates."""
         rates = {row.receiver_id: row.max_rate for row in self._ledger.receivers.all(self._stream.name)}
         if self._settings is None:
             self._unsent = {receiver: None for receiver, rate in rates.items() if rate is not None}
@@ -59,7 +59,7 @@ class RateController:
         self._seen_ms = newest[0].batch_time_ms if newest else 0
 
     def follow(self) -> None:
-        """Set the rates anew when a batch has completed since the last look. Raises LeaseLostError."""
+        """Update the rates if a batch has completed since the last call. Raises LeaseLostError."""
         now = self._clock.monotonic()
         if self._seen_ms is None or now < self._next_look:
             return
@@ -67,10 +67,10 @@ class RateController:
         slots = 1 if self._stream.is_ordered else self._stream.limits.max_concurrent_batches
         batches = self._completed(_MOST_BATCHES + slots)
         running = self._ledger.batches.page(self._stream.name, slots, [BatchState.RUNNING])
-        # Built batches were read from Kafka by batches, not by receivers.
+        # The records of built batches were read from Kafka by batches, not by receivers.
         fresh = [each for each in batches if each.batch_time_ms > self._seen_ms and not each.built]
         for batch in sorted(fresh, key=lambda each: (each.completed_at_ms or 0, each.batch_time_ms)):
-            # Those that run at the same time get through as many times the records in that time.
+            # Batches that run at the same time process that many times the records.
             at_once = min(slots, ran_at_once(batch, [*batches, *running]))
             self._learn(batch, waited_ms(batch, batches, slots), at_once)
         self._seen_ms = max([self._seen_ms, *(each.batch_time_ms for each in batches)])
@@ -94,14 +94,14 @@ class RateController:
                 continue
             before = self._rates.get(receiver)
             if before is not None and rate < before and not scheduling_delay_ms:
-                # Batches keep up. That few records take as long as many, because a batch costs something by itself,
-                # is no reason to hold receivers to few.
+                # Batches keep up. A small batch may take as long as a large one because of its fixed cost; that is no
+                # reason to lower the rate.
                 estimator.stay_at(before)
                 continue
             self._rates[receiver] = self._unsent[receiver] = rate
 
     def _records(self, batch_time_ms: int) -> Counter[ReceiverId]:
-        """What each receiver brought to the batch, as far as its partitions are still its own."""
+        """Return the batch's records per receiver, counting only partitions by their present owner."""
         owners = {
             (row.input_id, row.partition): row.receiver_index
             for row in self._ledger.positions.all(self._stream.name, live=True)
@@ -121,10 +121,10 @@ class RateController:
 
 
 def waited_ms(batch: BatchRow, completed: Sequence[BatchRow], slots: int) -> int:
-    """How long the batch waited for those before it, of which ``slots`` run at the same time.
+    """Return how long the batch waited for earlier batches, of which ``slots`` run at the same time.
 
-    Its backlog, that is: not what a run of it costs before Spark begins, which is there without any backlog too.
-    ``completed`` may hold any batches.
+    This is the backlog. It does not include the start-up cost of a run before Spark begins, which exists without any
+    backlog. ``completed`` may hold any batches.
     """
     ends_ms = sorted(
         (
@@ -140,7 +140,7 @@ def waited_ms(batch: BatchRow, completed: Sequence[BatchRow], slots: int) -> int
 
 
 def ran_at_once(batch: BatchRow, others: Iterable[BatchRow]) -> int:
-    """The most batches that ran at the same time during this one's run, itself among them; ``others`` may hold any."""
+    """Return the most batches that ran at one time during this one's run, including it. ``others`` may hold any."""
     begun_ms, end_ms = batch.started_at_ms, batch.completed_at_ms
     if begun_ms is None or end_ms is None:
         return 1
@@ -149,7 +149,7 @@ def ran_at_once(batch: BatchRow, others: Iterable[BatchRow]) -> int:
         for each in others
         if each.batch_time_ms != batch.batch_time_ms and each.started_at_ms is not None
     ]
-    # The most run when one of them has just begun.
+    # The maximum is reached when one of them has just begun.
     together = (
         sum(at_ms <= start_ms < until_ms for at_ms, until_ms in runs) for start_ms, _ in runs if start_ms < end_ms
     )

@@ -1,4 +1,4 @@
-"""Bounds the rate of a receiver, as Spark's RateLimiter; blocks that wait to be stored slow it down besides."""
+"""Limits the rate of a receiver, as Spark's RateLimiter. (A full block queue slows a receiver down too.)"""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 
 from headrace.clock import Clock
 
-# How much unused rate may be caught up with at once. Short, so that a limit holds per block too.
+# How much unused rate may be used at once. Short, so that the limit also holds per block.
 _BURST_SECONDS = 0.2
 
 
 class RateLimiter:
-    """A token bucket of records. ``grant()`` says how many records may be taken now; safe for several threads."""
+    """A token bucket of records. ``grant()`` returns how many records may be taken now. Thread-safe."""
 
     def __init__(self, max_rate: float | None, clock: Clock) -> None:
         """``max_rate`` in records/s; None for no limit."""
@@ -31,9 +31,9 @@ class RateLimiter:
             return self._rate
 
     def update(self, wanted: float | None) -> None:
-        """Follow the rate control's ``wanted`` records/s as far as ``max_rate`` allows; None: ``max_rate`` alone.
+        """Set the rate to ``wanted`` records/s, at most ``max_rate``; None means ``max_rate`` alone.
 
-        What is not above 0 is no rate, and changes nothing.
+        A value that is not above 0 changes nothing.
         """
         if wanted is not None and wanted <= 0:
             return
@@ -43,14 +43,14 @@ class RateLimiter:
             if rate == self._rate:
                 return
             if self._rate is None:
-                # Without a limit nothing was counted: what was taken since is not held against it.
+                # Nothing was counted without a limit, so records taken before do not count now.
                 self._tokens, self._filled = 1.0, self._clock.monotonic()
             else:
                 self._fill(self._rate)
             self._rate = rate
 
     def grant(self, wanted: int) -> int:
-        """How many of ``wanted`` records may be taken now, at least 0; what is taken is told to ``spend``."""
+        """Return how many of ``wanted`` records may be taken now, at least 0. The caller reports them to ``spend``."""
         with self._lock:
             if self._rate is None:
                 return wanted
@@ -63,7 +63,7 @@ class RateLimiter:
             self._tokens -= records
 
     def delay(self) -> float:
-        """Seconds until at least one record may be taken."""
+        """Return the seconds until at least one record may be taken."""
         with self._lock:
             if self._rate is None:
                 return 0.0

@@ -1,4 +1,4 @@
-"""Where a stream's receivers are and are to go next, while executors come and go."""
+"""Decides on which executors a stream's receivers start, while executors come and go."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headrace.stream import Stream
 
 
 class ReceiverPlacement:
-    """Keeps the plan that was made for all receivers when the first of them started, as Spark's tracker does.
+    """Keeps the plan made for all receivers when the first of them started, as Spark's tracker does.
 
-    A receiver that starts again goes where the plan has it, as long as an executor of those lives; else it is placed
-    anew beside the others.
+    A receiver that restarts follows the plan while one of its planned executors lives; otherwise it is placed again
+    beside the others.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -27,7 +27,7 @@ class ReceiverPlacement:
         for source in stream.inputs:
             hosts = source.preferred_hosts
             for index in range(source.receivers):
-                # One for all, or one for each.
+                # One host for all receivers, or one for each.
                 host = hosts[min(index, len(hosts) - 1)] if hosts else None
                 self._preferred.append((ReceiverId(stream.name, source.id, index), host))
         self._plan: dict[ReceiverId, tuple[Location, ...]] = {}
@@ -39,10 +39,10 @@ class ReceiverPlacement:
         executors: Collection[Executor],
         running: Callable[[], Mapping[ReceiverId, Executor | None]],
     ) -> tuple[Location, ...]:
-        """Where to start ``receiver``; nowhere in particular where there are no executors.
+        """Return where to start ``receiver``; empty (no preference) without executors.
 
-        ``running`` tells the others that were started and have not ended, and where they run; None while on their way.
-        It is asked only when it matters.
+        ``running`` returns the receivers that were started and have not ended, each with its executor, or None while it
+        has none yet. It is called only when needed.
         """
         if not executors:
             return ()

@@ -1,4 +1,4 @@
-"""The numbers that a receiver's heartbeat carries; they end up on the page and in the metrics."""
+"""Collects the numbers that a receiver sends with its heartbeat, for the page and the metrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.lag_watch import Lag, LagWatch
 from headrace.receiver.partition_state import FetchState
 
-# A rate over this long: steady enough to read, short enough to see a stall.
+# The window of the rate: long enough to be steady, short enough to show a stall.
 _RATE_SECONDS = 10.0
-# Beyond this many partitions only those with something to say are listed one by one.
+# The lag is listed for at most this many partitions, the largest first.
 _MOST_LISTED = 500
 
 
 class ReceiverStats:
-    """Puts a receiver's numbers together; the pushing thread's."""
+    """Collects a receiver's numbers. Used by the pushing thread."""
 
     def __init__(
         self,
@@ -28,20 +28,23 @@ class ReceiverStats:
         stored_positions: Callable[[], Mapping[TopicPartition, int]],
         now_ms: Callable[[], int],
     ) -> None:
-        """``stored_positions`` are those in the ledger, ``now_ms`` its time."""
+        """``stored_positions`` returns the ledger's positions, ``now_ms`` its time."""
         self._lag_watch = lag_watch
         self._stored_positions = stored_positions
         self._now_ms = now_ms
         self._stored: deque[tuple[float, int]] = deque()
         self.torn_tail_bytes = 0
-        """Left in the log by the writer before, no part of it."""
+        """Bytes of the torn tail that the previous writer left in the log."""
         self.log_damages = 0
-        """Places where the log is damaged that this receiver's writer found."""
+        """Number of damaged places in the log that this receiver's writer found."""
 
     def collect(self, now: float, kafka: KafkaReceiver, store: BlockStore, queued: tuple[int, int]) -> dict[str, Any]:
-        """JSON values. ``rate`` is in records/s over the last seconds, ``lag`` in records per "topic-partition", None
-        where Kafka does not say. ``lag_seconds``: everything that Kafka had so long ago is stored, None where that is
-        not known of a partition; ``lag_unknown`` counts partitions whose lag is not in ``total_lag``."""
+        """Return the stats as JSON values.
+
+        ``rate`` is in records/s over the last 10 s. ``lag`` is in offsets per "topic-partition", None if Kafka does not
+        say. ``lag_seconds``: everything that Kafka had this long ago is stored; None if unknown for a partition.
+        ``lag_unknown`` counts the partitions whose lag is not in ``total_lag``.
+        """
         self._stored.append((now, store.records))
         while len(self._stored) > 2 and now - self._stored[0][0] > _RATE_SECONDS:
             self._stored.popleft()

@@ -1,4 +1,4 @@
-"""A receiver as one function call that pickles: what a Spark task, a thread or a process runs."""
+"""Runs a receiver as one function call with a picklable argument, for a Spark task, a thread or a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReceiverTask:
-    """All that a receiver needs. Holds no secret: connections are in the environment of the process that runs it."""
+    """All that a receiver needs. Has no secrets: connections are in the environment of the process that runs it."""
 
     stream_json: str
     receiver_id: ReceiverId
@@ -28,10 +28,10 @@ class ReceiverTask:
 
 
 def run_receiver(task: ReceiverTask, stop: threading.Event | None = None) -> ReceiverReport:
-    """Run one receiver until it is asked to stop, has lost its lease, or has failed; the report says which.
+    """Run one receiver until it is asked to stop, loses its lease, or fails; the report says which.
 
-    Call it in a process (or thread) of its own, once. ``stop`` may be set from another thread; without it the
-    ledger's orders stop the receiver. Where it is the process's main work, Python's garbage collector rests.
+    Call it once, in its own process (or thread). ``stop`` may be set from another thread; without it the ledger's
+    orders stop the receiver. Python's garbage collector is off while the receiver runs.
     """
     stream = Stream.model_validate_json(task.stream_json)
     ledger = Ledger.open(stream.ledger, create=False)

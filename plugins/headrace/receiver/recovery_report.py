@@ -1,4 +1,4 @@
-"""Telling what a receiver found in its log when it took over: rule 11, no silence."""
+"""Reports what a receiver found in its log when it took over (rule 11, no silence)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from headrace.wal.storage import LogStorage
 
 
 def report_recovery(found: LogRecovery, lease: ReceiverLease, ledger: Ledger, log: LogStorage) -> None:
-    """An event for each torn tail that was cut off (``log_repaired``, with the path of the copy), also by a receiver
-    that was killed before it could tell, and for what is damaged, or could not be cut (``log_damaged``): once, though a
-    writer that ends before its first block leaves what it found to the next one."""
+    """Append an event for each torn tail that was cut off, and for each damage.
+
+    ``log_repaired`` has the path of the tail's copy, and includes cuts of a receiver that was killed before it could
+    report them. ``log_damaged`` is for damage and for tails that could not be cut. Each is reported once, although a
+    writer that ends before its first block leaves its findings to the next one.
+    """
     stream = lease.receiver_id.stream
     who = {"receiver": str(lease.receiver_id), "epoch": lease.epoch}
-    # What this receiver cut off is among them.
+    # Includes the tails that this receiver cut off.
     cuts = untold_cuts(log, receiver_directory(lease.receiver_id))
     repaired = {event.payload.get("kept") for event in ledger.events.latest(stream, [EventKind.LOG_REPAIRED])}
     for tail in cuts:

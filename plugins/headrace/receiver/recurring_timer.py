@@ -1,4 +1,4 @@
-"""Calls back at every multiple of a period, in a thread of its own, as Spark's RecurringTimer."""
+"""Calls a function at every multiple of a period, in its own thread, as Spark's RecurringTimer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headrace.clock import Clock
 class RecurringTimer:
     """Calls ``callback(time_ms)`` at each multiple of ``period_ms`` of its clock.
 
-    A callback that takes longer than the period delays the next ones; none is left out between ``start`` and
-    ``stop(interrupt=False)``. The callback must not raise.
+    A callback that takes longer than the period delays the next ones. Missed periods are made up for, unless there are
+    more than 50. The callback must not raise.
     """
 
     def __init__(self, clock: Clock, period_ms: int, callback: Callable[[int], None], name: str) -> None:
@@ -35,9 +35,9 @@ class RecurringTimer:
         return first
 
     def stop(self, *, interrupt: bool = True) -> int:
-        """Stop and wait for the thread; the time of the last callback in ms, -1 when there was none.
+        """Stop and wait for the thread. Returns the time of the last callback in ms, or -1 if there was none.
 
-        With ``interrupt=False`` the callback of the period that has just begun to wait is still made, at once.
+        With ``interrupt=False`` the next callback is still made, at once.
         """
         self._interrupted = interrupt
         self._stopped.set()
@@ -49,7 +49,7 @@ class RecurringTimer:
         while not self._stopped.is_set():
             wait_ms = self._next_ms - self._clock.now_ms()
             if wait_ms > 2 * self._period_ms:
-                # The wall clock was set back: not a reason to be silent until it has caught up.
+                # The wall clock was set back: do not wait until it has caught up.
                 self._next_ms -= (wait_ms // self._period_ms) * self._period_ms
                 continue
             if self._clock.wait(self._stopped, wait_ms / 1000):
@@ -61,7 +61,7 @@ class RecurringTimer:
     def _fire(self) -> None:
         self._callback(self._next_ms)
         self._last_ms = self._next_ms
-        # A wall clock that jumped far ahead must not be caught up with one callback per missed period.
+        # After a long jump of the wall clock, missed periods are skipped.
         behind = (self._clock.now_ms() - self._next_ms) // self._period_ms
         self._next_ms += self._period_ms * max(1, behind if behind > _CATCH_UP else 1)
 

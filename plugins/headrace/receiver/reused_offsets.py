@@ -1,6 +1,6 @@
-"""Offsets that Kafka took back after they were read, and gives to other records: told as an event of the stream.
+"""Reports offsets that Kafka took back after they were read, and gives to other records, as an event of the stream.
 
-They are no gap in what was read: blocks have these offsets.
+They are not a gap: blocks contain these offsets.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _NEWEST = 1_000
 
 
 def report_reused(gap: Gap, lease: ReceiverLease, ledger: Ledger) -> None:
-    """Tell of ``gap.from_offset`` to ``gap.until_offset``, but not again what another receiver has told of.
+    """Report ``gap.from_offset`` to ``gap.until_offset``, unless another receiver has reported them already.
 
-    The next receiver then goes on at the position without asking. Raises LedgerUnavailableError; to be tried again.
+    The next receiver then continues at the position without a check. Raises LedgerUnavailableError; repeat the call
+    then.
     """
     if gap.until_offset > gap.from_offset:
         _report(gap, lease, ledger)

@@ -1,7 +1,6 @@
-"""Which executors receivers are to run on, by Spark's ReceiverSchedulingPolicy: preferred hosts first, evenly; the rest
-on what is least loaded.
+"""Chooses executors for receivers, as Spark's ReceiverSchedulingPolicy: preferred hosts first, then the least loaded.
 
-A policy only: the cluster may place a receiver elsewhere when none of its executors has a free slot.
+The choice is a preference: the cluster may place a receiver elsewhere when none of its executors has a free slot.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ class Executor:
 
 
 Location = Executor | str
-"""An executor, or a host on which none is known."""
+"""An executor, or a host without a known executor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a receiver is: on ``running_on``, or, while that is None, on its way to one of ``scheduled``."""
+    """Where a receiver runs: on ``running_on``, or, while that is None, soon on one of ``scheduled``."""
 
     scheduled: tuple[Location, ...] = ()
     running_on: Executor | None = None
 
     def weights(self) -> dict[Executor, Fraction]:
-        """What it weighs on executors: 1 where it runs, else its chance to come to each of them."""
+        """Return the load on each executor: 1 where the receiver runs, else the probability that it will run there."""
         if self.running_on is not None:
             return {self.running_on: Fraction(1)}
         share = Fraction(1, max(1, len(self.scheduled)))
@@ -46,9 +45,10 @@ class Placement:
 def schedule_receivers(
     receivers: Sequence[tuple[ReceiverId, str | None]], executors: Collection[Executor]
 ) -> dict[ReceiverId, tuple[Location, ...]]:
-    """Candidates for all receivers, each given with its preferred host or None, before any of them runs.
+    """Return candidates for all receivers, before any of them runs.
 
-    Each gets at least one executor, and each executor is some receiver's candidate; without executors nobody gets any.
+    ``receivers`` are pairs of a receiver and its preferred host or None. Each receiver gets at least one location, and
+    each executor is a candidate of some receiver. Without executors there are no candidates.
     """
     if not executors:
         return {receiver: () for receiver, _ in receivers}
@@ -65,7 +65,7 @@ def schedule_receivers(
         if on_host:
             take_least_loaded(receiver, on_host)
         elif host is not None:
-            # Not up, or not up yet.
+            # The host has no executor, or none yet.
             candidates[receiver].append(host)
     for receiver, locations in candidates.items():
         if not locations:
@@ -79,15 +79,15 @@ def schedule_receivers(
 def reschedule_receiver(
     preferred_host: str | None, others: Mapping[ReceiverId, Placement], executors: Collection[Executor]
 ) -> tuple[Location, ...]:
-    """Candidates for one receiver that starts again beside the ``others``: its preferred host, and all executors that
-    are idle, or where none is, those that weigh least.
+    """Return candidates for one receiver that restarts beside the ``others``: its preferred host, and the executors
+    with the least load.
     """
     if not executors:
         return ()
     weights = dict.fromkeys(executors, Fraction(0))
     for placement in others.values():
         for executor, weight in placement.weights().items():
-            # Some may be on their way to an executor that is gone.
+            # Skip executors that are gone.
             if executor in weights:
                 weights[executor] += weight
     least = min(weights.values())

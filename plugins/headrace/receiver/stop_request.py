@@ -1,7 +1,7 @@
-"""A request to stop that needs no ledger: a file in the stream's folder.
+"""Requests a receiver job to stop without the ledger, by a file in the stream's folder.
 
-A receiver job hears from its ledger that it is to stop. One whose ledger is lost would live on, with nothing that it
-can store; it looks for this file while its ledger does not answer.
+Usually the ledger orders a job to stop. If the ledger is lost, the job would keep running and could store nothing. So
+it checks for this file while its ledger does not answer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PATH = "stop-request.json"
 
 
 def write_stop_request(folder: LogStorage, reason: str, *, at_ms: int) -> None:
-    """Ask the job of the stream with this folder to stop, once its ledger does not answer."""
+    """Request that the job of the stream with this folder stops, if its ledger does not answer."""
     folder.write_atomically(PATH, json.dumps({"at_ms": at_ms, "reason": reason}).encode())
 
 
 def find_stop_request(folder: LogStorage, *, since_ms: int) -> str | None:
-    """The reason of a request made after ``since_ms``; None if there is none, or the folder cannot be read.
+    """Return the reason of a request made after ``since_ms``; None if there is none, or the folder cannot be read.
 
-    A request stays where it is: to a job that has heard of its ledger since, it says nothing.
+    A request is never deleted: a job whose ledger has answered since then ignores it.
     """
     try:
         if not folder.exists(PATH):

@@ -1,7 +1,7 @@
-"""One receiver's life: its lease, its three threads, its orders and its end.
+"""Runs one receiver from registration to release: its lease, its three threads, its orders and its end.
 
-The caller's thread consumes, the cutter's cuts, and the pushing thread stores *and* carries the heartbeat: a receiver
-that cannot store is not alive, whatever else of it still runs (rule 8 of the design).
+The caller's thread consumes, the cutter thread cuts blocks, and the pushing thread stores *and* sends the heartbeat: a
+receiver that cannot store is not alive, whatever else of it still runs (rule 8 of the design).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from headrace.wal.writer import WriteAheadLogWriter
 
 logger = logging.getLogger(__name__)
 
-# Ten heartbeats: a garbage collection, a slow disk or a short loss of the ledger do not cost the lease.
+# Ten heartbeats, so a garbage collection, a slow disk or a short outage of the ledger does not cost the lease.
 LEASE_MS = 10_000
-# While stopping, for how long Kafka may fail to confirm the topic ids of what is still to be stored.
+# While stopping: for how long Kafka may fail to confirm the topic ids of records that are still to be stored.
 _DRAIN_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 
@@ -87,7 +87,7 @@ class ReceiverSupervisor:
         topic_ids: TopicIds | None = None,
         end_offsets: EndOffsets | None = None,
     ) -> None:
-        """``storage`` is the stream's own folder (``Stream.folder_url``). The three last are for tests."""
+        """``storage`` is the stream's own folder (``Stream.folder_url``). The last three parameters are for tests."""
         self._stream = stream
         self._source = stream.input(receiver_id.input_id)
         self._receiver_id = receiver_id
@@ -118,9 +118,9 @@ class ReceiverSupervisor:
         self._heartbeat: Heartbeat
 
     def run(self, stop: threading.Event | None = None) -> ReceiverReport:
-        """Receive until ``stop`` is set or the ledger orders it; drains what was read before it returns.
+        """Receive until ``stop`` is set or the ledger orders a stop; store what was read, then return.
 
-        Returns in every case, also when the lease is lost (nothing more is stored then) or something fails.
+        Always returns a report, also when the lease is lost (then nothing more is stored) or something fails.
         """
         try:
             self._lease = self._ledger.receivers.register(
@@ -149,7 +149,7 @@ class ReceiverSupervisor:
             self._ledger_clock.sample()
         limits = self._stream.limits
         self._kafka = self._kafka_factory()
-        # One client for all questions, made when there is one to ask.
+        # One client for all queries, created on first use.
         admin = cache(lambda: AdminClient(admin_config(self._source)))
         topic_ids = self._topic_ids or AdminTopicIds(admin())
         self._withheld = WithheldPartitions(IncarnationGuard(topic_ids, self._wait))
@@ -225,7 +225,7 @@ class ReceiverSupervisor:
         )
 
     def _still_setting_up(self) -> None:
-        """A heartbeat between two steps of the set-up: to read the log's last segment may take longer than a lease."""
+        """Send a heartbeat during the set-up: reading the log's last segment may take longer than a lease."""
         now = self._clock.monotonic()
         if now < self._next_beat:
             return
@@ -280,7 +280,7 @@ class ReceiverSupervisor:
                 self._generator.after_push(partial(self._store_gap, event))
 
     def _follow(self, orders: ReceiverOrders, reported_failed: frozenset[TopicPartition]) -> None:
-        """``told_failed``: what the ledger had been told to have failed before it gave these orders."""
+        """``reported_failed``: partitions reported as failed before the ledger gave these orders."""
         self._limiter.update(orders.max_rate)
         mine = self._kafka.partitions
         for partition, assigned in orders.assigned.items():
@@ -291,7 +291,7 @@ class ReceiverSupervisor:
                 if partition in mine and not reported:
                     self._leave(partition)
             elif reported or partition not in mine:
-                # New, or set going again by a person or the tracker.
+                # New, or reactivated by a person or the tracker.
                 self._heartbeat.goes_on(partition)
                 self._begin(partition, assigned, mine.get(partition, assigned.next_offset))
         for partition in set(mine) - set(orders.assigned):
@@ -302,7 +302,7 @@ class ReceiverSupervisor:
             self._generator.after_push(partial(self._release, revoked))
 
     def _begin(self, partition: TopicPartition, assigned: AssignedPartition, next_offset: int) -> None:
-        # Where blocks of it were stored here the orders are as old as the last of them, or older.
+        # If blocks of it were stored here, the orders are not newer than the last of them.
         if assigned.next_offset > self._next_offsets.get(partition, -1):
             self._next_offsets[partition] = assigned.next_offset
         if self._event_times is not None:
@@ -333,7 +333,7 @@ class ReceiverSupervisor:
         """Nothing: a block's ranges are its chunks'."""
 
     def _stored_positions(self) -> dict[TopicPartition, int]:
-        """Of the partitions that are read, the positions in the ledger."""
+        """Return the ledger's positions of the partitions that are read."""
         mine = self._kafka.partitions
         return {each: self._next_offsets[each] for each in mine if each in self._next_offsets}
 
@@ -344,9 +344,9 @@ class ReceiverSupervisor:
             self._store.advance(gap.partition, gap.from_offset, gap.until_offset, gap.reason)
 
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
-        """Everything read of them is stored by now."""
+        """Release partitions. Everything read from them is stored by now."""
         self._ledger.positions.release(self._lease, partitions)
-        # They are older than the release and would have it done again.
+        # The orders are older than the release and would repeat it.
         self._heartbeat.forget_orders()
         for partition in partitions:
             self._kafka.commits.forget(partition.topic, partition.partition)
@@ -355,7 +355,7 @@ class ReceiverSupervisor:
             logger.info("receiver %s has released %s", self._receiver_id, partition)
 
     def _wait(self, seconds: float) -> None:
-        """Pause the pushing thread while heartbeats go on. Raises when there is no use in waiting longer."""
+        """Pause the pushing thread while heartbeats continue. Raises ReceivingError when draining takes too long."""
         until = self._clock.monotonic() + seconds
         while True:
             self._heartbeat.beat_if_due()
@@ -400,7 +400,7 @@ class ReceiverSupervisor:
             steps.append(store.close)
         kafka = getattr(self, "_kafka", None)
         if kafka is not None:
-            # Where another has taken over, a late commit of this one would set its committed offsets back.
+            # If another receiver has taken over, a late commit of this one would set that one's offsets back.
             lost = state is ReceiverState.LOST
             steps.append(partial(kafka.close, 0.0 if lost else 2.0))
         if state is not ReceiverState.LOST:

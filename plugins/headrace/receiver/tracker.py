@@ -1,8 +1,8 @@
-"""The receivers' keeper, in the receiver job's driver: starts them, watches them, gives them their partitions.
+"""Starts and watches the receivers and assigns partitions to them, in the driver of the receiver job.
 
-One loop does everything that counts, the renewal of the job's lease among it, so a tracker that hangs is replaced.
-Only questions to Kafka run beside it, for they may take long. Everything decided is in the ledger: a new tracker goes
-on where the last one was.
+One loop does everything, including the renewal of the job's lease, so a tracker that hangs is replaced. Only queries to
+Kafka run beside it, since they may take long. All decisions are in the ledger: a new tracker continues where the last
+one stopped.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 METADATA_SECONDS = 10.0
-# Receivers hold every task slot at so many looks in a row, one each METADATA_SECONDS: it is no passing moment.
+# Receivers must hold every task slot at this many checks in a row, one each METADATA_SECONDS, before one is ended.
 _CROWDED_LOOKS = 3
-# While Kafka does not answer it is asked more often: its return is not to be waited for.
+# While Kafka does not answer it is queried more often, so that its return is noticed soon.
 _TROUBLED_SECONDS = 2.0
-# Troubles that `InputHealth` keeps.
+# The troubles that `InputHealth` keeps.
 _HEALTH = frozenset({"kafka", "missing"})
-# A graceful stop waits so long for receivers to drain; past it they are ended, which is safe and only re-reads.
+# A graceful stop waits this long for receivers to drain. Then they are cancelled; this is safe, records are read again.
 STOP_SECONDS = 60.0
 _STOP_LOOK_SECONDS = 5.0
 
@@ -53,25 +53,25 @@ class TrackerEnd(StrEnum):
     """How a tracker ended."""
 
     STOPPED = "stopped"
-    """Asked to; every receiver has drained and ended."""
+    """A stop was requested; every receiver has drained and ended."""
     FORCED = "forced"
-    """Asked to; some receivers did not end in time and were cancelled."""
+    """A stop was requested; some receivers did not end in time and were cancelled."""
     WITHOUT_LEDGER = "without_ledger"
-    """Asked to by a file in the stream's folder while the ledger did not answer; the receivers were cancelled."""
+    """A file in the stream's folder requested the stop while the ledger did not answer; receivers were cancelled."""
     LOST = "lost"
     """Another job has taken the stream over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerReport:
-    """``reason`` says who asked, or what was lost."""
+    """``reason`` says who requested the stop, or what was lost."""
 
     end: TrackerEnd
     reason: str | None = None
 
 
 class ReceiverTracker:
-    """Works under a JobLease that its caller acquired, and releases when this has returned."""
+    """Keeps a stream's receivers running, under a JobLease that the caller acquires before and releases after `run`."""
 
     def __init__(
         self,
@@ -126,10 +126,11 @@ class ReceiverTracker:
         self._pool = ThreadPoolExecutor(max_workers=len(stream.inputs), thread_name_prefix="headrace-discovery")
 
     def run(self, stop: threading.Event | None = None) -> TrackerReport:
-        """Keep the receivers going until the job is asked to stop (in the ledger, or by ``stop``) or loses its lease.
+        """Keep the receivers running until the job is asked to stop (in the ledger, by ``stop``, or by a file while the
+        ledger does not answer) or loses its lease.
 
-        Raises KeyVersionsError and what is not foreseen, after cancelling the receivers; the caller releases the lease
-        as failed.
+        Raises KeyVersionsError and unexpected errors, after cancelling the receivers; the caller then releases the
+        lease as failed.
         """
         stop = stop or threading.Event()
         try:
@@ -162,13 +163,14 @@ class ReceiverTracker:
     # -- the loop's steps ------------------------------------------------------------------------------------------
 
     def _renew(self) -> JobStatus | None:
-        """None while the ledger does not answer: the lease stays ours until someone else acquires it."""
+        """Renew the job's lease. Returns None while the ledger does not answer: the lease stays valid until another job
+        acquires it."""
         try:
             attributes = {
                 "receivers": self._summary(),
-                # What the inputs' health has is not said twice.
+                # Without what the inputs' health already has.
                 "troubles": sorted(text for key, text in self._reported.items() if key.split("/")[1] not in _HEALTH),
-                # The stream's definition may be changed meanwhile; its receivers go on by this one.
+                # The stream's definition may change meanwhile; the receivers keep using this one.
                 "batch_by": self._stream.batch_by,
                 INPUTS: self._health.to_json(),
             }
@@ -206,7 +208,7 @@ class ReceiverTracker:
         self._has_begun = True
 
     def _rows(self) -> list[ReceiverRow] | None:
-        """The receivers as the ledger has them; None while it does not answer."""
+        """Return the receivers from the ledger; None while it does not answer."""
         rows: list[list[ReceiverRow]] = []
         self._tolerantly(lambda: rows.append(self._ledger.receivers.all(self._stream.name)))
         return rows[0] if rows else None
@@ -225,10 +227,10 @@ class ReceiverTracker:
                 self._tolerantly(partial(self._event, payload))
 
     def _keep_slot_for_batches(self) -> None:
-        """End a receiver where all of them hold every task slot; it starts again when there is one more.
+        """Cancel one receiver if the receivers hold every task slot; it starts again when there is one more.
 
-        The last one goes on: without receivers nothing comes into the log, and the batches have nothing to do. When
-        an executor is lost, Spark moves its task to another one for a moment, so that one look proves nothing.
+        The last receiver keeps running: without receivers the log gets no records, and batches have nothing to do. When
+        an executor is lost, Spark moves its task to another one for a moment, so a single check proves nothing.
         """
         now = self._clock.monotonic()
         if now < self._next_slot_check:
@@ -237,7 +239,7 @@ class ReceiverTracker:
         crowding = self._launcher.crowding()
         self._crowded_looks = 0 if crowding is None else self._crowded_looks + 1
         if crowding is not None and self._crowded_looks < _CROWDED_LOOKS:
-            # What was said of it, before a receiver ended for it say, still holds.
+            # The last report stays valid, for example the one from before a receiver was cancelled.
             return
         self._tolerantly(partial(self._report, "all", "slots", crowding))
         running = [receiver for receiver in self._receivers if receiver.running]
@@ -246,7 +248,7 @@ class ReceiverTracker:
             self._crowded_looks = 0
 
     def _hand_out(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
-        """Partitions to live receivers, and news of topics to the ledger."""
+        """Assign partitions to live receivers, and write discovered topics to the ledger."""
         live = [row.receiver_id for row in rows if self._is_live(row, now_ms)]
         for source in self._stream.inputs:
             indexes = {each.index for each in live if each.input_id == source.id}
@@ -305,7 +307,7 @@ class ReceiverTracker:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _report(self, input_id: str, about: str, trouble: str | None) -> None:
-        """An event when a trouble begins or changes, and silence while it lasts."""
+        """Append an event when a trouble begins or changes, but not while it lasts."""
         key = f"{input_id}/{about}"
         if trouble is None:
             if self._reported.pop(key, None) is not None:
@@ -320,7 +322,7 @@ class ReceiverTracker:
         self._ledger.events.append(self._stream.name, EventKind.RECEIVER_ERROR, payload)
 
     def _tolerantly(self, step: Callable[[], object]) -> None:
-        """The ledger may be away for a while; the next round does it again."""
+        """Run ``step``; if the ledger does not answer, the next round repeats it."""
         try:
             step()
         except LedgerUnavailableError as error:
@@ -329,7 +331,7 @@ class ReceiverTracker:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _stop(self, status: JobStatus | None) -> TrackerReport:
-        """Receivers hear of the stop in their next heartbeat, drain and end."""
+        """Stop the receivers: each gets the order with its next heartbeat, drains and ends."""
         reason = status.stop_reason if status is not None and status.stop_requested else "the job's process stops"
         if status is None or not status.stop_requested:
             self._tolerantly(lambda: self._ledger.jobs.request_stop(self._stream.name, reason or ""))

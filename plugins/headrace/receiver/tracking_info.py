@@ -1,4 +1,4 @@
-"""One receiver as its tracker sees it: started, ended, waiting for its restart."""
+"""The tracker's state of one receiver: starts it, notices its end or hang, and restarts it with backoff."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from headrace.receiver.receiver_task import ReceiverTask
 
 logger = logging.getLogger(__name__)
 
-# Spark's receivers restart after 2 s. Doubling keeps one that cannot work from a new job every other second.
+# Spark's receivers restart after 2 s. The delay doubles, so that a failing receiver does not start a job every 2 s.
 RESTART_SECONDS = 2.0
 LONGEST_RESTART_SECONDS = 60.0
-# A receiver that ran for this long was well: its next end is a new trouble.
+# After a run of this length the backoff starts again from the beginning.
 _WELL_SECONDS = 60.0
-# Its lease has lapsed, and its task lives: a sync that never returns, most likely. Longer than a disk stalls, or a
-# Spark task waits for a slot, as a rule; other receivers have its partitions long before.
+# A receiver hangs when its lease has lapsed for this long while its task lives, most likely in a sync that never
+# returns. Usually longer than a disk stall or a Spark task's wait for a slot; other receivers take its partitions long
+# before.
 HANG_SECONDS = 60.0
 
 
 class ReceiverTrackingInfo:
-    """Keeps one receiver going until told not to. Times are seconds of the tracker's monotonic clock."""
+    """Keeps one receiver running until it is stopped. Times are seconds of the tracker's monotonic clock."""
 
     def __init__(
         self,
@@ -46,10 +47,9 @@ class ReceiverTrackingInfo:
         return self._handle is not None
 
     def keep_going(self, now: float, *, heard: bool) -> str | None:
-        """Start it when its time has come; note its end, and end it where it hangs. Returns a sentence when it has just
-        ended, else None.
+        """Start the receiver when it is due, notice its end, and cancel it if it hangs.
 
-        ``heard``: its lease is live.
+        ``heard`` says that its lease is live. Returns a sentence when the receiver has just ended, else None.
         """
         if self._handle is None:
             return self._start(now) if now >= self._start_at else None
@@ -64,7 +64,7 @@ class ReceiverTrackingInfo:
         return self._ended(now, f"it hangs, nothing was heard of it for {silent:.0f} s")
 
     def reap(self) -> bool:
-        """While stopping: whether it has ended. It is not started again."""
+        """While stopping: return whether the receiver has ended. It is not started again."""
         if self._handle is not None and self._handle.done():
             self.last_error = self._handle.error()
             self._handle = None
@@ -75,11 +75,11 @@ class ReceiverTrackingInfo:
             self._handle.cancel()
 
     def excuse(self, now: float) -> None:
-        """The ledger does not answer, so nothing can be heard of it."""
+        """Count the receiver as live: the ledger does not answer, so its lease cannot be checked."""
         self._heard_at = now
 
     def _abandon(self, handle: ReceiverHandle) -> None:
-        """It may be past ending (a process in the kernel's hands): the next one's epoch keeps it from storing."""
+        """Cancel it. If that has no effect (a process blocked in the kernel), the next epoch keeps it from storing."""
         try:
             handle.cancel()
         except Exception:
@@ -98,7 +98,7 @@ class ReceiverTrackingInfo:
     def _ended(self, now: float, error: str | None) -> str:
         self._handle = None
         self._ends_in_a_row = 1 if now - self._started_at >= _WELL_SECONDS else self._ends_in_a_row + 1
-        # Capped: after a thousand ends in a row the power itself would be no float any more.
+        # Capped: after a thousand ends in a row the power would overflow a float.
         seconds = min(LONGEST_RESTART_SECONDS, self._restart_seconds * 2 ** min(self._ends_in_a_row - 1, 30))
         self._start_at = now + seconds
         self.last_error = error

@@ -1,7 +1,8 @@
-"""Partitions of topics that may not be described any more: what was read of them is not stored, and is read again.
+"""Withholds partitions of topics that can no longer be described: their records are not stored, and are read again.
 
-A record of such a topic cannot be told from one of another topic of its name. To read on and drop it would leave a
-position that stands still behind a reader that is at the end: so the reader goes back to the position, and waits there.
+A record of such a topic cannot be distinguished from one of another topic with the same name. If the reader went on and
+dropped records, the position would stand still while the reader is at the end. So the reader goes back to the position
+and waits there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _READ_AGAIN_SECONDS = 10.0
 
 
 class WithheldPartitions:
-    """`not_to_store` is the pushing thread's, `put_back` the consuming thread's."""
+    """The pushing thread calls `not_to_store`, the consuming thread `put_back`."""
 
     def __init__(self, guard: IncarnationGuard) -> None:
         self._guard = guard
@@ -27,13 +28,13 @@ class WithheldPartitions:
         self._news: SimpleQueue[TopicPartition] = SimpleQueue()
 
     def not_to_store(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Those of ``partitions`` whose records are to be dropped; waits as `IncarnationGuard.look` does."""
+        """Return those of ``partitions`` whose records must be dropped. Waits as `IncarnationGuard.look` does."""
         found = self._guard.look(partitions)
         for partition in found.untold:
             if partition not in self._withheld:
                 self._withheld.add(partition)
                 self._news.put(partition)
-        # What was read before the reader went back is not what follows the position.
+        # Records read before the reader went back do not follow the position.
         return [each for each in partitions if each in found.recreated or each in self._withheld]
 
     def put_back(
@@ -42,8 +43,10 @@ class WithheldPartitions:
         position: Callable[[TopicPartition], int | None],
         after_push: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Let ``kafka`` read what was withheld again, later, from its ``position`` in the ledger. ``after_push`` calls
-        something once all that was read so far is stored or dropped."""
+        """Have ``kafka`` read withheld partitions again, later, from their ``position`` in the ledger.
+
+        ``after_push`` calls its argument once everything read so far is stored or dropped.
+        """
         while True:
             try:
                 partition = self._news.get_nowait()
