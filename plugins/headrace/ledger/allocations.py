@@ -1,4 +1,4 @@
-"""Allocation: a batch time is sealed, and exactly its blocks become the batch."""
+"""Allocates batches: seals a batch time, and makes exactly its blocks the batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
 from headrace.ledger.states import BatchState, EventKind
 from headrace.ledger.tables import batch_inputs, batches, streams, unclaimed_times
 
-# Airflow's clock may be ahead of the ledger's by this much: a batch time is taken for come that long before. Beyond it
-# the time is refused, since sealing a time far ahead would leave every block until then without a batch.
+# Airflow's clock may be ahead of the ledger's by this much, so a batch time is accepted this long before it ends. Times
+# further ahead are refused: sealing one would leave every block until then without a batch.
 CLOCK_SKEW_MS = 5_000
 
 
@@ -31,22 +31,22 @@ class BatchAllocations(Role):
     """Seals batch times and allocates their blocks."""
 
     def seal(self, stream: str, batch_time_ms: int) -> int:
-        """Close batch times up to this one for new blocks, in a transaction of its own; up to when it is sealed now.
+        """Close batch times up to this one for new blocks, in its own transaction. Returns the time sealed until.
 
         Raises:
-            BatchTimeError: the time is no interval end, or has not come.
+            BatchTimeError: the time is not an interval end, or is in the future.
             BatchRemovedError: it was removed with the stream's history.
         """
         with self._database.write_stream(stream) as (connection, locked):
             return _seal(connection, locked, batch_time_ms)
 
     def blocks_of(self, stream: str, batch_time_ms: int, *, absorb: Iterable[int] = ()) -> list[StoredBlock]:
-        """The blocks of the batch time in the order they were added, and those of the times it absorbed, oldest first.
+        """Return the blocks of the batch time and the times that it absorbed, by time, then in the order of addition.
 
-        After `seal` they are final. Their rows go when the log is cleaned.
+        After `seal` they are final. Their rows are deleted when the log is cleaned.
 
         Args:
-            absorb: the times that it is to absorb, of a batch that is not allocated yet.
+            absorb: the times that the batch shall absorb, if it is not allocated yet.
         """
         with self._database.read() as connection:
             batch = find_batch(connection, stream, batch_time_ms)
@@ -65,22 +65,24 @@ class BatchAllocations(Role):
         inputs: Sequence[BatchInputRow] | None = None,
         replace_empty: bool = False,
     ) -> BatchRow:
-        """Make the batch, in one transaction: seal, take the blocks, sum up the inputs. A batch that exists is returned
-        as it is, whatever the arguments, unless it is empty and to be replaced.
+        """Allocate the batch in one transaction: seal, take the blocks, sum up the inputs.
+
+        An existing batch is returned unchanged, whatever the arguments, unless it is empty and ``replace_empty``.
 
         Args:
-            blocks_expected: how many blocks the manifest holds, of this time and the absorbed ones.
+            blocks_expected: the number of blocks in the manifest, including those of absorbed times.
             absorb: earlier unclaimed batch times whose blocks this batch takes over (coalescing).
-            inputs: the offset ranges of a batch from before the stream's zero time that is built from Kafka; it has no
-                blocks, and its records count as many as the ranges have offsets. Ranges without offsets are left out.
-            replace_empty: with ``inputs``, take the place of a batch of this time that has neither blocks nor ranges.
-                What ran it is fenced, and its outputs are to be written again.
+            inputs: the offset ranges of a batch before the stream's zero time that is built from Kafka. It has no
+                blocks, and each offset counts as a record. Ranges without offsets are left out.
+            replace_empty: with ``inputs``, replace a batch of this time that has neither blocks nor ranges. Its
+                attempts are fenced, and its outputs must be written again.
 
         Raises:
-            AllocationConflictError: the manifest does not match: blocks were added after it was drawn up, or a time to
-                absorb was claimed; or ``inputs`` hold what another batch has, or will have.
-            BatchTimeError: the time is no interval end, or has not come; or it has ``inputs`` and comes after the
+            AllocationConflictError: the manifest does not match, since blocks were added after it was written or a time
+                to absorb was claimed; or ``inputs`` hold offsets that another batch has or will have.
+            BatchTimeError: the time is not an interval end or is in the future; or it has ``inputs`` and is after the
                 stream's zero time.
+            BatchRemovedError: the time was removed with the stream's history.
         """
         with self._database.write_stream(stream) as (connection, locked):
             existing = find_batch(connection, stream, batch_time_ms)
@@ -180,7 +182,7 @@ def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, abs
 
 
 def insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms: int, absorbed: Sequence[int]) -> None:
-    """A row for every absorbed time, so that nobody claims it again. The batch that took its blocks counts them."""
+    """Insert a row for every absorbed time, so that it is not claimed again. The absorbing batch counts its blocks."""
     rows = [
         {
             **base,
@@ -202,13 +204,13 @@ def insert_absorbed(connection: Connection, base: dict[str, Any], batch_time_ms:
 
 
 def late_records(stream: StreamRow, taken: Iterable[StoredBlock]) -> int:
-    """How many of the blocks' records came too late for the batch of their timestamps."""
+    """Return how many of the blocks' records came too late for the batch of their timestamps."""
     return sum(block.info.records for block in taken if is_late(stream, block.info, block.batch_time_ms))
 
 
 @dataclass(slots=True)
 class _Taken:
-    """What a batch takes of one partition, while it is summed up."""
+    """The running sum of a batch's input from one partition."""
 
     from_offset: int
     until_offset: int
@@ -217,7 +219,7 @@ class _Taken:
 
 
 def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) -> list[BatchInputRow]:
-    """What a batch of these blocks takes of each partition."""
+    """Return the inputs of a batch with these blocks, one for each partition."""
     sums: dict[tuple[str, TopicPartition], _Taken] = {}
     for block in taken:
         for r in block.info.ranges:
@@ -243,7 +245,7 @@ def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) ->
 
 
 def insert_inputs(connection: Connection, inputs: Iterable[BatchInputRow]) -> None:
-    """Write the inputs of a batch whose row exists, within the caller's transaction."""
+    """Insert the inputs of a batch whose row exists, within the caller's transaction."""
     rows = [
         {
             "stream": taken.stream,

@@ -1,4 +1,4 @@
-"""Attempts and their outputs within a transaction: reading them, beginning them, ending them."""
+"""Reads, begins and ends attempts and their outputs within a transaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def insert_attempt(
     replay_revision: int | None = None,
     revision: int | None = None,
 ) -> Attempt:
-    """The batch's next attempt, at these outputs. Whoever runs one of them must have been fenced."""
+    """Insert the batch's next attempt, at these outputs. Running attempts at them must have been fenced before."""
     stream = locked.row.name
     newest = select(func.max(batch_attempts.c.number)).where(*_of_batch(batch_attempts, stream, batch_time_ms))
     number = (connection.execute(newest).scalar_one() or 0) + 1
@@ -66,7 +66,7 @@ def insert_attempt(
 
 
 def end_attempt(connection: Connection, attempt: Attempt | AttemptRow, state: AttemptState, **values: Any) -> None:
-    """End an attempt, and those of its outputs that it has not recorded. ``values``: ended_at_ms, error."""
+    """End an attempt, and its outputs that are not recorded. ``values``: ended_at_ms, error."""
     connection.execute(update(batch_attempts).where(*identity(attempt)).values(state=state, **values))
     connection.execute(
         update(batch_outputs)
@@ -84,9 +84,9 @@ def fence_attempts(
     target: str | None = None,
     outputs: Collection[str] | None = None,
 ) -> None:
-    """Fence what runs the batch: of one target, and only attempts that share an output, where these are given.
+    """Fence the running attempts at a batch: if given, only those of ``target`` that share one of ``outputs``.
 
-    Of these outputs nothing runs then, whatever became of the attempts that had them.
+    Afterwards none of these outputs is running, even if its attempt had ended otherwise.
     """
     for row in running_attempts(connection, stream, batch_time_ms):
         if target is not None and row.target != target:
@@ -104,9 +104,9 @@ def fence_attempts(
 def running_attempts(
     connection: Connection, stream: str, batch_time_ms: int, *, revision: int | None = None
 ) -> list[AttemptRow]:
-    """The attempts at a batch, and at its replays, that have not ended, whether they live or not.
+    """Return the attempts at a batch and at its replays that have not ended, whether their leases are live or not.
 
-    ``revision``: only those of replays by this one of their definitions.
+    ``revision``: only attempts of replays with this revision of their definition.
     """
     query = select_attempts().where(
         batch_attempts.c.stream == stream,
@@ -119,7 +119,7 @@ def running_attempts(
 
 
 def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[AttemptRow]:
-    """The attempts of a stream, and of its replays, that run and whose leases are live."""
+    """Return the running attempts of a stream and of its replays whose leases are live, by batch time."""
     query = select_attempts().where(
         batch_attempts.c.stream == stream,
         batch_attempts.c.state == AttemptState.RUNNING,
@@ -131,7 +131,7 @@ def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[Atte
 def newest_outputs(
     connection: Connection, stream: str, batch_time_ms: int, target: str = "", *, revision: int | None = None
 ) -> dict[str, BatchOutputRow]:
-    """By output what its newest attempt made of it, or is at; ``revision``: by this definition of the replay only."""
+    """Return the newest row of each output, by id. ``revision``: only of attempts with this replay definition."""
     query = (
         select(batch_outputs)
         .where(*_of_batch(batch_outputs, stream, batch_time_ms), batch_outputs.c.target == target)
@@ -146,7 +146,7 @@ def newest_outputs(
 
 
 def wrote_output() -> ColumnElement[bool]:
-    """Joins a row of ``batch_outputs`` with the attempt that wrote it."""
+    """Return the condition that joins a row of ``batch_outputs`` with the attempt that wrote it."""
     return and_(
         batch_attempts.c.stream == batch_outputs.c.stream,
         batch_attempts.c.batch_time_ms == batch_outputs.c.batch_time_ms,
@@ -155,7 +155,7 @@ def wrote_output() -> ColumnElement[bool]:
 
 
 def revision_of(connection: Connection, attempt: Attempt) -> int | None:
-    """Which of its replay's definitions the attempt began with; None if it is one at the batch itself."""
+    """Return the revision of the replay's definition that the attempt began with; None for the batch itself."""
     revision: int | None = connection.execute(
         select(batch_attempts.c.replay_revision).where(*identity(attempt))
     ).scalar_one()
@@ -180,7 +180,7 @@ def is_own(connection: Connection, attempt: Attempt, state: AttemptState) -> boo
 
 
 def fenced(attempt: Attempt) -> AttemptFencedError:
-    """The error for one that reports after it was ended."""
+    """Return the error for an attempt that reports after it has ended."""
     return AttemptFencedError(
         f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} ({attempt.holder}) no longer has it.",
         remedy="Stop it: a newer attempt runs the batch, or this one has ended.",
@@ -188,19 +188,19 @@ def fenced(attempt: Attempt) -> AttemptFencedError:
 
 
 def identity(attempt: Attempt | AttemptRow) -> tuple[Any, ...]:
-    """The conditions that name an attempt's row."""
+    """Return the conditions that identify an attempt's row."""
     named = _of_batch(batch_attempts, attempt.stream, attempt.batch_time_ms)
     return (*named, batch_attempts.c.number == attempt.number)
 
 
 def outputs_of(attempt: Attempt | AttemptRow) -> tuple[Any, ...]:
-    """The conditions that name the rows of an attempt's outputs."""
+    """Return the conditions that identify the rows of an attempt's outputs."""
     named = _of_batch(batch_outputs, attempt.stream, attempt.batch_time_ms)
     return (*named, batch_outputs.c.attempt == attempt.number)
 
 
 def select_attempts() -> Select[Any]:
-    """Attempts, each of a replay with the definition that it began with."""
+    """Return the query for attempts; attempts of replays have the definition that they began with."""
     return select(*_COLUMNS, replay_definitions.c.definition).outerjoin(
         replay_definitions,
         and_(

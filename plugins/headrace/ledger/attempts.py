@@ -1,4 +1,7 @@
-"""Attempts at a batch. Each has a number and some of the batch's outputs, and only the newest one's results count."""
+"""Begins, renews and ends attempts at batches, and records their outputs.
+
+Each attempt has a number and some of the batch's outputs. Only the newest attempt's results count.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
 
 class BatchAttempts(Role):
-    """Begins attempts, hears their results, and ends them."""
+    """Begins attempts, records their results, and ends them."""
 
     def begin_attempt(
         self,
@@ -65,26 +68,27 @@ class BatchAttempts(Role):
         attributes: Mapping[str, Any] | None = None,
         revision: int | None = None,
     ) -> Attempt:
-        """Take outputs of the batch, from whoever is at one of them: an earlier attempt that still runs is fenced.
-        Attempts at other outputs of the batch go on beside it.
+        """Begin an attempt at outputs of the batch. Earlier attempts that still run one of them are fenced.
+
+        Attempts at other outputs of the batch continue.
 
         Args:
             holder: names the process.
             way: how the batch is run, "connect" or "submit".
-            outputs: ids of the stream's steps; None is all of them. Those that have a record of success are left out.
-            force: run also what has completed again. It has no record of success until it is done again.
-            unattended: take the outputs only if no live attempt is at one of them.
-            revision: of the definition that it is run with; by default the stream's newest. The attempt keeps it, and
-                the steps are that definition's, also when the stream has another one meanwhile.
+            outputs: ids of the stream's steps; None means all. Steps with a record of success are left out.
+            force: also run completed steps again. They have no record of success until they complete again.
+            unattended: begin only if no live attempt runs one of the outputs.
+            revision: the definition's revision; by default the stream's newest. The attempt keeps it and uses that
+                definition's steps, even if the stream gets another definition.
 
         Raises:
-            BatchNotFoundError: it was not allocated.
-            AlreadyCompletedError: nothing of what was asked is left to run, and not ``force``.
-            BatchAttendedError: ``unattended``, and a live attempt is at one of the outputs.
-            BatchStateError: it was abandoned, or absorbed into a later batch, or the stream has no such output.
-            SlotBusyError: other batches of the stream hold its slots by live leases.
+            BatchNotFoundError: the batch was not allocated.
+            AlreadyCompletedError: none of the outputs is left to run, and not ``force``.
+            BatchAttendedError: ``unattended``, and a live attempt runs one of the outputs.
+            BatchStateError: the batch was abandoned or absorbed into a later one, or the stream has no such output.
+            SlotBusyError: other batches hold all the stream's slots with live leases.
             NotItsTurnError: the stream is ordered, and an earlier batch has not completed or was not claimed; or the
-                batch's state is to be updated first.
+                batch's state step must run first.
         """
         with self._database.write_stream(stream) as (connection, now):
             locked = at_revision(connection, now, revision)
@@ -97,7 +101,7 @@ class BatchAttempts(Role):
                 if is_recorded(row)
             }
             if not force and outputs is None and batch.state is BatchState.COMPLETED:
-                # Also when the stream has got an output since: that one is run by its name.
+                # Even if the stream has a new output since: that one is run only when it is named.
                 raise AlreadyCompletedError(batch)
             taken = [step for step in asked if force or step not in recorded]
             if taken or not asked:
@@ -108,15 +112,17 @@ class BatchAttempts(Role):
                 check_slots(connection, locked, batch)
                 begun = {"holder": holder, "way": way, "lease_ms": lease_ms, "attributes": attributes}
                 return _begin(connection, locked, batch, taken, **begun)
-            # Its last output's record may have come from an attempt that died before it could complete the batch.
+            # The attempt that recorded the last output may have died before it completed the batch.
             batch = settle(connection, locked, batch, by_records=True)
         raise AlreadyCompletedError(batch, asked)
 
     def renew_attempt(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
-        """Extend the attempt's lease and add to its attributes (application id, UI address); until when it holds.
+        """Extend the attempt's lease and add to its attributes (application id, UI address).
+
+        Returns the end of the lease.
 
         Raises:
-            AttemptFencedError: a newer attempt took the batch, or this one has ended.
+            AttemptFencedError: the attempt was fenced or has ended.
         """
         with self._database.write() as connection:
             row = connection.execute(select(batch_attempts).where(*identity(attempt)).with_for_update()).one_or_none()
@@ -133,8 +139,9 @@ class BatchAttempts(Role):
     def record_output(
         self, attempt: Attempt, output_id: str, counts: Mapping[str, Any], *, code_version: str | None = None
     ) -> None:
-        """Note what an output did: its success, which stays, whatever becomes of the attempt. The same output of the
-        same attempt again replaces it.
+        """Record an output's success and counts. The record stays, even if the attempt fails later.
+
+        A second record of the same output by the same attempt replaces the first.
 
         Raises:
             AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
@@ -158,14 +165,14 @@ class BatchAttempts(Role):
                 _event(connection, locked, attempt, EventKind.OUTPUT_COMPLETED, payload)
 
     def complete_attempt(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
-        """End the attempt well. The batch's row after it: COMPLETED when every step that it requires has a record of
-        success, else what is left says. The same again changes nothing.
+        """End the attempt as completed. Returns the batch's row after that. A second call changes nothing.
 
-        Required are the steps that the stream had when the batch was first begun and has still; an attempt at all that
-        is missing adds those that the stream has got since.
+        The batch is COMPLETED when every required step has a record of success; otherwise its state follows from the
+        steps that are left (see `outcome`). Required are the steps that the stream had when the batch was first begun
+        and still has. An attempt at everything that is missing adds the steps that the stream got since.
 
         Args:
-            code_version: of the transforms that it ran.
+            code_version: the version of the transforms that it ran.
 
         Raises:
             AttemptFencedError: a newer attempt took an output of this one, or this one has ended otherwise.
@@ -193,7 +200,7 @@ class BatchAttempts(Role):
             return settle(connection, locked, batch, code_version=code_version)
 
     def fail_attempt(self, attempt: Attempt, error: str) -> BatchRow:
-        """End the attempt with an error: the outputs that it has not recorded failed, and can be begun again.
+        """End the attempt with an error. The outputs that it has not recorded have failed, and can be begun again.
 
         Raises:
             AttemptFencedError: a newer attempt took an output of this one, or this one has ended.
@@ -211,7 +218,7 @@ class BatchAttempts(Role):
             return settle(connection, locked, batch)
 
     def attempts(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
-        """The attempts at the batch and at its replays, oldest first."""
+        """Return the attempts at the batch and at its replays, oldest first."""
         query = select_attempts().where(
             batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms
         )
@@ -219,8 +226,9 @@ class BatchAttempts(Role):
             return [attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
 
     def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> list[BatchOutputRow]:
-        """The newest record or failure of each output, by id. One that is being written has neither. Of a replay, what
-        the definition wrote that the batch was last begun with.
+        """Return the newest record or failure of each output, sorted by id. An output being written has neither.
+
+        For a replay, only results of the definition that the batch was last begun with count.
 
         Args:
             target: the name of a replay, "" for the batch itself.
@@ -231,7 +239,7 @@ class BatchAttempts(Role):
         return sorted((row for row in rows if row.state in _ENDED), key=lambda row: row.output_id)
 
     def recorded(self, stream: str, times: Sequence[int]) -> dict[int, dict[str, RecordedOutput]]:
-        """By batch time and output what the outputs recorded that have a record of success, of many batches at once."""
+        """Return the records of successful outputs of many batches, by batch time and output id."""
         newest: dict[tuple[int, str], Row[Any]] = {}
         with self._database.read() as connection:
             for part in chunks(times):
@@ -254,7 +262,7 @@ class BatchAttempts(Role):
 
 
 def check_runnable(batch: BatchRow) -> None:
-    """Refuse what is over for good.
+    """Refuse batches in a final state that cannot run.
 
     Raises:
         BatchStateError: the batch was absorbed or abandoned.
@@ -314,7 +322,7 @@ def _begin(
     source = source_of(connection, batch)
     recorded = {step for step, row in newest_outputs(connection, stream, batch_time_ms).items() if is_recorded(row)}
     if batch.required is None or recorded.union(taken).issuperset(locked.row.outputs):
-        # Also an output that the stream has got since, for this attempt writes it.
+        # Includes outputs that the stream got since, since this attempt writes them.
         batch = replace(batch, required=locked.row.outputs)
     attempt = insert_attempt(
         connection, locked, batch_time_ms, outputs=taken, source=source, revision=locked.row.revision, **begun

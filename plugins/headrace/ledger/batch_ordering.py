@@ -1,4 +1,4 @@
-"""Whose turn it is: the order of batches in ordered streams, and the slots (rule 6 of the design)."""
+"""Decides whether a batch may run now: checks the order of ordered streams, and the slots (rule 6 of the design)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 class BatchOrdering(Role):
-    """Says what a batch waits for."""
+    """Finds the batches that a batch waits for."""
 
     def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> list[EarlierBatch]:
-        """The oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first.
+        """Return the oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first.
 
-        One that has completed once is finished, also when it is run again and fails.
+        A batch that has completed once is finished, even if it is run again and fails.
         """
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
@@ -35,7 +35,7 @@ def earlier_unfinished(
     alive = {row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if not row.target}
     found = []
     for state in _UNFINISHED:
-        # Each state by its index: sorting all of several would read them all.
+        # One query per state uses the index; one query for all states would read and sort all their rows.
         query = (
             select(batches.c.batch_time_ms, batches.c.error)
             .where(
@@ -60,10 +60,12 @@ def earlier_unfinished(
 
 
 def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
-    """In an ordered stream a batch waits for the earlier ones, and for those that nobody has claimed yet.
+    """Check that no earlier batch of an ordered stream is unfinished or unclaimed.
+
+    A batch that has completed once does not wait when it is run again.
 
     Raises:
-        NotItsTurnError: there are such. A batch that has completed once waits for none when it is run again.
+        NotItsTurnError: there are such batches.
     """
     if not locked.row.ordered or batch.steps is not None or batch.state is BatchState.COMPLETED:
         return
@@ -71,7 +73,7 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
     if not earlier:
         return
     first = earlier[0]
-    # Only a batch that was allocated can be given up.
+    # Only an allocated batch can be abandoned.
     way_out = (
         "Run it: its blocks are there, and no batch has taken them."
         if first.state is None
@@ -87,10 +89,10 @@ def check_order(connection: Connection, locked: LockedStream, batch: BatchRow) -
 
 
 def check_slots(connection: Connection, locked: LockedStream, batch: BatchRow) -> None:
-    """A slot is a batch with a live attempt, however many attempts; replays hold none.
+    """Check that a slot is free. A batch with live attempts holds one slot; replays hold none.
 
     Raises:
-        SlotBusyError: other batches hold them all.
+        SlotBusyError: other batches hold all slots.
     """
     live = [row for row in live_attempts(connection, batch.stream, locked.now_ms) if not row.target]
     others = {row.batch_time_ms: row for row in live if row.batch_time_ms != batch.batch_time_ms}

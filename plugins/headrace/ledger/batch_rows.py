@@ -1,4 +1,4 @@
-"""Reading batches within a transaction."""
+"""Reads batches within a transaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.ledger.tables import batches
 
 
 def find_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow | None:
-    """The batch's row, or None if nobody allocated it."""
+    """Return the batch's row, or None if it was not allocated."""
     row = connection.execute(
         select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
     ).one_or_none()
@@ -21,10 +21,10 @@ def find_batch(connection: Connection, stream: str, batch_time_ms: int) -> Batch
 
 
 def require_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow:
-    """The batch's row.
+    """Return the batch's row.
 
     Raises:
-        BatchNotFoundError: nobody allocated it.
+        BatchNotFoundError: it was not allocated.
     """
     batch = find_batch(connection, stream, batch_time_ms)
     if batch is None:

@@ -1,4 +1,4 @@
-"""The batches: reading them, and by their bases allocating, running and ending them."""
+"""The ledger's API for batches: look-ups here; allocating, running and ending them in the base classes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
     """Everything about batches: `seal`, `allocate`, `begin_attempt`, `complete_attempt`, … and these look-ups."""
 
     def get(self, stream: str, batch_time_ms: int) -> BatchRow:
-        """The batch's row.
+        """Return the batch's row.
 
         Raises:
-            BatchNotFoundError: nobody allocated it.
+            BatchNotFoundError: it was not allocated.
         """
         batch = self.find(stream, batch_time_ms)
         if batch is None:
@@ -37,7 +37,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         return batch
 
     def find(self, stream: str, batch_time_ms: int) -> BatchRow | None:
-        """The batch's row, or None if nobody allocated it."""
+        """Return the batch's row, or None if it was not allocated."""
         with self._database.read() as connection:
             return find_batch(connection, stream, batch_time_ms)
 
@@ -50,12 +50,12 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         before_ms: int | None = None,
         oldest_first: bool = False,
     ) -> list[BatchRow]:
-        """Up to ``limit`` batches, newest first or oldest first, of times below ``before_ms``."""
+        """Return up to ``limit`` batches with times below ``before_ms``, newest first or oldest first."""
         order = batches.c.batch_time_ms.asc() if oldest_first else batches.c.batch_time_ms.desc()
         query = select(batches).where(batches.c.stream == stream)
         if before_ms is not None:
             query = query.where(batches.c.batch_time_ms < before_ms)
-        # Each state by its index: sorting all of several states would read them all.
+        # One query per state uses the index; one query for all states would read and sort all their rows.
         parts = [query] if states is None else [query.where(batches.c.state == BatchState(state)) for state in states]
         rows: list[BatchRow] = []
         with self._database.read() as connection:
@@ -64,13 +64,13 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
     def uncleaned(self, stream: str, limit: int | None = None) -> list[BatchRow]:
-        """The oldest ``limit`` batches that may still have something in the log, or all of them."""
+        """Return the oldest ``limit`` batches that may still have blocks in the log; None means all."""
         query = select(batches).where(batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None))
         with self._database.read() as connection:
             return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))]
 
     def inputs(self, stream: str, batch_time_ms: int) -> list[BatchInputRow]:
-        """The batch's offset range of every partition. They stay when its blocks go."""
+        """Return the batch's offset range of every partition. They stay when its blocks are deleted."""
         query = select(batch_inputs).where(
             batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
         )
@@ -79,7 +79,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
             return [batch_input_row(row) for row in connection.execute(query.order_by(*order))]
 
     def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> BatchInputRow | None:
-        """The batch input whose range holds the offset, or None."""
+        """Return the batch input whose range holds the offset, or None."""
         query = select(batch_inputs).where(
             batch_inputs.c.stream == stream,
             batch_inputs.c.input_id == input_id,
@@ -91,7 +91,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         return batch_input_row(row) if row is not None and row.from_offset <= offset else None
 
     def next_unclaimed(self, stream: str, *, after_ms: int = 0) -> int | None:
-        """The earliest batch time after ``after_ms`` that has blocks and no batch."""
+        """Return the earliest batch time after ``after_ms`` that has blocks and no batch, or None."""
         query = select(unclaimed_times.c.batch_time_ms).where(
             unclaimed_times.c.stream == stream, unclaimed_times.c.batch_time_ms > after_ms
         )
@@ -99,9 +99,9 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
             return connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalar_one_or_none()
 
     def absorbable(self, stream: str, batch_time_ms: int) -> list[int]:
-        """The batch times below this one that have blocks and no batch, oldest first, back to the batch before it.
+        """Return the batch times between the previous batch and this one that have blocks and no batch, oldest first.
 
-        Those before another batch are left: with them the records of a batch would be more than one range of offsets.
+        Earlier times are left out: with them the batch would have more than one offset range in a partition.
         """
         before = select(batches.c.batch_time_ms).where(
             batches.c.stream == stream, batches.c.batch_time_ms < batch_time_ms, batches.c.state != BatchState.ABSORBED

@@ -1,4 +1,4 @@
-"""Reading blocks within a transaction."""
+"""Reads blocks within a transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.ledger.tables import blocks, segments
 
 
 def stored_blocks(connection: Connection, stream: str, batch_times_ms: list[int]) -> list[StoredBlock]:
-    """The blocks of some batch times by time, then in the order they were added."""
+    """Return the blocks of the batch times, by time, then in the order of addition."""
     found: list[StoredBlock] = []
     for part in chunks(sorted(batch_times_ms)):
         query = (
@@ -28,7 +28,7 @@ def stored_blocks(connection: Connection, stream: str, batch_times_ms: list[int]
 
 
 def is_late(stream: StreamRow, block: BlockInfo, batch_time_ms: int) -> bool:
-    """Whether the block's batch time is a later one than that of its event time."""
+    """Whether the block's batch time is later than that of its event time."""
     return block.event_time_ms is not None and batch_time_ms > stream.batch_time_after(max(0, block.event_time_ms))
 
 

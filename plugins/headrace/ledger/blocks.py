@@ -1,4 +1,4 @@
-"""Adding blocks: the one transaction that makes a block part of the stream."""
+"""Adds blocks to the stream, each in one transaction, and finds blocks by batch time or segment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headrace.ledger.rows import AddedBlock, EpochEnd, ReceiverLease, StoredBloc
 from headrace.ledger.segments import segment_for
 from headrace.ledger.tables import blocks, positions, receivers, segments, unclaimed_times
 
-# The statements of `add` are built once: they run several times a second for every receiver.
+# The statements of `add` are built once, since they run several times a second for every receiver.
 _insert_block = insert(blocks)
 _this_receiver = (
     receivers.c.stream == bindparam("key_stream"),
@@ -38,7 +38,7 @@ _accept = (
     .where(*_this_receiver)
     .values(last_accepted_sequence=bindparam("accepted"), segment_id=bindparam("new_segment_id"))
 )
-# By the owner's index: one short range of it, whatever the number of partitions in the block.
+# Reads one short range of the owner's index, whatever the number of partitions in the block.
 _owned_positions = select(
     positions.c.topic,
     positions.c.topic_id,
@@ -69,7 +69,7 @@ _move_position = (
         next_offset=bindparam("until_offset"),
         last_batch_time_ms=bindparam("batch_time_ms"),
         watermark_ms=bindparam("new_watermark_ms"),
-        # What was true of earlier records stays true.
+        # Without a new epoch end, that of earlier records stays valid.
         leader_epoch=func.coalesce(bindparam("new_leader_epoch", type_=Integer), positions.c.leader_epoch),
         epoch_end_offset=func.coalesce(
             bindparam("new_epoch_end_offset", type_=BigInteger), positions.c.epoch_end_offset
@@ -80,7 +80,7 @@ _move_position = (
 
 
 class Blocks(Role):
-    """Adds blocks and finds them by batch time."""
+    """Adds blocks, and finds them by batch time or segment."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -99,19 +99,19 @@ class Blocks(Role):
         block: BlockInfo,
         epoch_ends: Mapping[TopicPartition, EpochEnd] = MappingProxyType({}),
     ) -> AddedBlock:
-        """Take a durable block into the stream, in one transaction: positions, block, event.
+        """Add a durable block to the stream, in one transaction: positions, block, event.
 
-        Its batch time is the first interval end after its cut, or after its event time if it has one (neither is
-        believed to lie in the future), that is not sealed, and none before that of its partitions' earlier blocks, so
-        that a batch's ranges of a partition are contiguous. If that is not the event time's own, the block is late.
-        The same block again is answered as the first time, with ``duplicate`` set. ``epoch_ends`` are those of the
-        partitions' last records in it, where they are known.
+        Its batch time is the first unsealed interval end after its cut time, or after its event time if it has one
+        (future times count as now). It is never before that of its partitions' earlier blocks, so a batch's ranges of a
+        partition are contiguous. If it is not the event time's own batch time, the block is late. Adding the same block
+        again returns the first result, with ``duplicate`` set. ``epoch_ends`` are those of the partitions' last records
+        in the block, if known.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale, or the block was written in another epoch.
-            PartitionNotAssignedError: a partition is not this receiver's.
+            PartitionNotAssignedError: a partition does not belong to this receiver.
             PositionConflictError: a range does not begin at its partition's position.
-            BlockConflictError: the sequence was used for another block, or lies before an accepted one.
+            BlockConflictError: the sequence was used for another block, or is before an accepted one.
             SegmentRemovedError: the block's segment is being removed.
         """
         receiver_id = lease.receiver_id
@@ -125,7 +125,7 @@ class Blocks(Role):
             receiver = require_receiver(connection, locked, lease)
             if block.sequence <= receiver.last_accepted_sequence:
                 return _added_before(connection, locked, block)
-            # A range without offsets moves nothing and would have no place of its own among the ranges.
+            # A range without offsets moves no position, and has no place of its own among the ranges.
             ranges = [r for r in block.ranges if r.until_offset > r.from_offset]
             watermarks, latest_ms = _check_positions(connection, receiver_id, ranges)
             event_ms = None if block.event_time_ms is None else max(0, min(block.event_time_ms, locked.now_ms))
@@ -155,14 +155,14 @@ class Blocks(Role):
             return AddedBlock(block_id, batch_time_ms, late=is_late(locked.row, block, batch_time_ms))
 
     def unclaimed(self, stream: str, limit: int = 1000) -> list[UnclaimedTime]:
-        """The oldest ``limit`` batch times that have blocks and no batch."""
+        """Return the oldest ``limit`` batch times that have blocks and no batch."""
         query = select(unclaimed_times).where(unclaimed_times.c.stream == stream)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
             return [UnclaimedTime(row.batch_time_ms, row.blocks, row.records, row.payload_bytes) for row in rows]
 
     def waiting(self, stream: str, until_ms: int) -> WaitingTimes | None:
-        """What the batch times up to ``until_ms`` hold that have blocks and no batch; None: there is none."""
+        """Summarize the batch times up to ``until_ms`` that have blocks and no batch; None if there are none."""
         time = unclaimed_times.c.batch_time_ms
         query = select(func.min(time), func.max(time), func.count(), func.sum(unclaimed_times.c.records)).where(
             unclaimed_times.c.stream == stream, time <= until_ms
@@ -172,12 +172,12 @@ class Blocks(Role):
         return WaitingTimes(first_ms, last_ms, times, int(records)) if times else None
 
     def of_batch(self, stream: str, batch_time_ms: int) -> list[StoredBlock]:
-        """The blocks of one batch time in the order they were added. Their rows go when the log is cleaned."""
+        """Return the blocks of one batch time, in the order of addition. Cleaning the log deletes their rows."""
         with self._database.read() as connection:
             return stored_blocks(connection, stream, [batch_time_ms])
 
     def of_segment(self, stream: str, path: str) -> list[StoredBlock]:
-        """The blocks of a segment in the order they were added; none if the ledger never heard of it."""
+        """Return the blocks of a segment, in the order of addition; none if the ledger does not have the segment."""
         query = (
             select(blocks, segments.c.path)
             .join(segments, segments.c.segment_id == blocks.c.segment_id)
@@ -190,8 +190,9 @@ class Blocks(Role):
 def _check_positions(
     connection: Connection, receiver_id: ReceiverId, ranges: list[OffsetRange]
 ) -> tuple[list[int], int]:
-    """Check that every range begins at its partition's position; the partitions' watermarks in the order of the ranges,
-    and their latest batch time.
+    """Check that every range begins at its partition's position.
+
+    Returns the partitions' watermarks in the order of the ranges, and their latest batch time.
     """
     owned = {
         (row.topic, row.topic_id, row.partition): row
@@ -269,7 +270,7 @@ def _move_positions(
         ],
     ).rowcount
     if moved != len(moves):
-        # Checked a moment ago under the lock: somebody wrote past it.
+        # They were checked under the lock just before: someone wrote without it.
         raise BlockConflictError(f"{len(moves)} positions were to move, {moved} did.", remedy="Read them again.")
 
 
@@ -307,7 +308,7 @@ def _insert(
 
 
 def _added_before(connection: Connection, locked: LockedStream, block: BlockInfo) -> AddedBlock:
-    """Answer for a sequence that is not new: the block it was added as, if it is that one."""
+    """Return the first result for a sequence that is not new. Raises BlockConflictError if it was another block."""
     row = connection.execute(
         select(blocks, segments.c.path)
         .join(segments, segments.c.segment_id == blocks.c.segment_id)

@@ -1,4 +1,4 @@
-"""Batches that are built from Kafka by timestamps, for times before the stream's zero time."""
+"""Checks and writes batches that are built from Kafka by timestamps, for times before the stream's zero time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headrace.ledger.tables import (
 
 
 def is_empty(connection: Connection, batch: BatchRow) -> bool:
-    """Whether the batch has neither blocks nor ranges, and is not over for good."""
+    """Whether the batch has neither blocks nor ranges, and is neither absorbed nor abandoned."""
     if batch.blocks or batch.built or batch.state in (BatchState.ABSORBED, BatchState.ABANDONED):
         return False
     has_inputs = exists().where(
@@ -38,7 +38,7 @@ def is_empty(connection: Connection, batch: BatchRow) -> bool:
 
 
 def replace(connection: Connection, batch: BatchRow, now_ms: int, values: Mapping[str, Any]) -> None:
-    """Give an empty batch ranges: what was written of it before, and replayed, no longer counts."""
+    """Replace an empty batch with one that has ranges. Its earlier outputs and replays no longer count."""
     stream, batch_time_ms = batch.stream, batch.batch_time_ms
     fence_attempts(connection, stream, batch_time_ms, now_ms)
     of_batch = (batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms)
@@ -76,10 +76,10 @@ def replace(connection: Connection, batch: BatchRow, now_ms: int, values: Mappin
 def check_ranges(
     connection: Connection, locked: LockedStream, batch_time_ms: int, inputs: Iterable[BatchInputRow]
 ) -> list[BatchInputRow]:
-    """The ranges as the batch has them: those with offsets, each of which counts as a record.
+    """Check the ranges and return the non-empty ones as the batch's inputs; each offset counts as a record.
 
     Raises:
-        BatchTimeError: the batch time comes after the stream's zero time.
+        BatchTimeError: the batch time is after the stream's zero time.
         AllocationConflictError: the time has blocks, or a range holds offsets that another batch has, or that the
             stream's receivers have read or will read.
     """

@@ -1,8 +1,7 @@
-"""Cleanup by reference: a segment goes when every block in it is done with, never because of its age.
+"""Cleanup by reference: a segment is deleted when none of its blocks is needed any more, never because of its age.
 
-Three steps, each of which can be repeated after a crash: claim (from then on no block is added to the segment, and
-what begins to read its batches reads them from Kafka), delete the file, fold (the rows go, the batches' offset ranges
-stay).
+Three steps, each of which can be repeated after a crash: claim (from then on no block is added to the segment, and new
+readers of its batches read from Kafka), delete the file, fold (the rows are deleted, the batches' offset ranges stay).
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from headrace.ledger.tables import (
     unclaimed_times,
 )
 
-# Rows deleted in one transaction, so that receivers wait milliseconds for the lock.
+# Rows deleted in one transaction; few enough that receivers wait only milliseconds for the lock.
 FOLD_CHUNK = 2_000
 
 _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 class Cleanup(Role):
-    """Finds what is done with, and forgets it."""
+    """Finds segments and batches that are no longer needed, and deletes their rows."""
 
     def needed_from(self, stream: str) -> int:
-        """The oldest batch time that is still to be run, or is being run: what its windows reach back to must stay.
+        """Return the oldest batch time that is still to run, or is running. The log that its windows need must stay.
 
-        That is the oldest unclaimed one or one that has never completed, that of a live attempt, the one after the
-        newest batch, or the present, whichever is the earliest. A batch that had completed and failed when it was run
-        again holds nothing while nobody runs it: else one such would keep all of the log from then on.
+        This is the earliest of: the oldest unclaimed time, the oldest batch that has never completed, the oldest live
+        attempt's batch, the time after the newest batch, and now. A batch that completed once and failed when it was
+        run again does not count unless it is running: otherwise one such batch would keep the whole log after it.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -57,17 +56,17 @@ class Cleanup(Role):
             return _needed_from(connection, stream, row.batch_interval_ms, self._database.now_ms(connection))
 
     def removable_segments(self, stream: str, before_ms: int, limit: int = 100) -> list[SegmentRow]:
-        """The oldest closed segments whose every block is done with. Those whose removal was cut short come too.
+        """Return the oldest closed segments without needed blocks, and those whose removal was interrupted.
 
-        Done with: in a batch of a time below ``before_ms`` that has completed and is checkpointed, or was abandoned,
-        and that no live attempt reads (a replay's, that is, of a completed one).
+        A block is not needed if its batch time is below ``before_ms``, its batch has completed and is checkpointed, or
+        was abandoned, and no live attempt reads it (such as a replay of a completed batch).
         """
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
-            # Each by its index: what is within the remember window, most of the log, is not looked at.
+            # Each query uses its index: segments within the remember window, most of the log, are not read.
             begun = select(segments).where(segments.c.stream == stream, *_REMOVING).order_by(segments.c.segment_id)
             rows = [segment_row(row) for row in connection.execute(begun.limit(limit))]
-            # A job of the version before this column closes its segments without it; only open ones lack it else.
+            # A job of the version before this column closes segments without it; otherwise only open ones lack it.
             unknown = and_(segments.c.last_batch_time_ms.is_(None), segments.c.closed_at_ms.is_not(None))
             for looked_at in (unknown, segments.c.last_batch_time_ms < before_ms):
                 done = (
@@ -88,11 +87,11 @@ class Cleanup(Role):
     def claim_removal(
         self, stream: str, paths: Iterable[str], before_ms: int, *, window_reach_ms: int | None = None
     ) -> list[SegmentRow]:
-        """Begin to remove those of the segments that are removable still; only their files may be deleted.
+        """Claim those of the segments that are still removable. Only the files of the returned ones may be deleted.
 
         Args:
-            window_reach_ms: how far before a batch the stream's windows need the log. What `needed_from` says at this
-                moment counts then too: an attempt that has begun since ``before_ms`` was found reads what it planned.
+            window_reach_ms: how far before a batch the stream's windows need the log. If given, `needed_from` is
+                evaluated again now: an attempt begun since ``before_ms`` was computed can still read what it planned.
         """
         wanted = list(paths)
         with self._database.write_stream(stream) as (connection, locked):
@@ -118,7 +117,7 @@ class Cleanup(Role):
             return claimed
 
     def fold_blocks(self, stream: str, path: str) -> int:
-        """Forget the blocks of a segment whose file is deleted, and their events; how many blocks went.
+        """Delete the blocks of a segment whose file is deleted, and their events. Returns the number of blocks.
 
         Raises:
             BatchStateError: the removal was not claimed.
@@ -143,9 +142,9 @@ class Cleanup(Role):
                     return folded
 
     def cleanable_batches(self, stream: str, before_ms: int, limit: int = 100) -> list[BatchRow]:
-        """The oldest batches below ``before_ms`` that are done with and have nothing left in the log.
+        """Return the oldest batches below ``before_ms`` that are checkpointed or abandoned and have no blocks left.
 
-        `mark_cleaned` says so of each. Their manifests stay: they name the ranges by which Kafka is read again.
+        `mark_cleaned` is to be called for each. Their manifests stay: they name the ranges to read again from Kafka.
         """
         absorbed = batches.alias("absorbed")
         own = exists().where(blocks.c.stream == batches.c.stream, blocks.c.batch_time_ms == batches.c.batch_time_ms)
@@ -175,7 +174,7 @@ def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: 
     """`Cleanup.needed_from` within a transaction."""
     newest = select(batches.c.batch_time_ms).where(batches.c.stream == stream).order_by(batches.c.batch_time_ms.desc())
     unclaimed = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
-    # Each state by its index: sorting all of several would read them all.
+    # One query per state uses the index; one query for all states would read and sort all their rows.
     oldest = [unclaimed.order_by(unclaimed_times.c.batch_time_ms)] + [
         select(batches.c.batch_time_ms)
         .where(batches.c.stream == stream, batches.c.state == state, batches.c.steps.is_(None))
@@ -200,7 +199,7 @@ _REMOVING = (segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_no
 
 
 def _needed(before_ms: int, now_ms: int) -> ColumnElement[bool]:
-    """Whether a segment holds a block that is not done with; the first one ends the look at it."""
+    """Whether a segment holds a block that is still needed; the search ends at the first one."""
     allocated, owner = batches.alias("allocated"), batches.alias("owner")
     # The batch that owns a block is that of its time, or the one that absorbed it.
     done = exists().where(
@@ -221,7 +220,7 @@ def _needed(before_ms: int, now_ms: int) -> ColumnElement[bool]:
 
 
 def _claimed(connection: Connection, stream: str, path: str) -> SegmentRow | None:
-    """The segment, or None if it has been folded already."""
+    """Return the segment, or None if it has been folded already."""
     row = connection.execute(select(segments).where(segments.c.stream == stream, segments.c.path == path)).one_or_none()
     if row is None or row.removing_at_ms is None:
         raise BatchStateError(

@@ -1,4 +1,4 @@
-"""How values stand in the ledger's columns: compact JSON, and ranges as short arrays."""
+"""Encodes values for the ledger's columns: compact JSON, and offset ranges as short arrays."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Json = dict[str, Any]
 
 
 def dump_json(value: Any) -> str:
-    """JSON without spaces."""
+    """Return JSON without spaces."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def dump_ranges(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
-    """Each range as [topic, topic id, partition, incarnation, from, until, records]."""
+    """Return each range as [topic, topic id, partition, incarnation, from, until, records]."""
     return [
         [
             r.partition.topic,
@@ -41,10 +41,10 @@ def load_ranges(value: Iterable[list[Any]]) -> tuple[OffsetRange, ...]:
 
 
 def partition_of(row: Any) -> TopicPartition:
-    """The partition that a row's columns name."""
+    """Return the partition from a row's columns."""
     return TopicPartition(row.topic, row.topic_id, row.partition, row.incarnation)
 
 
 def partition_key(partition: TopicPartition) -> dict[str, Any]:
-    """The columns that name a partition, without its incarnation."""
+    """Return the columns that identify a partition, without its incarnation."""
     return {"topic": partition.topic, "topic_id": partition.topic_id, "partition": partition.partition}

@@ -1,8 +1,8 @@
-"""One engine, and the two kinds of transaction: reads, and writes that begin by taking their locks.
+"""Runs the ledger's transactions: reads, and writes that take their locks at the beginning.
 
-SQLite begins every write with BEGIN IMMEDIATE and syncs the disk at each commit: a deferred BEGIN fails at once with
-"database is locked" when it turns into a write, and lets two writers read the same state first. Postgres locks the
-stream's row, then reads in new statements: a statement that waited for the lock would still see the tables as they were
+SQLite begins every write with BEGIN IMMEDIATE and syncs the disk at each commit. A deferred BEGIN would fail at once
+with "database is locked" when it becomes a write, and would let two writers read the same state first. Postgres locks
+the stream's row, then reads in new statements: a statement that waited for the lock still sees the tables as they were
 before it waited.
 """
 
@@ -42,7 +42,7 @@ from headrace.ledger.errors import (
 from headrace.ledger.rows import StreamRow
 from headrace.ledger.tables import streams
 
-# Read-only transaction; the transaction was idle, or took, too long.
+# Transient errors: a read-only transaction (25006), or a transaction that was idle (25P03) or took (25P04) too long.
 _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
 
 
@@ -55,7 +55,7 @@ class LockedStream:
 
 
 class Database:
-    """The ledger's database. Safe across threads; a forked child gets connections of its own.
+    """The ledger's database. Safe across threads; a forked child gets its own connections.
 
     ``clock`` replaces the database's clock, for tests.
     """
@@ -63,7 +63,7 @@ class Database:
     def __init__(self, engine: Engine, *, clock: Clock | None = None) -> None:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
-        # SQLite is one machine, whose clock is the database's.
+        # SQLite runs on one machine, so its clock is the database's.
         self.clock = clock or (SystemClock() if self.is_sqlite else None)
         self._reader = engine.execution_options(**{READS: True})
         self._lock_stream = self._lock_statement()
@@ -76,14 +76,14 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A transaction that only reads, and all of whose statements see the same moment."""
+        """A read-only transaction in which all statements see the same moment."""
         options = {READS: True} if self.is_sqlite else {READS: True, "isolation_level": "REPEATABLE READ"}
         with _translated(), self.engine.execution_options(**options).begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that writes: durable when the block is left, undone when it raises."""
+        """A transaction that writes. It is durable when the block ends, and rolled back when it raises."""
         with _translated(), self.engine.begin() as connection:
             yield connection
 
@@ -91,7 +91,7 @@ class Database:
     def write_stream(self, stream: str) -> Iterator[tuple[Connection, LockedStream]]:
         """A write transaction that holds the stream's lock from its start.
 
-        Whatever adds an event runs in one, so that event ids ascend in the order of commits.
+        Every event is added in such a transaction, so event ids ascend in the order of commits.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -109,7 +109,7 @@ class Database:
         return LockedStream(_stream_row(fields), self.clock.now_ms() if self.clock else now_ms)
 
     def now_ms(self, connection: Connection | None = None) -> int:
-        """The ledger's time, in milliseconds since the Unix epoch."""
+        """Return the ledger's time, in milliseconds since the Unix epoch."""
         if self.clock:
             return self.clock.now_ms()
         if connection is not None:
@@ -125,8 +125,8 @@ class Database:
         named = select(streams).where(streams.c.name == bindparam("stream"))
         if self.is_sqlite:
             return named.add_columns(literal(0).label("now_ms"))
-        # In the outer select the clock is read when the row has been locked, not before the wait. The lock leaves
-        # foreign keys to the stream alone.
+        # The outer select reads the clock after the row is locked, not before the wait. key_share: the lock does not
+        # block foreign-key checks on the stream.
         locked = named.with_for_update(key_share=True).cte("locked")
         return select(locked, _database_now().label("now_ms"))
 
@@ -149,7 +149,7 @@ def _stream_row(fields: dict[str, Any]) -> StreamRow:
 
 
 def new_id(result: CursorResult[Any]) -> int:
-    """The number that the database gave the row just inserted."""
+    """Return the id that the database gave the row just inserted."""
     key = result.inserted_primary_key
     if key is None:
         raise LedgerConflictError("The database gave a new row no id.")
@@ -162,7 +162,7 @@ def _database_now() -> Any:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Give the driver's errors the ledger's types. Parameters are hidden by the engine, and none holds a password."""
+    """Translate the driver's errors to the ledger's. The engine hides parameters, and none holds a password."""
     try:
         yield
     except IntegrityError as error:
@@ -177,13 +177,13 @@ def _translated() -> Iterator[None]:
 
 
 def _is_unavailable(error: Exception) -> bool:
-    """Whether the same call may succeed later: the database does not answer, is shutting down, full, locked, or read
-    only since a switchover."""
+    """Whether the same call may succeed later: the database does not answer, is shutting down, full, locked, or
+    read-only since a switchover."""
     if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | sqlite3.OperationalError):
         return True
     if not isinstance(error, DBAPIError):
         return False
-    # psycopg has some of these as InternalError.
+    # psycopg raises some of these as InternalError.
     return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _PASSING_SQLSTATES
 
 
@@ -194,7 +194,7 @@ def _first_line(error: Exception) -> str:
 
 
 def read_version(connection: Connection) -> str | None:
-    """The schema's revision, or None in an empty database."""
+    """Return the schema's revision, or None in an empty database."""
     if connection.dialect.name == "sqlite":
         exists = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").scalar()
     else:

@@ -1,4 +1,4 @@
-"""What becomes of a batch after its attempts: checkpointed and cleaned, or given up."""
+"""Ends batches after their attempts: marks them checkpointed and cleaned, or abandons them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BatchEndings(Role):
     """Ends batches."""
 
     def mark_checkpointed(self, stream: str, batch_time_ms: int, uri: str) -> BatchRow:
-        """Note the checkpoint that holds the batch; from then on its log may go. A second one replaces the first.
+        """Note the checkpoint that holds the batch; its log may be deleted from then on. A second call replaces it.
 
         Raises:
             BatchStateError: the batch has not completed.
@@ -43,10 +43,10 @@ class BatchEndings(Role):
             return require_batch(connection, stream, batch_time_ms)
 
     def mark_cleaned(self, stream: str, batch_time_ms: int, details: Mapping[str, Any] | None = None) -> BatchRow:
-        """Note that nothing of the batch is left in the log. Doing it twice is harmless.
+        """Note that nothing of the batch is left in the log. A second call changes nothing.
 
         Raises:
-            BatchStateError: the batch is not done with, or blocks of it are left.
+            BatchStateError: the batch is neither checkpointed nor abandoned, or blocks of it are left.
         """
         with self._database.write_stream(stream) as (connection, locked):
             batch = require_batch(connection, stream, batch_time_ms)
@@ -65,12 +65,12 @@ class BatchEndings(Role):
             return require_batch(connection, stream, batch_time_ms)
 
     def abandon(self, stream: str, batch_time_ms: int, reason: str) -> BatchRow:
-        """Give a batch up, which is final: its ranges become gaps, its log may go, and its replays that have not
-        completed are given up with it. Twice is harmless.
+        """Abandon a batch. This is final: its ranges become gaps, its log may be deleted, and its unfinished replays
+        are abandoned too. A second call changes nothing.
 
         Raises:
-            BatchNotFoundError: nobody allocated it.
-            BatchStateError: it has completed, be it that it was run again since and failed; or it was absorbed.
+            BatchNotFoundError: the batch was not allocated.
+            BatchStateError: it has completed once, even if it was run again and failed; or it was absorbed.
         """
         with self._database.write_stream(stream) as (connection, locked):
             batch = require_batch(connection, stream, batch_time_ms)
@@ -113,7 +113,7 @@ class BatchEndings(Role):
 def _abandon_replays(connection: Connection, stream: str, batch_time_ms: int, reason: str) -> None:
     of_batch = (batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms)
     query = select(batch_attempts.c.target).where(*of_batch, batch_attempts.c.target != "").distinct()
-    # By their names: the index has these before the batch times.
+    # By target: in the index it comes before the batch time.
     targets = connection.execute(query).scalars().all()
     if targets:
         unfinished = (

@@ -1,4 +1,4 @@
-"""The engines, with the settings that the ledger relies on: one per database and process, however often opened."""
+"""Creates the engines with the settings that the ledger relies on. Each process has one engine per database."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from sqlalchemy.exc import DisconnectionError
 from headrace.ledger.codec import dump_json
 from headrace.ledger.errors import LedgerUnavailableError, LedgerUrlError
 
-# How long a writer waits for another before it gives up. Writes take milliseconds, so this is far beyond contention.
+# How long a writer waits for another before it gives up. Writes take milliseconds, so this is far more than enough.
 LOCK_TIMEOUT_MS = 30_000
-# Threads of one process that can be in a transaction at once; further ones wait for a connection as long as for a lock.
+# The number of threads of one process that can be in a transaction at once. Others wait for a connection, as long as
+# for a lock.
 POOL_SIZE = 5
 POOL_OVERFLOW = 20
-# A table that every version's ledger has, and Airflow's metadata database has not.
+# A table that ledgers of all versions have, and Airflow's metadata database does not.
 _OURS = "batch_attempts"
 # The execution option of a transaction that only reads.
 READS = "headrace_reads"
@@ -33,7 +34,7 @@ _sharing = threading.Lock()
 
 
 def _after_fork() -> None:
-    # A child shares its parent's sockets and file locks: it must not use them, nor close them.
+    # A child shares its parent's sockets and file locks. It must neither use nor close them.
     global _sharing  # noqa: PLW0603  (another thread of the parent may have held it)
     _sharing = threading.Lock()
     for engine in list(_shared.values()):
@@ -44,7 +45,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_engine(url: URL, *, create: bool) -> Engine:
-    """The process's engine for the database. ``create`` allows to make a SQLite file and its folder.
+    """Return the process's engine for the database. With ``create``, a missing SQLite file and its folder are made.
 
     Raises:
         LedgerUnavailableError: there is no such SQLite file, and ``create`` is false.
@@ -62,13 +63,13 @@ def open_engine(url: URL, *, create: bool) -> Engine:
 
 
 def _require_file(path: Path, *, create: bool) -> None:
-    # An empty file is what a process leaves that dies while it makes the ledger; to open it would write into it.
+    # A process that dies while it makes the ledger leaves an empty file. Opening it would write into it.
     if path.exists() and (create or path.stat().st_size):
         return
     if not create:
         raise LedgerUnavailableError(f"There is no ledger at {path}.", remedy="Start the stream, which creates it.")
     try:
-        # The ledger is this user's alone. SQLite gives its -wal and -shm files the modes of the file itself.
+        # Only this user may access the ledger. SQLite gives its -wal and -shm files the mode of the file itself.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
     except OSError as error:
@@ -85,7 +86,7 @@ def _sqlite_engine(url: URL) -> Engine:
             uri=True,
             timeout=LOCK_TIMEOUT_MS / 1000,
             check_same_thread=False,
-            # The driver is to leave BEGIN to us.
+            # The driver must not begin transactions; on_begin does.
             isolation_level=None,
         )
 
@@ -106,7 +107,7 @@ def _sqlite_engine(url: URL) -> Engine:
         _use_wal(connection, path)
         # In WAL mode anything less than FULL loses commits at a power cut.
         connection.execute("PRAGMA synchronous=FULL")
-        # On macOS alone it says something: the drive flushes its cache too (as headrace.wal.file_sync has it do).
+        # Has an effect only on macOS: the drive flushes its cache too (as in headrace.wal.file_sync).
         connection.execute("PRAGMA fullfsync=ON")
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute(f"PRAGMA busy_timeout={LOCK_TIMEOUT_MS}")
@@ -114,7 +115,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "checkout")
     def on_checkout(_connection: Any, record: Any, _proxy: Any) -> None:
-        # Writes into a file that was deleted or replaced would succeed, and be nowhere.
+        # Writes into a deleted or replaced file would succeed, but be lost.
         if record.info.get("file") != _file_id(path):
             raise DisconnectionError(f"{path} is another file now")
 
@@ -135,7 +136,7 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 
 def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
-    """Switch the file to WAL once; SQLite's busy timeout does not cover two that switch at the same time."""
+    """Switch the file to WAL mode. Retries, since SQLite's busy timeout does not cover two concurrent switches."""
     _refuse_others(connection, path)
     deadline = time.monotonic() + LOCK_TIMEOUT_MS / 1000
     while True:
@@ -155,7 +156,7 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _refuse_others(connection: sqlite3.Connection, path: Path) -> None:
-    """Another program's database is left as it is: WAL mode would stay."""
+    """Refuse another program's database before it is changed: WAL mode would be permanent."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and _OURS not in tables:
         raise LedgerUrlError(
@@ -165,7 +166,7 @@ def _refuse_others(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _postgres_engine(url: URL) -> Engine:
-    # psycopg is loaded where there is a Postgres only.
+    # Import psycopg only if the ledger is on Postgres.
     from headrace.ledger.postgres_engine import postgres_engine
 
     return postgres_engine(url)

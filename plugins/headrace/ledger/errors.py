@@ -1,6 +1,6 @@
-"""What the ledger refuses, and why.
+"""The ledger's errors.
 
-Every error pickles (they cross process borders in Spark and Airflow) and none carries a password.
+Every error can be pickled (they cross process borders in Spark and Airflow), and none contains a password.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ class LedgerError(HeadraceError):
     """The root of the ledger's errors."""
 
     def __reduce__(self) -> Any:
-        # The subclasses take facts, not messages, so the default (class, args) would not build them again.
+        # The subclasses take facts, not messages, so the default (class, args) could not rebuild them.
         return _rebuild, (type(self), str(self), self.__dict__)
 
 
 class LedgerUrlError(LedgerError):
-    """The ledger's URL is none that can be opened."""
+    """The ledger's URL cannot be opened."""
 
 
 class LedgerUnavailableError(LedgerError):
-    """The database did not answer, or another writer held it beyond the busy timeout. Trying again may help."""
+    """The database did not answer, or another writer held it longer than the busy timeout. A retry may help."""
 
 
 class LedgerConflictError(LedgerError):
-    """A constraint of the database refused a row: the last line, behind the checks that name their reason."""
+    """A constraint of the database refused a row. Usually an earlier check finds the conflict and names its reason."""
 
 
 class SchemaError(LedgerError):
-    """The database's schema is not the one this version of headrace knows."""
+    """The database's schema is not the one that this version of headrace needs."""
 
 
 class RevisionNotFoundError(LedgerError):
-    """The stream has had no definition of that revision."""
+    """The stream has no definition with that revision."""
 
 
 class StreamNotFoundError(LedgerError):
@@ -68,7 +68,7 @@ class StreamChangedError(LedgerError):
 
 
 class LeaseHeldError(LedgerError):
-    """Someone else holds the lease, and it is live by the ledger's clock (times in epoch milliseconds)."""
+    """Another holder has the lease, and it is live by the ledger's clock (times in epoch milliseconds)."""
 
     def __init__(self, what: str, *, holder: str, since_ms: int, until_ms: int, remedy: str) -> None:
         super().__init__(what, remedy=remedy)
@@ -78,7 +78,7 @@ class LeaseHeldError(LedgerError):
 
 
 class LeaseLostError(LedgerError):
-    """The caller's epoch is stale, or its job or receiver has ended: stop, nothing it writes is accepted."""
+    """The caller's epoch is stale, or its job or receiver has ended. It must stop: nothing it writes is accepted."""
 
 
 class JobStoppingError(LedgerError):
@@ -86,7 +86,7 @@ class JobStoppingError(LedgerError):
 
 
 class PartitionNotAssignedError(LedgerError):
-    """The partition is not this receiver's (any more): drop what was read of it."""
+    """The partition does not belong to this receiver (any more): drop the records read from it."""
 
     def __init__(self, receiver: object, partition: TopicPartition, owner: int | None) -> None:
         belongs = "to no receiver" if owner is None else f"to receiver {owner}"
@@ -100,7 +100,7 @@ class PartitionNotAssignedError(LedgerError):
 
 
 class PositionNotFoundError(LedgerError):
-    """The ledger has no position of the partition."""
+    """The ledger has no position for the partition."""
 
     def __init__(self, stream: str, input_id: str, partition: TopicPartition) -> None:
         super().__init__(
@@ -135,11 +135,11 @@ class BlockConflictError(LedgerError):
 
 
 class SegmentRemovedError(LedgerError):
-    """The block's segment is being removed: write the block again into a new one."""
+    """The block's segment is being removed: write the block again, to a new segment."""
 
 
 class BatchTimeError(LedgerError):
-    """The time is no interval end of the stream, or has not come yet."""
+    """The time is not an interval end of the stream, or is in the future."""
 
 
 class BatchRemovedError(LedgerError):
@@ -157,7 +157,7 @@ class BatchRemovedError(LedgerError):
 
 
 class BatchNotFoundError(LedgerError):
-    """The batch time has no row: nobody allocated it."""
+    """The batch time has no row: it was not allocated."""
 
     def __init__(self, stream: str, batch_time_ms: int) -> None:
         super().__init__(f"Stream {stream!r} has no batch {time_text(batch_time_ms)}.", remedy="Allocate it first.")
@@ -173,9 +173,9 @@ class BatchStateError(LedgerError):
 
 
 class AlreadyCompletedError(BatchStateError):
-    """Nothing that was asked of the batch is left to run; ``batch`` is its row. Beginning it again needs ``force``.
+    """No requested output of the batch is left to run; ``batch`` is its row. Beginning it again needs ``force``.
 
-    The batch itself has completed, unless ``outputs`` names some and others of it have not.
+    The batch itself has completed, unless ``outputs`` names some of its outputs and others have not completed.
     """
 
     def __init__(self, batch: BatchRow, outputs: Collection[str] = ()) -> None:
@@ -190,7 +190,7 @@ class AlreadyCompletedError(BatchStateError):
 
 
 class BatchAttendedError(LedgerError):
-    """A live attempt is at the batch, and the caller takes over only what nobody is at."""
+    """A live attempt runs the batch, and the caller asked for ``unattended`` outputs only."""
 
 
 class SlotBusyError(LedgerError):
@@ -203,7 +203,7 @@ class SlotBusyError(LedgerError):
 
 class NotItsTurnError(SlotBusyError):
     """The stream runs its batches in order, and earlier ones (``busy``) have not completed; or the batch's own state
-    has not been updated."""
+    step has not run."""
 
 
 class AttemptFencedError(LedgerError):

@@ -1,4 +1,4 @@
-"""What happened, in order: the listeners' and the page's source."""
+"""Records a stream's events in order and reads them, for listeners and the page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def record_all(
 
 
 def record_block(connection: Connection, stream: str, now_ms: int, block_id: int, payload: Mapping[str, Any]) -> None:
-    """Add a block's event; it goes when the block's row goes, and is kept out of the batches' timelines."""
+    """Add a block's event. It is deleted with the block's row, and is not in the batches' timelines."""
     connection.execute(
         _insert_event,
         {
@@ -82,7 +82,7 @@ class Events(Role):
         *,
         batch_time_ms: int | None = None,
     ) -> None:
-        """Add an event of the caller's own; the payload goes into JSON.
+        """Add an event; the payload must be JSON values.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -93,22 +93,22 @@ class Events(Role):
     def page(
         self, stream: str, after_id: int = 0, kinds: Collection[EventKind] | None = None, limit: int = 1000
     ) -> list[EventRow]:
-        """Up to ``limit`` events with ids above ``after_id``, oldest first."""
+        """Return up to ``limit`` events with ids above ``after_id``, oldest first."""
         query = _selected().where(events.c.stream == stream, events.c.event_id > after_id)
         return self._limited(query, kinds, limit, newest_first=False)
 
     def latest(self, stream: str, kinds: Collection[EventKind] | None = None, limit: int = 100) -> list[EventRow]:
-        """The newest ``limit`` events, newest first."""
+        """Return the newest ``limit`` events, newest first."""
         return self._limited(_selected().where(events.c.stream == stream), kinds, limit, newest_first=True)
 
     def of_batch(self, stream: str, batch_time_ms: int) -> list[EventRow]:
-        """The events of one batch, oldest first."""
+        """Return the events of one batch, oldest first."""
         query = _selected().where(events.c.stream == stream, events.c.batch_time_ms == batch_time_ms)
         with self._database.read() as connection:
             return [_event_row(row) for row in connection.execute(query.order_by(events.c.event_id))]
 
     def prune(self, stream: str, before_ms: int, limit: int = 5000) -> int:
-        """Delete up to ``limit`` of the oldest events, those from before ``before_ms``; how many went."""
+        """Delete up to ``limit`` of the oldest events, if older than ``before_ms``. Returns the number deleted."""
         oldest = select(events.c.event_id, events.c.at_ms).where(events.c.stream == stream)
         with self._database.write_stream(stream) as (connection, _):
             rows = connection.execute(oldest.order_by(events.c.event_id).limit(limit)).all()
@@ -121,7 +121,7 @@ class Events(Role):
         self, query: Any, kinds: Collection[EventKind] | None, limit: int, *, newest_first: bool
     ) -> list[EventRow]:
         order = events.c.event_id.desc() if newest_first else events.c.event_id.asc()
-        # Each kind by its index: together they would be searched for among all events, or sorted.
+        # One query per kind uses the index; one query for all kinds would search or sort all events.
         parts = [query] if kinds is None else [query.where(events.c.kind == kind.value) for kind in kinds]
         with self._database.read() as connection:
             rows = [_event_row(row) for part in parts for row in connection.execute(part.order_by(order).limit(limit))]

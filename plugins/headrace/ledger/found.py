@@ -1,4 +1,4 @@
-"""A stream as a lost ledger had it, found in the log, the manifests, the checkpoints and the history."""
+"""The data for rebuilding a lost ledger: a stream as found in the log, manifests, checkpoints and history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.ledger.rows import (
 
 @dataclass(frozen=True, slots=True)
 class FoundSegment:
-    """A segment of the log, of so many bytes. Its writer is gone: it is closed."""
+    """A segment of the log and its size. Its writer is gone, so it is closed."""
 
     path: str
     receiver_id: ReceiverId
@@ -32,7 +32,7 @@ class FoundSegment:
 
 @dataclass(frozen=True, slots=True)
 class FoundBlock:
-    """A block of the log that counts, and its batch time."""
+    """An accepted block of the log, and its batch time."""
 
     info: BlockInfo
     batch_time_ms: int
@@ -40,10 +40,10 @@ class FoundBlock:
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """A batch as it is to be. ``outputs`` are the counts of those that were recorded, by id, and ``revisions`` those of
+    """A batch to be restored. ``outputs`` has the counts of the recorded outputs, by id; ``revisions`` the revisions of
     the definitions that wrote them, as far as they are known.
 
-    ``history`` is the number of the file that holds it as it is, 0 if none does.
+    ``history`` is the number of the history file that holds the batch in this state, 0 if none does.
     """
 
     row: BatchRow
@@ -56,14 +56,14 @@ class FoundBatch:
 
 @dataclass(frozen=True, slots=True)
 class FoundStream:
-    """A stream as it is to be. Blocks are in the order in which they are to be added: ascending along each partition,
-    and those of a batch as in its manifest.
+    """A stream to be restored. Blocks are in the order in which they are to be added: ascending in each partition, and
+    the blocks of a batch in the order of its manifest.
 
     ``stream.job_epoch`` and ``receiver_epochs`` are at least the highest that a writer of the lost ledger can have had:
-    the next ones are above them, so that no segment's name comes again and old writers stay fenced. So is
-    ``last_attempt`` above the number of every attempt at a batch: outputs and states refuse lower ones than they know.
-    ``revisions`` are the definitions that are known, that of ``stream`` among them.
-    ``runs`` are the batch times that runs were given. ``found_gaps`` are those that nobody had recorded: lost with a
+    new epochs are above them, so that no segment's name is used again and old writers stay fenced.
+    ``last_attempt`` is above the number of every attempt at a batch: outputs and states refuse lower numbers than they
+    know. ``revisions`` are the known definitions, including that of ``stream``.
+    ``runs`` are the batch times assigned to runs. ``found_gaps`` are gaps that were not recorded: they were lost with a
     part of the log.
     """
 

@@ -1,4 +1,4 @@
-"""Offsets that were given up: lost by Kafka, or abandoned by a person. Never in silence."""
+"""Records gaps: offsets lost by Kafka or abandoned by a person. Each gap is also an event."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Gaps(Role):
     """The gaps of the streams."""
 
     def page(self, stream: str, limit: int = 1000) -> list[GapRow]:
-        """The newest ``limit`` gaps, newest first."""
+        """Return the newest ``limit`` gaps, newest first."""
         query = select(gaps).where(gaps.c.stream == stream).order_by(gaps.c.gap_id.desc()).limit(limit)
         with self._database.read() as connection:
             return [gap_row(row) for row in connection.execute(query)]

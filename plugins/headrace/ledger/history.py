@@ -1,7 +1,7 @@
-"""Which batches are in the files of the stream's history, so that a checkpoint need not hold them all.
+"""Tracks which batches are in the files of the stream's history, so that a checkpoint need not hold them all.
 
-Filing takes two transactions, since no lock is held while a file is written: the first marks the batches, and whatever
-changes one of them takes its mark away, so that the second leaves it out.
+Filing takes two transactions, since no lock is held while a file is written. The first marks the batches; a change of a
+batch removes its mark, so that the second leaves it out.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ _SETTLED = or_(
 
 
 class History(Role):
-    """Says what a checkpoint has to hold, and keeps account of what is filed."""
+    """Finds what a checkpoint must hold, and records which batches are filed."""
 
     def unfiled(self, stream: str) -> list[BatchRow]:
-        """The batches that no file of the history holds as they are, oldest first."""
+        """Return the batches that no history file holds in their present state, oldest first."""
         query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0)
         with self._database.read() as connection:
             return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
 
     def begin_filing(self, stream: str, count: int, *, after: int = 0) -> tuple[int, list[BatchRow]] | None:
-        """Mark the oldest ``count`` unfiled batches that are over and checkpointed, None while there are fewer.
+        """Mark the oldest ``count`` unfiled batches that are completed and checkpointed, abandoned or absorbed.
 
-        Gives the number of the file to write them into, the ledger's time or a number above ``after``, and the batches.
+        Returns the number of the file to write and the batches; None while there are fewer. The number is the ledger's
+        time, and above ``after``.
         """
         with self._database.write_stream(stream) as (connection, locked):
             query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0, _SETTLED)
@@ -63,14 +64,14 @@ class History(Role):
             return number, [batch_row(row) for row in rows]
 
     def end_filing(self, stream: str, number: int) -> None:
-        """The file is durable: it holds the batches that have not changed since they were marked."""
+        """Note that the file is durable. The batches that have not changed since they were marked are filed now."""
         with self._database.write_stream(stream) as (connection, _):
             connection.execute(
                 update(batches).where(batches.c.stream == stream, batches.c.history == -number).values(history=number)
             )
 
     def filed_elsewhere(self, stream: str, kept: Collection[int]) -> int:
-        """How many batches are in files of the history that are not among these."""
+        """Return how many batches are in history files other than ``kept``."""
         query = select(func.count()).where(
             batches.c.stream == stream, batches.c.history > 0, batches.c.history.not_in(list(kept))
         )
@@ -78,7 +79,7 @@ class History(Role):
             return int(connection.execute(query).scalar_one())
 
     def forget(self, stream: str, kept: Collection[int]) -> int:
-        """The files but these are gone: their batches are in none; how many."""
+        """Mark the batches of all files except ``kept`` as unfiled: those files are gone. Returns their number."""
         with self._database.write_stream(stream) as (connection, _):
             return connection.execute(
                 update(batches)
@@ -87,7 +88,7 @@ class History(Role):
             ).rowcount
 
     def replays_of(self, stream: str, times: Sequence[int]) -> dict[int, list[FiledReplay]]:
-        """By batch time what became of these batches in replays, each with the counts of its recorded outputs."""
+        """Return the states of these batches in replays, by batch time, with the counts of their recorded outputs."""
         found: dict[int, list[FiledReplay]] = {time_ms: [] for time_ms in times}
         with self._database.read() as connection:
             for part in chunks(times):
@@ -108,7 +109,7 @@ class History(Role):
                         recorded[row.output_id] = row.counts
                 if not counts:
                     continue
-                # By their names: the index has these before the batch times.
+                # By target: in the index it comes before the batch time.
                 targets = sorted({target for _, target, _ in counts})
                 of_times = select(replays).where(
                     replays.c.stream == stream, replays.c.target.in_(targets), replays.c.batch_time_ms.in_(part)
@@ -124,8 +125,9 @@ class History(Role):
         return found
 
     def moved(self, stream: str) -> list[MovedBlock]:
-        """The blocks of unclaimed batch times that are not those of their cuts, or of their event times: such a time
-        was sealed when they were added. They are few, and the log cannot tell of them.
+        """Return the unclaimed blocks whose batch time is later than that of their cut or event time.
+
+        Their own batch time was already sealed when they were added. They are few, and the log does not record this.
         """
         event = blocks.c.event_time_ms
         first = case((event < blocks.c.cut_time_ms, event), else_=blocks.c.cut_time_ms)
@@ -149,7 +151,7 @@ class History(Role):
             ]
 
     def replay_definitions(self, stream: str) -> list[ReplayDefinitionRow]:
-        """Every definition that a replay of the stream's was begun by."""
+        """Return every definition with which a replay of the stream was begun."""
         query = select(replay_definitions).where(replay_definitions.c.stream == stream)
         order = (replay_definitions.c.target, replay_definitions.c.revision)
         with self._database.read() as connection:

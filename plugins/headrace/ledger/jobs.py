@@ -1,4 +1,4 @@
-"""The receiver job's lease: one job per stream, each with an epoch of its own."""
+"""Manages the lease of a stream's receiver job: one job per stream, each with its own epoch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LIVE_RECEIVERS = (ReceiverState.STARTING, ReceiverState.RUNNING, ReceiverState.S
 
 
 class Jobs(Role):
-    """Gives out, renews and ends the receiver job's lease.
+    """Grants, renews and ends the receiver job's lease.
 
-    A lease that ran out stays its holder's until someone else acquires: it is the epoch that fences, not the time.
+    A lease that has expired stays with its holder until another job acquires one: the epoch fences, not the time.
     """
 
     def acquire(
@@ -34,10 +34,10 @@ class Jobs(Role):
         versions: Mapping[str, str] | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> JobLease:
-        """Begin the stream's next receiver job; whatever the one before still writes is refused from now on.
+        """Begin the stream's next receiver job. Writes of the previous job are refused from now on.
 
         Args:
-            holder: names the process, and no other one.
+            holder: a unique name of the process.
             attributes: JSON values such as pid, host, ui_url; never a secret.
 
         Raises:
@@ -70,7 +70,7 @@ class Jobs(Role):
             return lease
 
     def renew(self, lease: JobLease, *, attributes: Mapping[str, Any] | None = None) -> JobStatus:
-        """Extend the lease, add to the attributes, and hear whether the job is to stop.
+        """Extend the lease and add to the attributes. The returned status says whether the job must stop.
 
         Raises:
             LeaseLostError: another job has begun, or this one has ended.
@@ -86,7 +86,7 @@ class Jobs(Role):
         attributes: Mapping[str, Any] | None = None,
         error: str | None = None,
     ) -> JobStatus:
-        """Set what is given, add to the attributes, and extend the lease. To end the job call `release`.
+        """Set the given values, add to the attributes, and extend the lease. To end the job call `release`.
 
         Raises:
             LeaseLostError: another job has begun, or this one has ended.
@@ -115,11 +115,13 @@ class Jobs(Role):
         epoch: int | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> JobRow | None:
-        """Ask the current job to stop gracefully; None if it has ended already. A second request changes nothing.
+        """Ask the current job to stop gracefully. Returns its row, or None if it has ended already.
+
+        A second request changes nothing.
 
         Args:
-            epoch: only the job of this epoch is meant: None is returned where another has begun.
-            attributes: added to the job's by the request that is the first.
+            epoch: ask only the job of this epoch; returns None if another job has begun.
+            attributes: added to the job's attributes by the first request.
         """
         with self._database.write_stream(stream) as (connection, locked):
             job = _job(connection, stream, locked.row.job_epoch)
@@ -135,7 +137,7 @@ class Jobs(Role):
             return _job(connection, stream, job.epoch)
 
     def note(self, stream: str, epoch: int, attributes: Mapping[str, Any]) -> None:
-        """Add to the attributes of a job what others know of it; its lease is its own, and stays as it is."""
+        """Add to a job's attributes on behalf of another process. The lease does not change."""
         with self._database.write_stream(stream) as (connection, _):
             query = select(receiver_jobs.c.attributes).where(
                 receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch
@@ -145,7 +147,7 @@ class Jobs(Role):
                 connection.execute(_this(stream, epoch).values(attributes={**found, **attributes}))
 
     def release(self, lease: JobLease, state: JobState | str = JobState.STOPPED, error: str | None = None) -> None:
-        """End the job, and with it its receivers' epochs. Doing it twice is harmless.
+        """End the job, and with it its receivers. A second call changes nothing.
 
         Raises:
             LeaseLostError: another job has begun.
@@ -161,12 +163,12 @@ class Jobs(Role):
                 _end(connection, lease.stream, lease.epoch, now_ms=locked.now_ms, state=ended, error=error)
 
     def current(self, stream: str) -> JobRow | None:
-        """The newest job, whatever its state; None before the first."""
+        """Return the newest job, in any state; None before the first."""
         jobs = self.page(stream, limit=1)
         return jobs[0] if jobs else None
 
     def page(self, stream: str, limit: int = 20) -> list[JobRow]:
-        """The stream's jobs, newest first."""
+        """Return the stream's newest ``limit`` jobs, newest first."""
         query = select(receiver_jobs).where(receiver_jobs.c.stream == stream)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(receiver_jobs.c.epoch.desc()).limit(limit))
@@ -202,7 +204,7 @@ def require_job(connection: Connection, locked: LockedStream, lease: JobLease) -
 
 
 def job_of(connection: Connection, locked: LockedStream) -> JobRow | None:
-    """The stream's newest job, under the stream's lock."""
+    """Return the stream's newest job, under the stream's lock."""
     return _job(connection, locked.row.name, locked.row.job_epoch)
 
 
@@ -230,7 +232,7 @@ def _end_previous(connection: Connection, previous: JobRow | None, now_ms: int, 
 
 
 def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state: JobState, error: str | None) -> None:
-    """End a job: its receivers can write no more, so their segments are complete."""
+    """End a job. Its receivers can write no more, so their segments are closed."""
     values: dict[str, Any] = {"state": state, "ended_at_ms": now_ms}
     if error is not None:
         values["error"] = error

@@ -30,10 +30,10 @@ from headrace.ledger.urls import engine_url
 
 
 class Ledger:
-    """The ledger's parts over one pool of connections. Safe across threads and after a fork; pickles as its URL.
+    """The ledger's parts over one pool of connections. Safe across threads and after a fork; pickled as its URL.
 
-    Every call is one transaction, which has either happened, durably, or not. Calls block: in asyncio they
-    need a thread.
+    Every call is one transaction: it is either durable or has no effect. Calls block, so asyncio code must run them in
+    a thread.
     """
 
     def __init__(self, url: str, database: Database) -> None:
@@ -65,15 +65,15 @@ class Ledger:
         clock: Clock | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Ledger:
-        """Open the ledger, and make a new one in an empty database if ``create``. Opening it again costs one query.
+        """Open the ledger; with ``create``, make a new one in an empty database. Opening it again costs one query.
 
         Args:
             url: `sqlite:////absolute/path.db`, `postgresql+psycopg://user@host/db`, or `connection:<conn_id>`.
             clock: replaces the database's clock, for tests.
-            environ: where a connection is looked up, by default this process's environment.
+            environ: where a connection is looked up; by default this process's environment.
 
         Raises:
-            LedgerUrlError: the URL is none of these, or holds a password.
+            LedgerUrlError: the URL has none of these forms, or holds a password.
             LedgerUnavailableError: the database does not answer, or there is none and ``create`` is false.
             SchemaError: the schema is older (see `migrate`) or newer than this version's, or the database is empty and
                 ``create`` is false.
@@ -85,7 +85,7 @@ class Ledger:
 
     @staticmethod
     def migrate(url: str, *, environ: Mapping[str, str] | None = None) -> Migration:
-        """Bring a ledger to this version's schema, or make a new one; nothing of an older headrace may be running.
+        """Bring a ledger to this version's schema, or make a new one. No older headrace may be running on it.
 
         Raises:
             LedgerUrlError, LedgerUnavailableError: as `open`.
@@ -98,7 +98,7 @@ class Ledger:
             database.dispose()
 
     def now_ms(self) -> int:
-        """The ledger's clock, in milliseconds since the Unix epoch. Batch times and leases go by it."""
+        """Return the ledger's time, in milliseconds since the Unix epoch. Batch times and leases use it."""
         return self._database.now_ms()
 
     def close(self) -> None:

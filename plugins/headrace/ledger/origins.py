@@ -1,4 +1,4 @@
-"""Where the records of a batch are read from: the log, or Kafka once the log has let them go."""
+"""Determines where a batch's records are read from: the log, or Kafka after they were deleted from the log."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headrace.ledger.tables import batches, blocks, segments
 
 
 class BatchOrigins(Role):
-    """Finds the batches that a window reads."""
+    """Finds the sources of the batches that a window reads."""
 
     def origins(self, stream: str, times: Iterable[int], *, abandoned: bool = False) -> dict[int, BatchOrigin]:
-        """By batch time where the records are, of those of the times that have a batch.
+        """Return the source of the records, by batch time, for those of ``times`` that have a batch.
 
-        Absorbed times are left out, since their blocks are in the manifest of the batch that absorbed them; so are
-        abandoned ones, whose records were given up, unless they are asked for.
+        Absorbed times are left out, since their blocks are in the manifest of the batch that absorbed them. Abandoned
+        batches are left out too, unless ``abandoned``.
         """
         left_out = {BatchState.ABSORBED} if abandoned else {BatchState.ABSORBED, BatchState.ABANDONED}
         wanted = sorted(set(times))
@@ -54,7 +54,7 @@ def _source(batch: Any, left: int) -> str:
 
 
 def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> dict[int, int]:
-    """By batch time how many blocks are in segments that nobody is removing, its own and those of absorbed times."""
+    """Return the number of blocks in segments that are not being removed, by batch time, including absorbed times."""
     owners = {batch_time_ms: batch_time_ms for batch_time_ms in times}
     for part in chunks(times):
         query = select(batches.c.batch_time_ms, batches.c.absorbed_by_ms).where(
@@ -62,9 +62,9 @@ def _blocks_left(connection: Connection, stream: str, times: Sequence[int]) -> d
         )
         owners |= {row.batch_time_ms: row.absorbed_by_ms for row in connection.execute(query)}
     found: dict[int, int] = {}
-    # Not joined to batches or segments: planners then begin with all of the stream's blocks, or with all its segments.
-    # The segments that go, as many as one cleanup claims, are read in the statement that counts: their blocks go with
-    # them, and of two statements the second could find neither.
+    # Not joined to batches or segments: planners would then begin with all of the stream's blocks or segments. The
+    # segments being removed (as many as one cleanup claims) are read in the counting statement: their blocks are
+    # deleted with them, and with two statements the second could find neither.
     removing = select(segments.c.segment_id).where(
         segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)
     )

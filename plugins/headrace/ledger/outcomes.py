@@ -1,4 +1,4 @@
-"""What a batch's state is, by what became of its outputs; and that of a replay's batch, by the same rule."""
+"""Computes the state of a batch, or of a replay's batch, from the results of its outputs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headrace.ledger.tables import batches
 def outcome(
     required: Collection[str], newest: Mapping[str, BatchOutputRow], running: Collection[AttemptRow], now_ms: int
 ) -> tuple[BatchState, str | None]:
-    """The state, and the newest error where it is failed.
+    """Return the state, and the newest error if it is failed.
 
-    Running while an attempt at a required output lives, so that one attempt is the last and hears how it ended. Then
-    completed if every required output's newest attempt has recorded it; failed if one of them failed, running if one
-    was lost, and allocated if what is left was not begun.
+    Running while an attempt at a required output is live, so that the last attempt to end gets the final state. Then:
+    completed if the newest attempt at every required output has recorded it; failed if one of these failed; running if
+    an attempt did not end; allocated if the outputs left were not begun.
     """
     missing = [output_id for output_id in required if not is_recorded(newest.get(output_id))]
     if any(row.alive(now_ms) and (not row.outputs or set(row.outputs) & set(required)) for row in running):
@@ -43,10 +43,10 @@ def is_recorded(row: BatchOutputRow | None) -> bool:
 
 
 def required_steps(locked: LockedStream, batch: BatchRow) -> list[str]:
-    """The steps that the batch completes by, of those that the stream has.
+    """Return the stream's steps that the batch needs to complete.
 
-    Those by which it completed before; else those that the stream had when the batch was first begun, so that the
-    attempts that were to complete it do, whatever outputs the stream gets meanwhile.
+    These are the steps with which it completed before; otherwise those that the stream had when the batch was first
+    begun. So outputs added to the stream meanwhile do not prevent its attempts from completing it.
     """
     fixed = batch.required if batch.steps is None else batch.steps
     return [step for step in locked.row.outputs if fixed is None or step in fixed]
@@ -55,7 +55,9 @@ def required_steps(locked: LockedStream, batch: BatchRow) -> list[str]:
 def settle(
     connection: Connection, locked: LockedStream, batch: BatchRow, *, by_records: bool = False, **changes: Any
 ) -> BatchRow:
-    """Write the state that follows from the batch's outputs, and ``changes``; an event when it has completed.
+    """Write the state that follows from the batch's outputs, and ``changes``; add an event when it completes.
+
+    Returns the batch's new row.
 
     ``by_records``: an attempt that has recorded all its outputs counts as ended.
     """
@@ -70,7 +72,7 @@ def settle(
     if state is BatchState.COMPLETED:
         recorded = [step for step in locked.row.outputs if is_recorded(newest.get(step))]
         known = batch.steps or ()
-        # What it completed by stays, also while the stream has no such output: it may get it again.
+        # Completed steps stay even if the stream no longer has the output: it may get it again.
         values["steps"] = [*known, *(step for step in recorded if step not in known)]
         if completes:
             values["completed_at_ms"] = locked.now_ms

@@ -1,4 +1,4 @@
-"""The rows of positions, and how far each partition has come in a stream by timestamp."""
+"""Reads position rows, and tracks how far each partition has come in a stream by timestamp."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headrace.ledger.tables import positions, streams
 
 
 class PositionWatermarks(Role):
-    """Says which partitions a batch by timestamp waits for."""
+    """Finds the partitions that a batch by timestamp waits for."""
 
     def unpassed(self, stream: str, batch_time_ms: int) -> list[PositionRow]:
-        """The partitions that hold up a batch by timestamp: more records of times before it may come of them.
+        """Return the partitions that delay a batch by timestamp, since they may still get records of earlier times.
 
-        A partition has passed the batch time when a stored record has that timestamp or a later one, or when all that
-        Kafka had of it was stored at a time that is the stream's allowed lateness after it. Only active partitions hold
-        a batch up.
+        A partition has passed the batch time when a stored record has that timestamp or a later one, or when everything
+        that Kafka had of it was stored at the batch time plus the stream's allowed lateness, or later. Only active
+        partitions delay a batch.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -45,7 +45,7 @@ class PositionWatermarks(Role):
 
 
 def drain(connection: Connection, receiver_id: ReceiverId, drained: Mapping[TopicPartition, int], now_ms: int) -> None:
-    """Note until when partitions are drained; one that the receiver no longer owns is passed over."""
+    """Note until when partitions are drained. Partitions that the receiver no longer owns are skipped."""
     owner = {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
     connection.execute(
         _DRAIN,

@@ -1,7 +1,7 @@
-"""The partitions' positions, and which receiver owns each.
+"""Keeps the partitions' positions, and which receiver owns each.
 
-``wanted_receiver_index`` is the tracker's will, ``receiver_index`` the fact. A partition changes hands when its owner
-has released it, or is dead: never while it may still store records of it.
+``wanted_receiver_index`` is the owner that the tracker wants, ``receiver_index`` the actual one. A partition gets a new
+owner only when its owner has released it or is dead, never while the owner may still store its records.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
 
 
 class Positions(PositionWatermarks):
-    """Keeps positions, and hands partitions out."""
+    """Keeps positions, and assigns partitions to receivers."""
 
     def ensure(self, job: JobLease, input_id: str, partition: TopicPartition, starting_offset: int) -> None:
-        """Give a partition that has none its starting position; see `ensure_all`."""
+        """Set the starting position of a partition that has none; see `ensure_all`."""
         self.ensure_all(job, input_id, {partition: starting_offset})
 
     def ensure_all(self, job: JobLease, input_id: str, starting_offsets: Mapping[TopicPartition, int]) -> None:
-        """Give every partition that has no position its starting one, in one transaction. Existing ones stay.
+        """Set the starting positions of partitions that have none, in one transaction. Existing ones stay.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
@@ -73,10 +73,10 @@ class Positions(PositionWatermarks):
                 connection.execute(insert(positions), rows)
 
     def assign(self, job: JobLease, input_id: str, receivers: Mapping[TopicPartition, int]) -> None:
-        """Say which receiver index is to own each partition.
+        """Set the receiver index that shall own each partition.
 
-        A free partition is its at once. One with another owner is revoked in that owner's next heartbeat, and goes over
-        when it is released.
+        A free partition is assigned at once. A partition with another owner is revoked in that owner's next heartbeat,
+        and is assigned when it is released.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
@@ -91,7 +91,7 @@ class Positions(PositionWatermarks):
                 _own(connection, locked, row, owner=owner, wanted=wanted)
 
     def request_release(self, job: JobLease, input_id: str, partitions: Iterable[TopicPartition]) -> None:
-        """Take partitions from their owners: revoked in their next heartbeat, free once released.
+        """Take partitions from their owners: they are revoked in the next heartbeat, and free once released.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
@@ -103,9 +103,9 @@ class Positions(PositionWatermarks):
                 _own(connection, locked, row, owner=row.receiver_index, wanted=None)
 
     def force_release(self, job: JobLease, input_id: str, partitions: Iterable[TopicPartition]) -> None:
-        """Take partitions from a dead receiver; they go to whom they were wanted for, else they are free.
+        """Take partitions from a dead receiver; they go to the wanted receiver, or become free.
 
-        The dead one is fenced from them: should it wake, its blocks are refused.
+        The dead receiver is fenced from them: if it wakes, its blocks are refused.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
@@ -122,9 +122,9 @@ class Positions(PositionWatermarks):
                 _own(connection, locked, row, owner=wanted, wanted=wanted)
 
     def release(self, lease: ReceiverLease, partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Give partitions back, after everything read of them is stored; those of others are passed over.
+        """Release partitions, after everything read from them is stored. Partitions of other receivers are skipped.
 
-        A partition wanted for another receiver is that one's at once.
+        A partition wanted for another receiver is assigned to it at once.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale.
@@ -148,9 +148,9 @@ class Positions(PositionWatermarks):
         *,
         gap: str | None = None,
     ) -> None:
-        """Move a position where there is no record to store; with ``gap``, a reason, as a gap that is shown.
+        """Advance a position over offsets without a record to store; with ``gap``, a reason, record them as a gap.
 
-        Behind a gap no record is known, nor the leader epoch that wrote it.
+        A gap clears the epoch end: after it, the last record and its leader epoch are unknown.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale.
@@ -180,7 +180,7 @@ class Positions(PositionWatermarks):
                 )
 
     def forget_epoch_end(self, lease: ReceiverLease, partition: TopicPartition) -> None:
-        """Have the position not compared with Kafka's log any more: that it was cut off has been told.
+        """Clear the epoch end, so that the position is not compared with Kafka's log: the truncation was reported.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale.
@@ -193,7 +193,7 @@ class Positions(PositionWatermarks):
             connection.execute(_this(receiver_id.stream, receiver_id.input_id, partition).values(values))
 
     def fail(self, lease: ReceiverLease, partition: TopicPartition, error: str) -> None:
-        """Mark a partition as stopped by an error; it stays its receiver's until `set_state` or a release.
+        """Mark a partition as stopped by an error. It stays with its receiver until `set_state` or a release.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale.
@@ -224,10 +224,10 @@ class Positions(PositionWatermarks):
                 _set_state(connection, locked, row, PartitionState(state), error)
 
     def all(self, stream: str, input_id: str | None = None, *, live: bool = False) -> list[PositionRow]:
-        """The positions of a stream, or of one input, by topic, incarnation and partition.
+        """Return the positions of a stream, or of one input, sorted by input, topic, incarnation and partition.
 
         Args:
-            live: leave those out whose topic is over, of which there may be many.
+            live: leave out ended partitions, of which there may be many.
         """
         query = select(positions).where(positions.c.stream == stream)
         if live:
@@ -242,7 +242,7 @@ class Positions(PositionWatermarks):
 def _row_of_owner(
     connection: Connection, locked: LockedStream, lease: ReceiverLease, partition: TopicPartition
 ) -> PositionRow:
-    """The partition's row, if it is this receiver's."""
+    """Return the partition's row. Raises PartitionNotAssignedError if another receiver owns it."""
     require_receiver(connection, locked, lease)
     receiver_id = lease.receiver_id
     (row,) = _rows(connection, receiver_id.stream, receiver_id.input_id, [partition])
@@ -254,7 +254,7 @@ def _row_of_owner(
 def _own(
     connection: Connection, locked: LockedStream, row: PositionRow, *, owner: int | None, wanted: int | None
 ) -> None:
-    """Write who owns and who is to own a partition; where the owner changes, that is an event."""
+    """Write the actual and the wanted owner of a partition; a change of the owner is an event."""
     if owner == row.receiver_index and wanted == row.wanted_receiver_index:
         return
     stream = locked.row.name
@@ -289,7 +289,7 @@ def _set_state(
 
 
 def _last_lag(connection: Connection, stream: str, row: PositionRow) -> int | None:
-    """Records that its receiver last knew to be unread; None where nobody has told. With the topic they are gone."""
+    """Return the lag that its receiver reported last, None if unknown. These records are lost with the topic."""
     if row.receiver_index is None:
         return None
     receiver = find_receiver(connection, ReceiverId(stream, row.input_id, row.receiver_index))
@@ -314,7 +314,7 @@ def _require_dead(connection: Connection, locked: LockedStream, receiver_id: Rec
 def _rows(
     connection: Connection, stream: str, input_id: str, partitions: Iterable[TopicPartition]
 ) -> list[PositionRow]:
-    """The rows of these partitions, in the order given."""
+    """Return the rows of these partitions, in the order given. Raises PositionNotFoundError."""
     wanted = list(partitions)
     query = _of_input(stream, input_id)
     if len(wanted) == 1:

@@ -1,8 +1,8 @@
-"""The engine of a ledger on Postgres, every call of which ends in a bounded time, whatever becomes of the server.
+"""Creates the engine of a ledger on Postgres. Every call ends in bounded time, whatever happens to the server.
 
-A server that runs ends statements itself (``statement_timeout``, ``lock_timeout``). A host that is gone is noticed by
-TCP (keepalives, ``tcp_user_timeout``). Neither helps against a server that hangs: its kernel goes on acknowledging
-what is sent to it. So the client bounds its own waits too, and closes a connection whose answer is overdue.
+A running server ends statements itself (``statement_timeout``, ``lock_timeout``). TCP detects a host that is gone
+(keepalives, ``tcp_user_timeout``). Neither helps against a server that hangs: its kernel still acknowledges what is
+sent to it. So the client limits its own waits too, and closes a connection whose answer is overdue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL, ExceptionContext
 
 from headrace.ledger.codec import dump_json
 
-# Threads of one process that can be in a transaction at once; further ones wait for a connection.
+# The number of threads of one process that can be in a transaction at once; others wait for a connection.
 POOL_SIZE = 5
 POOL_OVERFLOW = 20
 POOL_SECONDS = 30.0
@@ -26,9 +26,9 @@ POOL_SECONDS = 30.0
 LOCK_TIMEOUT_MS = 20_000
 STATEMENT_TIMEOUT_MS = 30_000
 IDLE_IN_TRANSACTION_MS = 60_000
-# The server's own answer, an error that says what was slow, is to come first.
+# Added to the client's bound, so that the server's own error, which says what was slow, comes first.
 _ANSWER_SECONDS = 5.0
-# For the set-up of a connection, and for the question whether a pooled one still answers.
+# For setting up a connection, and for checking whether a pooled one still answers.
 _PING_SECONDS = 5.0
 
 _BOUNDS = {
@@ -36,12 +36,12 @@ _BOUNDS = {
     "lock_timeout": LOCK_TIMEOUT_MS,
     "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_MS,
 }
-# Where a setting was made for this connection, its role or its database, that is somebody's will, and holds.
+# Selects the settings made for this connection, its role or its database: they are deliberate, and are kept.
 _GIVEN = (
     "SELECT name, setting FROM pg_settings WHERE name = ANY(%s) "
     "AND source IN ('client', 'user', 'database', 'database user')"
 )
-# What libpq is given unless the URL says otherwise. A dead host is noticed within half a minute.
+# Defaults for libpq, which the URL can override. A dead host is detected within half a minute.
 _LIBPQ: dict[str, Any] = {
     "application_name": "headrace",
     "connect_timeout": 10,
@@ -51,22 +51,22 @@ _LIBPQ: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-# After a switchover the connection leads to what is a standby now.
+# After a switchover the connection leads to a server that is now a standby.
 _READ_ONLY = "25006"
 _BOUND = "headrace_bound"
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection whose every wait for the server ends after ``bound_seconds``, by an error that closes it."""
+    """A connection that limits every wait for the server to ``bound_seconds``; then it raises and closes."""
 
     bound_seconds = _PING_SECONDS
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        """Run one exchange with the server; raises OperationalError where it takes too long."""
+        """Run one exchange with the server. Raises OperationalError if it takes too long."""
         return super().wait(self._bounded(gen), *args, **kwargs)
 
     def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        # psycopg resumes the generator whenever the socket is ready, and every 0.1 s when it is not.
+        # psycopg resumes the generator whenever the socket is ready, and otherwise every 0.1 s.
         seconds = self.bound_seconds
         deadline = time.monotonic() + seconds
         try:
@@ -74,7 +74,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             while True:
                 wanted = gen.send((yield wanted))
                 if time.monotonic() > deadline:
-                    # The answer may still come, and would be taken for that of the next statement.
+                    # The answer may still come, and would be taken as the answer to the next statement.
                     self.pgconn.finish()
                     raise psycopg.OperationalError(f"the server did not answer for {seconds:.0f} s")
         except StopIteration as end:
@@ -82,13 +82,13 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 def postgres_engine(url: URL) -> Engine:
-    """An engine with the settings that the ledger relies on; what ``url`` says of libpq's options wins."""
+    """Create an engine with the settings that the ledger relies on. libpq options in ``url`` take precedence."""
     engine = create_engine(
         url,
         pool_size=POOL_SIZE,
         max_overflow=POOL_OVERFLOW,
         pool_timeout=POOL_SECONDS,
-        # One round trip a transaction, by which a server's restart makes no call fail.
+        # Costs one round trip per transaction; in return, no call fails after a server's restart.
         pool_pre_ping=True,
         hide_parameters=True,
         json_serializer=dump_json,
@@ -115,16 +115,16 @@ def postgres_engine(url: URL) -> Engine:
     @event.listens_for(engine, "handle_error")
     def on_error(context: ExceptionContext) -> None:
         if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
-            # The next call connects anew, and finds the primary where the name leads to it by then.
+            # The next call reconnects, and reaches the primary if its name points there by then.
             context.is_disconnect = True
 
     return engine
 
 
 def _set_up(connection: BoundedConnection) -> float:
-    """Set the session's bounds; the seconds that the client is to wait for a statement."""
+    """Set the session's bounds. Returns the seconds that the client waits for a statement."""
     with connection.cursor() as cursor:
-        # "Durable in the ledger" is a promise: a server or role that acknowledges before it syncs is overruled.
+        # The ledger promises durability, so a server or role that acknowledges before it syncs is overruled.
         cursor.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
@@ -133,13 +133,13 @@ def _set_up(connection: BoundedConnection) -> float:
             if name not in given:
                 cursor.execute(f"SET {name} = {value}")
     connection.commit()
-    # 0 is the server's word for no bound; the client keeps one.
+    # 0 means no bound on the server; the client keeps one.
     statement_ms = int(given.get("statement_timeout", 0)) or STATEMENT_TIMEOUT_MS
     return statement_ms / 1000 + _ANSWER_SECONDS
 
 
 def allow_seconds(connection: Connection, seconds: int) -> None:
-    """Let each statement of this transaction take that long: a migration may rewrite a table."""
+    """Let each statement of this transaction take up to ``seconds``: a migration may rewrite a table."""
     connection.exec_driver_sql(f"SET LOCAL statement_timeout = {seconds * 1000}")
     driver: Any = connection.connection.driver_connection
     driver.bound_seconds = seconds + _ANSWER_SECONDS

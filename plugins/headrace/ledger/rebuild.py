@@ -1,4 +1,4 @@
-"""Writing a stream as a lost ledger had it (rule 10 of the design); `headrace.batch.recovery` finds it."""
+"""Writes a stream of a lost ledger into a new one (rule 10 of the design); `headrace.batch.recovery` finds its data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from headrace.ledger.tables import (
     unclaimed_times,
 )
 
-# In the order in which their rows can be deleted. Events stay.
+# In the order in which their rows can be deleted. Events are kept.
 _TABLES = (
     batch_runs,
     replays,
@@ -68,24 +68,25 @@ class Rebuild(Role):
     """Rebuilds a lost ledger."""
 
     def is_new(self, stream: str) -> bool:
-        """Whether the ledger has received nothing for the stream: it does not know it, or has no record of its own.
+        """Return whether the ledger has received nothing for the stream: it is unknown, or has no block and no record.
 
-        A stream that was registered anew may have a receiver job, positions and empty batches.
+        A stream that was registered again may have a receiver job, positions and empty batches.
         """
         with self._database.read() as connection:
             return not _has_received(connection, stream)
 
     def restore(self, stream: str, found: FoundStream, *, force: bool = False) -> None:
-        """Write the stream, in one transaction, into a ledger that has received nothing for it. What was begun there
-        goes: a registration, a receiver job, empty batches.
+        """Write the stream, in one transaction, into a ledger that has received nothing for it.
+
+        What the ledger already has of the stream is deleted: a registration, a receiver job, empty batches.
 
         Args:
             force: also while a receiver job or an attempt at a batch holds a live lease; both are fenced.
 
         Raises:
             LedgerError: the ledger has blocks of the stream, or batches with records.
-            LeaseHeldError: a job or an attempt could still live, and not ``force``.
-            LedgerConflictError: what was found contradicts itself (a block or a batch time twice).
+            LeaseHeldError: a job or an attempt has a live lease, and not ``force``.
+            LedgerConflictError: ``found`` contradicts itself (a block or a batch time twice).
         """
         with self._database.write() as connection:
             try:

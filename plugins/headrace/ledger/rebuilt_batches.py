@@ -1,8 +1,8 @@
-"""The batches of a ledger that is rebuilt, and what is left of the attempts at them.
+"""Inserts the batches of a rebuilt ledger, with substitutes for their lost attempts.
 
-Attempts are lost with the ledger. A batch gets one for each definition that wrote it, and one for each of its replays,
-which are over: what was recorded is theirs, and the numbers of those that follow are above every number that an attempt
-of the lost ledger had.
+Attempts are lost with the ledger. A batch gets one ended attempt for each definition that wrote it, and one for each of
+its replays; the recorded outputs belong to these. Numbers of later attempts are above every number that an attempt of
+the lost ledger had.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from headrace.ledger.tables import (
 )
 
 HOLDER = "a lost ledger"
-"""Who held the attempts that a rebuilt ledger has."""
+"""The holder of the attempts in a rebuilt ledger."""
 
 
 def insert_batches(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
-    """The batches with their inputs, outputs and replays, and the times that no batch claims."""
+    """Insert the batches with their inputs, outputs and replays, the runs, and the unclaimed times."""
     stream, now_ms = locked.row.name, locked.now_ms
     insert_all(connection, batches, (_row(batch, found.last_attempt) for batch in found.batches))
     insert_inputs(connection, [row for batch in found.batches for row in batch.inputs])
@@ -64,7 +64,7 @@ def _row(batch: FoundBatch, last_attempt: int) -> dict[str, Any]:
 
 
 def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundStream, batch: FoundBatch) -> None:
-    """The last attempts at the batch, and before them one for each replay."""
+    """Insert the last attempts at the batch, and before them one for each replay."""
     key = {"stream": locked.row.name, "batch_time_ms": batch.row.batch_time_ms}
     attempts: list[dict[str, Any]] = []
     outputs: list[dict[str, Any]] = []
@@ -93,7 +93,7 @@ def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundS
             {
                 **key,
                 **{name: getattr(replay, name) for name in _REPLAY},
-                # Whoever was at it is no more.
+                # The attempt that ran it is lost.
                 "state": BatchState.ALLOCATED if replay.state is BatchState.RUNNING else replay.state,
                 "attempt": number,
                 "outputs": list(replay.outputs),
@@ -104,7 +104,7 @@ def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundS
 
 
 def _by_revision(batch: FoundBatch) -> list[tuple[int | None, dict[str, Mapping[str, Any]]]]:
-    """The recorded outputs with the revision that wrote them, the newest last; one without any where none is known."""
+    """Return the recorded outputs by the revision that wrote them, the newest last; one empty group without any."""
     groups: dict[int | None, dict[str, Mapping[str, Any]]] = {}
     for output_id, counts in batch.outputs.items():
         groups.setdefault(batch.revisions.get(output_id), {})[output_id] = counts

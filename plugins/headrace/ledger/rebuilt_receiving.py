@@ -1,4 +1,4 @@
-"""What is received, of a ledger that is rebuilt: topics, positions, receivers, segments, blocks, gaps."""
+"""Inserts the receiving side of a rebuilt ledger: topics, positions, receivers, segments, blocks, gaps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.ledger.tables import blocks, gaps, positions, receivers, segments,
 
 
 def insert_positions(connection: Connection, found: FoundStream) -> None:
-    """The topics, and their partitions, which no receiver owns."""
+    """Insert the topics and the positions of their partitions, which no receiver owns."""
     insert_all(connection, topics, (dataclasses.asdict(topic) for topic in found.topics))
     insert_all(
         connection,
@@ -48,7 +48,7 @@ def insert_positions(connection: Connection, found: FoundStream) -> None:
 
 
 def insert_receivers(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
-    """The receivers, whose instances are lost."""
+    """Insert the receivers, whose instances are lost."""
     insert_all(
         connection,
         receivers,
@@ -77,7 +77,7 @@ def insert_receivers(connection: Connection, locked: LockedStream, found: FoundS
 
 
 def insert_segments(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
-    """The log's files, each closed, with the latest batch time of its blocks."""
+    """Insert the log's segments, each closed, with the latest batch time of its blocks."""
     latest: dict[str, int] = defaultdict(int)
     for block in found.blocks:
         path = block.info.handle.segment
@@ -103,7 +103,7 @@ def insert_segments(connection: Connection, locked: LockedStream, found: FoundSt
 
 
 def insert_blocks(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
-    """The blocks, in their order. Segments must be there."""
+    """Insert the blocks in order. Their segments must exist. Raises LedgerError for a block without one."""
     known = select(segments.c.path, segments.c.segment_id).where(segments.c.stream == locked.row.name)
     ids = {row.path: row.segment_id for row in connection.execute(known)}
     unknown = {block.info.handle.segment for block in found.blocks} - ids.keys()
@@ -136,7 +136,7 @@ def insert_blocks(connection: Connection, locked: LockedStream, found: FoundStre
 
 
 def insert_gaps(connection: Connection, locked: LockedStream, found: FoundStream) -> None:
-    """The gaps, oldest first; those that the rebuild found with their events."""
+    """Insert the gaps, oldest first; gaps found by the rebuild also get events."""
     insert_all(
         connection,
         gaps,

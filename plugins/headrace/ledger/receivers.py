@@ -1,4 +1,4 @@
-"""The receivers' leases: who may write blocks, and what each is to do."""
+"""Manages the receivers' leases (who may write blocks) and gives receivers their orders."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from headrace.ledger.tables import positions, receiver_jobs, receivers, segments
 
 
 class Receivers(Role):
-    """Registers receivers, hears their heartbeats and gives them their orders."""
+    """Registers receivers, takes their heartbeats and returns their orders."""
 
     def register(self, job: JobLease, receiver_id: ReceiverId, *, host: str, lease_ms: int) -> ReceiverLease:
-        """Begin the receiver's next epoch; its earlier instances are fenced. It keeps the partitions it owned.
+        """Begin the receiver's next epoch. Earlier instances are fenced; it keeps the partitions that it owned.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
@@ -59,7 +59,7 @@ class Receivers(Role):
                 "paused_reason": None,
             }
             if row is not None and row.job_epoch != job.epoch:
-                # That its last job ended, say, is over with the next one.
+                # An error of the previous job, such as its end, does not apply to this one.
                 values["last_error"] = None
             if row is None:
                 connection.execute(insert(receivers).values(**_key(receiver_id), sealed_through_ms=0, **values))
@@ -81,14 +81,14 @@ class Receivers(Role):
         drained: Mapping[TopicPartition, int] | None = None,
         paused_reason: str | None = None,
     ) -> ReceiverOrders:
-        """Extend the lease and hear the orders.
+        """Extend the lease and return the orders.
 
         Args:
             sealed_through_ms: everything cut up to this time of the ledger's clock is stored.
-            stats: replaces the row's stats, JSON values; None leaves them.
-            error: kept as the last error; None leaves the one there is.
-            paused_reason: why it stores nothing for the time being; None: it goes on.
-            drained: by partition a time of the ledger's clock at which everything that Kafka had of it was stored.
+            stats: replaces the row's stats (JSON values); None leaves them.
+            error: stored as the last error; None leaves the previous one.
+            paused_reason: why the receiver is paused; None: it is not.
+            drained: for each partition, a time of the ledger's clock at which everything that Kafka had was stored.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale, or either has ended.
@@ -98,7 +98,7 @@ class Receivers(Role):
             raise LedgerError(f"A receiver ends by release, not by a heartbeat as {reported}.")
         with self._database.write() as connection:
             if drained:
-                # Positions are written under the stream's lock, which is taken before any other.
+                # Positions are written under the stream's lock, which must be taken before any other.
                 self._database.lock_stream(connection, lease.receiver_id.stream)
             row = _current(connection, lease, lock=True)
             now_ms = self._database.now_ms(connection)
@@ -123,7 +123,7 @@ class Receivers(Role):
     def release(
         self, lease: ReceiverLease, state: ReceiverState | str = ReceiverState.STOPPED, error: str | None = None
     ) -> None:
-        """End this instance: it can add no more blocks. Its partitions stay its index's. Twice is harmless.
+        """End this instance: it can add no more blocks. Its partitions stay with its index. A second call is harmless.
 
         Raises:
             LeaseLostError: a newer instance has registered.
@@ -148,13 +148,14 @@ class Receivers(Role):
             record(connection, receiver_id.stream, locked.now_ms, kind, payload)
 
     def request_stop(self, receiver_id: ReceiverId) -> None:
-        """Ask this instance of one receiver to stop; its tracker decides whether another one starts."""
+        """Ask this instance of a receiver to stop. Its tracker decides whether another one starts."""
         with self._database.write() as connection:
             connection.execute(_this(receiver_id).values(stop_requested=True))
 
     def set_rate(self, job: JobLease, rates: Mapping[ReceiverId, float | None]) -> None:
-        """Tell receivers, by their next heartbeats, how many records per second they are to read; None: as many as
-        they may. Receivers that have not registered are passed over.
+        """Set the rates of receivers in records per second; None removes a rate. The next heartbeats return them.
+
+        Receivers that have not registered are skipped.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
@@ -169,14 +170,14 @@ class Receivers(Role):
                 connection.execute(_this(receiver_id).values(max_rate=rate))
 
     def all(self, stream: str) -> list[ReceiverRow]:
-        """The stream's receivers by input and index, whether they live or not."""
+        """Return the stream's receivers, live or not, sorted by input and index."""
         order = (receivers.c.input_id, receivers.c.receiver_index)
         with self._database.read() as connection:
             rows = connection.execute(select(receivers).where(receivers.c.stream == stream).order_by(*order))
             return [receiver_row(row) for row in rows]
 
     def unsealed(self, stream: str, batch_time_ms: int) -> list[ReceiverRow]:
-        """The live receivers that may yet add blocks cut before ``batch_time_ms``."""
+        """Return the live receivers that may still add blocks cut before ``batch_time_ms``."""
         with self._database.read() as connection:
             now_ms = self._database.now_ms(connection)
             rows = connection.execute(
@@ -190,7 +191,10 @@ class Receivers(Role):
 
 
 def require_receiver(connection: Connection, locked: LockedStream, lease: ReceiverLease) -> Row[Any]:
-    """Check, under the stream's lock, that the epochs of the receiver and its job are current; the receiver's row."""
+    """Check, under the stream's lock, that the epochs of the receiver and its job are current.
+
+    Returns the receiver's row, with its job's stop request and its current segment. Raises LeaseLostError.
+    """
     if locked.row.job_epoch != lease.job_epoch:
         raise lost_receiver(lease)
     return _current(connection, lease, lock=False)
@@ -299,7 +303,7 @@ def receiver_row(row: Row[Any]) -> ReceiverRow:
 
 
 def _close_segments(connection: Connection, receiver_id: ReceiverId, before_epoch: int, now_ms: int) -> None:
-    """Close the segments of the receiver's epochs below ``before_epoch``: their writers can add no more."""
+    """Close the segments of the receiver's epochs below ``before_epoch``: their writers can add nothing more."""
     connection.execute(
         update(segments)
         .where(

@@ -1,7 +1,7 @@
-"""The end of a stream's history: batches that are over, filed and older than the stream keeps them are removed.
+"""Removes a stream's oldest batches: those that are finished, filed and older than the stream's history limit.
 
-They go from the oldest on, so that one range of times says which are gone. Nothing can join a time in it, nobody can
-allocate it again, and so its documents cannot be written a second time.
+They are removed from the oldest on, so that one range of batch times describes them. No block can join a time in this
+range and it cannot be allocated again, so its documents cannot be written a second time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.ledger.tables import (
     unclaimed_times,
 )
 
-# Batches in one transaction: a hundred partitions have a hundred rows of each, and receivers wait for the lock.
+# Batches per transaction. With a hundred partitions each has a hundred rows, and receivers wait for the lock.
 CHUNK = 20
 
 # In the order in which their rows can be deleted.
@@ -38,16 +38,17 @@ class Removal(Role):
     """Removes the oldest batches of a stream."""
 
     def oldest(self, stream: str) -> int | None:
-        """The oldest batch time that has a batch."""
+        """Return the oldest batch time that has a batch, or None."""
         query = select(batches.c.batch_time_ms).where(batches.c.stream == stream).order_by(batches.c.batch_time_ms)
         with self._database.read() as connection:
             return connection.execute(query.limit(1)).scalar_one_or_none()
 
     def remove_batches(self, stream: str, before_ms: int) -> int:
-        """Remove some of the oldest batches below ``before_ms``, in one transaction; how many. 0: there are no more.
+        """Remove some of the oldest batches below ``before_ms``, in one transaction. Returns their number; 0: no more.
 
-        Only a batch that is over, is in a file of the history as it is, and has nothing left in the log may go; the
-        first that may not, or that has unclaimed times before it, ends it. A batch goes with all that it absorbed.
+        A batch may be removed only if a history file holds it in its present state and nothing of it is left in the
+        log. Removal stops at the first batch that may not be removed, or before an unclaimed time or a live attempt.
+        A batch is removed together with all that it absorbed.
         """
         with self._database.write_stream(stream) as (connection, locked):
             taken = _removable(connection, locked, before_ms)
@@ -70,22 +71,23 @@ class Removal(Role):
             return len(taken)
 
     def note_history(self, stream: str) -> int:
-        """Find the oldest file of the history that a batch is still in, and note it; its number."""
+        """Find the oldest history file that still holds a batch, and note its number, which is returned."""
         with self._database.write_stream(stream) as (connection, locked):
             query = select(func.min(batches.c.history)).where(batches.c.stream == stream, batches.c.history > 0)
-            # With no batch left in any, those that there are all go: files to come have higher numbers.
+            # If no file holds a batch, none is needed: later files have higher numbers.
             number = connection.execute(query).scalar_one() or locked.now_ms
             connection.execute(update(streams).where(streams.c.name == stream).values(history_from=number))
             return int(number)
 
     def note_files(self, stream: str, until_ms: int) -> None:
-        """The files of the removed batches up to this time are gone."""
+        """Note that the files of the removed batches up to this time are deleted."""
         with self._database.write_stream(stream) as (connection, _):
             connection.execute(update(streams).where(streams.c.name == stream).values(removed_files_ms=until_ms))
 
     def remove_segments(self, stream: str, before_ms: int, limit: int = 1_000) -> int:
-        """Forget segments whose files were deleted before ``before_ms``; how many. A segment's name has its writer's
-        epoch in it, so none is used again.
+        """Delete the rows of segments whose files were deleted before ``before_ms``. Returns their number.
+
+        A segment's name contains its writer's epoch, so no name is used again.
         """
         with self._database.write_stream(stream) as (connection, _):
             old = select(segments.c.segment_id).where(segments.c.stream == stream, segments.c.removed_at_ms < before_ms)
@@ -94,7 +96,7 @@ class Removal(Role):
 
 
 def _removable(connection: Connection, locked: LockedStream, before_ms: int) -> Sequence[Any]:
-    """The oldest batches that may go together, at least one with what it absorbed."""
+    """Return the oldest batches that may be removed together: each with all that it absorbed."""
     stream = locked.row.name
     waiting = select(unclaimed_times.c.batch_time_ms).where(unclaimed_times.c.stream == stream)
     times = [before_ms, *connection.execute(waiting.order_by(unclaimed_times.c.batch_time_ms).limit(1)).scalars()]
@@ -103,7 +105,7 @@ def _removable(connection: Connection, locked: LockedStream, before_ms: int) -> 
     rows = connection.execute(query.order_by(batches.c.batch_time_ms).limit(CHUNK)).all()
     owner_ms = next((row.absorbed_by_ms for row in rows[:1]), None)
     if owner_ms is not None and owner_ms > rows[-1].batch_time_ms:
-        # More were absorbed by one batch than are taken at once.
+        # One batch absorbed more times than CHUNK.
         rows = connection.execute(
             query.where(batches.c.batch_time_ms <= owner_ms).order_by(batches.c.batch_time_ms)
         ).all()
@@ -120,7 +122,7 @@ def _removable(connection: Connection, locked: LockedStream, before_ms: int) -> 
 
 
 def _note_offsets(connection: Connection, stream: str, until_ms: int) -> None:
-    """Note how far each partition's offsets are those of batches that go now."""
+    """Note for each partition up to which offset its batches are removed now."""
     key = ("input_id", "topic", "topic_id", "partition")
     query = (
         select(*(batch_inputs.c[name] for name in key), func.max(batch_inputs.c.until_offset).label("until_offset"))
@@ -128,7 +130,7 @@ def _note_offsets(connection: Connection, stream: str, until_ms: int) -> None:
             batches,
             and_(batches.c.stream == batch_inputs.c.stream, batches.c.batch_time_ms == batch_inputs.c.batch_time_ms),
         )
-        # What was built from Kafka lies before where the stream began.
+        # Built batches have offsets before those where the stream began.
         .where(batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms <= until_ms, batches.c.built.is_(False))
         .group_by(*(batch_inputs.c[name] for name in key))
     )

@@ -1,4 +1,4 @@
-"""Replays: batches written once more to other places, apart from the stream's own life."""
+"""Begins and ends replays: batches written again to other outputs, without changing the batches themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = {BatchState.COMPLETED: EventKind.REPLAY_COMPLETED, BatchState.FAILED: E
 
 
 class BatchReplays(Role):
-    """Begins replays of batches, and says what became of them."""
+    """Begins replays of batches, and finds their states."""
 
     def begin_replay(
         self,
@@ -39,20 +39,22 @@ class BatchReplays(Role):
         lease_ms: int,
         attributes: Mapping[str, Any] | None = None,
     ) -> Attempt:
-        """Take outputs of the batch's copy in a replay, from whoever is at one of them.
+        """Begin an attempt at outputs of the batch in a replay. Attempts that still run one of them are fenced.
 
-        The batch itself does not change: its state, its records of success and the stream's slots and order are not
-        concerned. Its segments stay in the log while the attempt's lease is live.
+        The batch's state and records of success and the stream's slots and order do not change. The batch's segments
+        stay in the log while the attempt's lease is live.
 
         Args:
             target: the replay's name.
-            definition: the replayed stream as JSON; every output in it is to be written for the replay to complete.
-                Another one than before begins the replay anew: what was written by the one before does not count.
-            outputs: ids of those that this attempt writes.
+            definition: the replayed stream as JSON. The replay completes when every output in it is written. A changed
+                definition restarts the replay: outputs written with the previous one do not count.
+            outputs: ids of the outputs that this attempt writes.
 
         Raises:
             BatchNotFoundError: the batch was not allocated.
-            BatchStateError: it was abandoned, or absorbed into a later batch, which holds its records.
+            BatchStateError: it was abandoned, or absorbed into a later batch, which holds its records; or the replay
+                has no such output.
+            LedgerError: no target or no outputs were given, or the definition is not JSON.
         """
         if not target or not outputs:
             raise LedgerError("A replay has a name and at least one output.")
@@ -91,7 +93,7 @@ class BatchReplays(Role):
             return attempt
 
     def replays(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[ReplayRow]:
-        """What became of the batches of times ``[from_ms, until_ms)`` in a replay, oldest first."""
+        """Return the states of the batches of times ``[from_ms, until_ms)`` in a replay, oldest first."""
         query = select(replays).where(
             replays.c.stream == stream,
             replays.c.target == target,
@@ -102,9 +104,9 @@ class BatchReplays(Role):
             return [replay_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
 
     def unreplayed(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[int]:
-        """The completed batches of times ``[from_ms, until_ms)`` that the replay has not completed, oldest first.
+        """Return the completed batches of times ``[from_ms, until_ms)`` that the replay has not completed.
 
-        Also those that it completed by another definition than its newest.
+        Oldest first. Includes those that it completed with another definition than its newest.
         """
         newest = select(func.max(replay_definitions.c.revision)).where(
             replay_definitions.c.stream == stream, replay_definitions.c.target == target
@@ -130,9 +132,9 @@ class BatchReplays(Role):
 def settle_replay(
     connection: Connection, locked: LockedStream, attempt: Attempt, *, code_version: str | None = None
 ) -> None:
-    """Write what follows for the replay's batch from an attempt at it that has ended.
+    """Update the state of the replay's batch after an attempt at it has ended.
 
-    Nothing, if the batch was begun with another definition since: what this one wrote is somewhere else.
+    Does nothing if the batch was begun with another definition since: this attempt wrote to other outputs.
     """
     stream, batch_time_ms, target = attempt.stream, attempt.batch_time_ms, attempt.target
     row = connection.execute(select(replays).where(*_key(attempt))).one()
@@ -157,7 +159,7 @@ def settle_replay(
 
 
 def present_revision(connection: Connection, stream: str, batch_time_ms: int, target: str) -> int | None:
-    """Which of the replay's definitions the batch was last begun with; None if with none."""
+    """Return the revision of the replay's definition that the batch was last begun with; None if it was not begun."""
     query = select(replays.c.revision).where(
         replays.c.stream == stream, replays.c.target == target, replays.c.batch_time_ms == batch_time_ms
     )
@@ -165,7 +167,7 @@ def present_revision(connection: Connection, stream: str, batch_time_ms: int, ta
 
 
 def _note(connection: Connection, locked: LockedStream, attempt: Attempt, required: Sequence[str]) -> None:
-    """The replay's row of the batch, which runs now."""
+    """Write the replay's row of the batch, which runs now."""
     _unfile(connection, attempt)
     row = connection.execute(select(replays).where(*_key(attempt))).one_or_none()
     revision = revision_of(connection, attempt)
@@ -189,13 +191,13 @@ def _note(connection: Connection, locked: LockedStream, attempt: Attempt, requir
 
 
 def _unfile(connection: Connection, attempt: Attempt) -> None:
-    """The stream's history holds a batch with its replays: what it says of this one is no longer so."""
+    """Mark the batch as unfiled: the history holds a batch with its replays, and this one has changed."""
     this = (batches.c.stream == attempt.stream, batches.c.batch_time_ms == attempt.batch_time_ms)
     connection.execute(update(batches).where(*this, batches.c.history != 0).values(history=0))
 
 
 def _revision(connection: Connection, locked: LockedStream, target: str, definition: str) -> int:
-    """The number of this definition among those of the target; a new one is kept."""
+    """Return the revision of this definition of the target; a new definition is stored."""
     stream = locked.row.name
     newest = connection.execute(
         select(replay_definitions)

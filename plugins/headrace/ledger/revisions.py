@@ -1,7 +1,7 @@
-"""The definitions that a stream has had, each under its revision.
+"""Stores the definitions that a stream has had, each with its revision.
 
-An attempt at a batch and a receiver job name the revision that they began with, so that they go on with it when
-somebody registers another one meanwhile. The same content has the same revision, however often it comes back.
+An attempt at a batch and a receiver job name the revision that they began with, so they keep it when another definition
+is registered. The same content always has the same revision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.ledger.tables import stream_revisions
 
 
 def keep_revision(connection: Connection, stream: str, declared: Declared, now_ms: int) -> tuple[int, bool]:
-    """The revision of this content, and whether it is new. The stream's row exists, and is locked."""
+    """Return the revision of this content, and whether it is new. The stream's row must exist and be locked."""
     known = select(stream_revisions.c.revision).where(
         stream_revisions.c.stream == stream, stream_revisions.c.digest == declared.digest
     )
@@ -32,13 +32,13 @@ def keep_revision(connection: Connection, stream: str, declared: Declared, now_m
 
 
 def insert_revision(connection: Connection, stream: str, revision: int, declared: Declared, now_ms: int) -> None:
-    """Keep a definition under this number."""
+    """Store a definition with this revision."""
     key = {"stream": stream, "revision": revision, "digest": declared.digest, "created_at_ms": now_ms}
     connection.execute(insert(stream_revisions).values(**key, **declared.columns()))
 
 
 def require_revision(connection: Connection, stream: StreamRow, revision: int) -> StreamRow:
-    """The stream's row as this revision defines it.
+    """Return the stream's row as this revision defines it.
 
     Raises:
         RevisionNotFoundError: the stream has no such revision.
@@ -62,14 +62,14 @@ def revision_row(row: Row[Any]) -> StreamRevision:
 
 
 def as_declared(stream: StreamRow, declared: Declared, revision: int) -> StreamRow:
-    """The stream's row with this definition in the place of its own."""
+    """Return the stream's row with this definition in place of its own."""
     return dataclasses.replace(stream, **{**declared.columns(), "outputs": declared.outputs}, revision=revision)
 
 
 def at_revision(connection: Connection, locked: LockedStream, revision: int | None) -> LockedStream:
-    """The locked stream as this revision defines it; None: as it is defined now.
+    """Return the locked stream as this revision defines it; None means the newest.
 
-    Order and slots are the stricter of the two, since attempts by both definitions run beside each other.
+    Order and slots are the stricter of this and the newest definition, since attempts with both run at the same time.
 
     Raises:
         RevisionNotFoundError: the stream has no such revision.

@@ -1,6 +1,6 @@
-"""Which batch a run of Airflow's is, where its date does not say: runs of streams that coalesce, and runs without date.
+"""Assigns batch times to Airflow runs whose date does not determine one: coalescing streams, and runs without date.
 
-What a run is given is written down, so that all of its tasks, and the run when it is cleared, find the same batch.
+The assignment is stored, so all tasks of a run find the same batch, also after the run is cleared.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from headrace.ledger.tables import batch_runs, batches, unclaimed_times
 
 @dataclass(frozen=True, slots=True)
 class BatchBounds:
-    """What a batch takes of unclaimed batch times at most; the first of them it takes in any case."""
+    """The most that a batch takes over from unclaimed batch times. It always takes the first of them."""
 
     records: int
     payload_bytes: int
     times: int = 360
-    """Each time has its own row and its blocks a place in the manifest: an hour of 10 s is some 20,000 blocks."""
+    """Each time has a row, and its blocks are in the manifest: an hour of 10 s intervals is about 20,000 blocks."""
 
 
 class Runs(Role):
-    """Gives runs their batch times."""
+    """Assigns batch times to runs."""
 
     def assign(self, stream: str, run_id: str) -> int:
-        """The batch time of a run without date, the same whenever the run asks: the earliest time that has ended, has
-        blocks, no batch, and no other run. Where there is none, the end of the latest interval that has ended.
+        """Return the batch time of a run without date; repeated calls return the same.
+
+        It is the earliest time that has ended and has blocks, no batch and no other run. If there is none, it is the
+        end of the latest interval that has ended.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -52,16 +54,16 @@ class Runs(Role):
         date_ms: int | None = None,
         keeps_date: bool = False,
     ) -> int | None:
-        """The batch time of a run that takes over all that nobody has run, the same whenever the run asks.
+        """Return the batch time of a run that takes over all pending batch times; repeated calls return the same.
 
-        That is the end of the latest interval that has ended: its batch takes the earlier times over. An earlier one
-        where one batch cannot take so much, or where a batch between them is there already: the records of a batch are
-        one range of offsets in each partition. None where nothing is left to run: a batch that is there, or its time,
-        reaches up to now. A run without date is given the latest interval then.
+        It is the end of the latest interval that has ended: its batch takes over the earlier times. It is an earlier
+        time if one batch cannot take so much (``bounds``), or if there is already a batch in between: a batch has one
+        offset range in each partition. Returns None if nothing is left to run: batch times are sealed up to now. A run
+        without date then gets the latest interval.
 
         Args:
-            date_ms: the batch time by the run's date. By Airflow's clock it has ended, which may be ahead.
-            keeps_date: whether the run is about the batch of its date if there is one: somebody asked for it.
+            date_ms: the batch time of the run's date. It has ended by Airflow's clock, which may be ahead.
+            keeps_date: use the batch of the run's date if it exists, because a person asked for it.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -85,12 +87,12 @@ class Runs(Role):
             return _keep(connection, locked, run_id, batch_time_ms)
 
     def find(self, stream: str, run_id: str) -> int | None:
-        """The batch time that the run was given, if it was."""
+        """Return the batch time assigned to the run, or None."""
         with self._database.read() as connection:
             return _known(connection, stream, run_id)
 
     def newest(self, stream: str, limit: int = 1_000) -> dict[str, int]:
-        """The batch times of runs, of the ``limit`` latest of these."""
+        """Return the ``limit`` latest batch times assigned to runs, by run id."""
         query = (
             select(batch_runs.c.run_id, batch_runs.c.batch_time_ms)
             .where(batch_runs.c.stream == stream)
@@ -128,7 +130,7 @@ def _unassigned(connection: Connection, locked: LockedStream) -> int | None:
 
 
 def _pending(connection: Connection, locked: LockedStream, until_ms: int, bounds: BatchBounds) -> int | None:
-    """The batch time whose batch takes over what is unclaimed up to ``until_ms``, or as much of it as it may."""
+    """Return the batch time whose batch takes over the unclaimed times up to ``until_ms``, or as many as allowed."""
     stream = locked.row.name
     time = unclaimed_times.c.batch_time_ms
     query = select(unclaimed_times).where(unclaimed_times.c.stream == stream, time <= until_ms)

@@ -1,7 +1,7 @@
-"""Makes a ledger's schema in an empty database, and brings an older one to the head when it is asked to.
+"""Creates a ledger's schema in an empty database, and migrates an older one on request.
 
-The process that comes first makes the schema, once, however many open the ledger at the same time. An existing ledger
-is changed by `Ledger.migrate` alone: processes of an older headrace may be at work on it.
+If several processes open the ledger at once, the first one creates the schema. Only `Ledger.migrate` changes an
+existing ledger, since processes of an older headrace may be using it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from sqlalchemy import Connection
 from headrace.ledger.database import Database, read_version
 from headrace.ledger.errors import SchemaError
 
-# The newest migration's revision, written here so that opening a ledger need not import Alembic (a test compares them).
+# The newest migration's revision. It is here so that opening a ledger need not import Alembic (a test compares them).
 HEAD = "0006"
-# Two processes that migrate a Postgres database at once queue at this advisory lock ("headrace" in ASCII, shortened).
+# The advisory lock that serializes migrations of a Postgres database ("headrace" in ASCII, shortened).
 _MIGRATION_LOCK = 0x6865616472
 MIGRATION_SECONDS = 600
-"""How long a statement of a migration may take on Postgres: one that rewrites a table of a large ledger."""
+"""How long a migration's statement may take on Postgres: it may rewrite a table of a large ledger."""
 MIGRATIONS = Path(__file__).with_name("migrations")
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What `migrate_schema` did: the schema's version before (None: there was no ledger) and after."""
+    """The result of `migrate_schema`: the schema's version before (None: there was no ledger) and after."""
 
     before: str | None
     after: str
 
 
 def ensure_schema(database: Database, url: str, *, create: bool) -> None:
-    """Check the schema; with ``create`` make it in an empty database. ``url`` is for the errors.
+    """Check the schema; with ``create``, create it in an empty database. ``url`` is for error texts.
 
     Raises:
         SchemaError: the schema is older or newer than this version's, or there is none and ``create`` is false.
@@ -52,19 +52,19 @@ def ensure_schema(database: Database, url: str, *, create: bool) -> None:
 
 
 def migrate_schema(database: Database, *, only_empty: str | None = None) -> Migration:
-    """Bring the schema to the head, in one transaction.
+    """Migrate the schema to the head, in one transaction.
 
     Args:
-        only_empty: the ledger's URL, where nothing but an empty database may be changed.
+        only_empty: the ledger's URL; if given, only an empty database may be changed.
 
     Raises:
-        SchemaError: it is newer than this version knows, or is not to be changed.
+        SchemaError: the schema is newer than this version knows, or must not be changed.
     """
     with database.write() as connection:
         if not database.is_sqlite:
             _allow_migration(connection)
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-        # Another process may have been here while this one waited.
+        # Another process may have migrated it while this one waited.
         before = read_version(connection)
         if before is not None and before != HEAD and only_empty is not None:
             raise _another_version(before, only_empty)

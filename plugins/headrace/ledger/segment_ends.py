@@ -1,4 +1,4 @@
-"""How a segment is closed, by whoever closes it: its writer, its writer's successor, or the end of its job."""
+"""The column values that close a segment, used by its writer, the writer's successor, and the end of the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.ledger.tables import blocks, segments
 
 
 def closing(now_ms: int) -> dict[str, Any]:
-    """The values by which an update of ``segments`` closes one: its blocks are looked through this once."""
+    """Return the values with which an update of ``segments`` closes segments. Only this reads all of their blocks."""
     latest = select(func.coalesce(func.max(blocks.c.batch_time_ms), 0)).where(
         blocks.c.segment_id == segments.c.segment_id
     )

@@ -1,4 +1,4 @@
-"""The log's files as the ledger knows them. A block that is added opens its segment and closes the one before."""
+"""Keeps the ledger's rows of the log's segments. Adding a block opens its segment and closes the previous one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Segments(Role):
     """Opens and closes segments; `cleanup` removes them."""
 
     def opened(self, lease: ReceiverLease, path: str) -> SegmentRow:
-        """Note a new segment of the receiver, which closes the one before it. Optional, and the same again is harmless.
+        """Note a new segment of the receiver, which closes the previous one. Optional; a second call is harmless.
 
         Raises:
             LeaseLostError: the receiver's or its job's epoch is stale.
-            BlockConflictError: the path is another writer's.
+            BlockConflictError: the path belongs to another writer.
             SegmentRemovedError: it has been removed.
         """
         with self._database.write_stream(lease.receiver_id.stream) as (connection, locked):
@@ -53,22 +53,23 @@ class Segments(Role):
             )
 
     def get(self, stream: str, path: str) -> SegmentRow | None:
-        """The segment of this path, or None if the ledger never heard of it."""
+        """Return the segment with this path, or None if the ledger does not have it."""
         query = select(segments).where(segments.c.stream == stream, segments.c.path == path)
         with self._database.read() as connection:
             row = connection.execute(query).one_or_none()
             return None if row is None else segment_row(row)
 
     def page(self, stream: str, limit: int = 1000) -> list[SegmentRow]:
-        """The oldest ``limit`` segments that have not been removed."""
+        """Return the oldest ``limit`` segments that have not been removed."""
         query = select(segments).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(segments.c.segment_id).limit(limit))
             return [segment_row(row) for row in rows]
 
     def stored_bytes(self, stream: str) -> int:
-        """Bytes of the segments that have not been removed. One whose writer did not tell its size, or that is open,
-        counts to the end of its last block.
+        """Return the bytes of the segments that have not been removed.
+
+        A segment that is open, or whose size was not reported, counts up to the end of its last block.
         """
         end = (
             select(blocks.c.frame_offset + blocks.c.frame_length)
@@ -87,9 +88,9 @@ class Segments(Role):
 def segment_for(
     connection: Connection, locked: LockedStream, lease: ReceiverLease, receiver: Row[Any], path: str
 ) -> int:
-    """The id of the segment that a block stands in, within the caller's transaction; a new one closes the one before.
+    """Return the id of a block's segment, within the caller's transaction. A new segment closes the previous one.
 
-    ``receiver`` is the receiver's row with its current segment. The caller notes the id in that row.
+    ``receiver`` is the receiver's row with its current segment. The caller must store the id in that row.
     """
     if receiver.segment_path == path and receiver.segment_removing_at_ms is None:
         return int(receiver.segment_id)

@@ -1,4 +1,4 @@
-"""All that the ledger says of a stream at one moment: what a check compares with itself, the log and Kafka."""
+"""Reads all of a stream's rows at one moment, for checks of their consistency with each other, the log and Kafka."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ from headrace.ledger.topics import topic_row
 class StreamSnapshot:
     """A stream's rows as of one transaction, at ``now_ms`` of the ledger's clock.
 
-    ``filed`` are the batches that a file of the stream's history holds as they are, and that file's number. ``blocks``
-    come in the order they were added, ``inputs`` along their partitions. ``running`` are the attempts that have not
-    ended, replays' among them; ``newest_attempts`` the highest number of each batch's own attempts. ``outputs`` are the
-    newest of each output, by batch time, replay ("" is the batch itself) and output id.
+    ``filed`` maps the batches that a history file holds in their present state to that file's number. ``blocks`` are in
+    the order of addition, ``inputs`` ascend in each partition. ``running`` are the attempts that have not ended,
+    including those of replays; ``newest_attempts`` the highest number of each batch's own attempts. ``outputs`` are the
+    newest rows of each output, by batch time, replay ("" is the batch itself) and output id.
     """
 
     now_ms: int
@@ -86,18 +86,18 @@ class StreamSnapshot:
 
     @cached_property
     def batch(self) -> dict[int, BatchRow]:
-        """The batches by their times."""
+        """The batches by time."""
         return {row.batch_time_ms: row for row in self.batches}
 
     @cached_property
     def segment(self) -> dict[str, SegmentRow]:
-        """The segments by their paths, those that were removed too."""
+        """The segments by path, including removed ones."""
         return {row.path: row for row in self.segments}
 
     @cached_property
     def blocks_by_batch(self) -> dict[int, list[StoredBlock]]:
-        """The blocks that are left of each batch, by the time of the batch that holds them, absorbed ones too; those
-        of times without a batch by their own time."""
+        """The remaining blocks by the time of the batch that holds them, including absorbed blocks; blocks without a
+        batch by their own time."""
         held: dict[int, list[StoredBlock]] = defaultdict(list)
         for block in self.blocks:
             held[self.owner_ms(block.batch_time_ms)].append(block)
@@ -105,14 +105,14 @@ class StreamSnapshot:
 
     @cached_property
     def inputs_by_batch(self) -> dict[int, list[BatchInputRow]]:
-        """The batches' inputs."""
+        """The inputs by batch time."""
         found: dict[int, list[BatchInputRow]] = defaultdict(list)
         for row in self.inputs:
             found[row.batch_time_ms].append(row)
         return found
 
     def owner_ms(self, batch_time_ms: int) -> int:
-        """The time of the batch that has the blocks of this time: its own, or that which absorbed it."""
+        """Return the time of the batch that has this time's blocks: its own, or the batch that absorbed it."""
         batch = self.batch.get(batch_time_ms)
         return batch_time_ms if batch is None or batch.absorbed_by_ms is None else batch.absorbed_by_ms
 
@@ -121,7 +121,7 @@ class Snapshots(Role):
     """Reads all of a stream in one transaction."""
 
     def take(self, stream: str) -> StreamSnapshot:
-        """Everything but events and what is past: about a kilobyte for each block and each input of a batch.
+        """Read everything except events and ended attempts: about a kilobyte for each block and each batch input.
 
         Raises:
             StreamNotFoundError: there is no such stream.

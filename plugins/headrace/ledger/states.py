@@ -1,22 +1,22 @@
-"""The states that rows go through, in order, and the kinds of events."""
+"""The states of the ledger's rows, in the order in which rows go through them, and the kinds of events."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 STATE_STEP = "state"
-"""The step of a batch that its outputs wait for, where the stream has state (`headrace.stream.state.STATE_STEP`)."""
+"""The step that a batch's outputs wait for if the stream has state (`headrace.stream.state.STATE_STEP`)."""
 
 
 class DesiredState(StrEnum):
-    """What a person wants of a stream."""
+    """The state of a stream that a person asked for."""
 
     RUNNING = "running"
     STOPPED = "stopped"
 
 
 class JobState(StrEnum):
-    """A receiver job; the last two have ended and never come back, a new job has a new epoch."""
+    """The states of a receiver job. The last two are final; a new job has a new epoch."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -30,7 +30,7 @@ class JobState(StrEnum):
 
 
 class ReceiverState(StrEnum):
-    """A receiver; the last three have ended: by itself, with an error, or with its job's loss."""
+    """The states of a receiver. The last three are ends: by itself, with an error, or because its job ended."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -45,7 +45,7 @@ class ReceiverState(StrEnum):
 
 
 class PartitionState(StrEnum):
-    """A partition: read, stopped by an error, or over (its topic was deleted or created again)."""
+    """The states of a partition: read, stopped by an error, or ended (its topic was deleted or created again)."""
 
     ACTIVE = "active"
     FAILED = "failed"
@@ -53,7 +53,7 @@ class PartitionState(StrEnum):
 
 
 class BatchState(StrEnum):
-    """A batch; ``abandoned`` and ``absorbed`` (into a later batch, by coalescing) are final."""
+    """The states of a batch. ``abandoned`` and ``absorbed`` (into a later batch, by coalescing) are final."""
 
     ALLOCATED = "allocated"
     RUNNING = "running"
@@ -64,7 +64,7 @@ class BatchState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """One attempt at a batch, or at one output in it; ``fenced``: a later attempt took an output from it."""
+    """The states of an attempt, or of one of its outputs. ``fenced``: a later attempt took an output from it."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -73,7 +73,7 @@ class AttemptState(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What happened to a stream."""
+    """The kinds of a stream's events."""
 
     STREAM_REGISTERED = "stream_registered"
     DEFINITION_NOT_ADOPTED = "definition_not_adopted"

@@ -1,4 +1,4 @@
-"""The streams that were registered, and what people want of them."""
+"""Registers streams, their definitions, and the states that people want for them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Streams(Role):
         allowed_lateness_ms: int = 0,
         declared_at_ms: int | None = None,
     ) -> StreamRow:
-        """Make the stream known, or its changed definition its newest; the same again changes nothing.
+        """Register the stream, or a changed definition of it. Registering the same again changes nothing.
 
-        A definition that the ledger has had before has its revision still.
+        A definition that the stream has had before keeps its revision.
 
         Args:
-            definition: the stream as JSON text, kept as it is.
+            definition: the stream as JSON text, stored unchanged.
             outputs: the ids of the steps that every batch must record, in their order; by default those of the
                 definition's ``outputs``.
             max_concurrent_batches: how many batches run at once; by default the definition's
@@ -46,11 +46,11 @@ class Streams(Role):
             ordered: the stream runs one batch at a time in batch-time order (windows, state, aggregates).
             batch_by: "arrival" or "timestamp".
             allowed_lateness_ms: how long a batch by timestamp waits for a partition without newer records.
-            declared_at_ms: since when the definition's source says so. One from before that of the stream's newest
-                definition gets its revision and does not take its place: old code runs on beside new.
+            declared_at_ms: the time of the definition's source (its DAG version). A definition with an earlier time
+                than the stream's newest one gets a revision but does not replace it, so old code can run beside new.
 
         Returns:
-            The stream's row as this definition has it, with its revision.
+            The stream's row with this definition and its revision.
 
         Raises:
             StreamChangedError: the batch interval changed, and blocks or batches of the old one exist.
@@ -68,7 +68,7 @@ class Streams(Role):
         try:
             return self._register(name, declared, declared_at_ms)
         except LedgerConflictError:
-            # Someone else registered it between our look and our insert: now it can be locked.
+            # Another process registered it between our read and our insert: now it can be locked.
             return self._register(name, declared, declared_at_ms)
 
     def _register(self, name: str, declared: Declared, declared_at_ms: int | None) -> StreamRow:
@@ -116,7 +116,7 @@ class Streams(Role):
         return _get(connection, name)
 
     def get(self, name: str) -> StreamRow:
-        """The stream's row.
+        """Return the stream's row.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -125,7 +125,7 @@ class Streams(Role):
             return _get(connection, name)
 
     def at_revision(self, name: str, revision: int) -> StreamRow:
-        """The stream's row as this revision of its definition has it.
+        """Return the stream's row with this revision of its definition.
 
         Raises:
             StreamNotFoundError: there is no such stream.
@@ -136,7 +136,7 @@ class Streams(Role):
             return row if revision == row.revision else require_revision(connection, row, revision)
 
     def revisions(self, name: str, numbers: Collection[int]) -> list[StreamRevision]:
-        """The definitions of these revisions, in their order, as far as the ledger has them."""
+        """Return the definitions of these revisions, in order; revisions that the ledger does not have are left out."""
         query = select(stream_revisions).where(
             stream_revisions.c.stream == name, stream_revisions.c.revision.in_(numbers)
         )
@@ -145,12 +145,12 @@ class Streams(Role):
             return [revision_row(row) for row in rows]
 
     def all(self) -> list[StreamRow]:
-        """All streams by name."""
+        """Return all streams, sorted by name."""
         with self._database.read() as connection:
             return [stream_row(row) for row in connection.execute(select(streams).order_by(streams.c.name))]
 
     def set_desired_state(self, name: str, state: DesiredState | str) -> StreamRow:
-        """Say what a person wants of the stream. It is a wish: a live job is stopped by ``jobs.request_stop``.
+        """Set the state that a person wants for the stream. It does not stop a live job: see ``jobs.request_stop``.
 
         Raises:
             StreamNotFoundError: there is no such stream.

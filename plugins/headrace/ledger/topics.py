@@ -1,4 +1,4 @@
-"""The topics that inputs have seen. A topic deleted and created again is another incarnation."""
+"""Records the topics that inputs have seen. A topic deleted and created again is another incarnation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.ledger.tables import topics
 
 
 class Topics(Role):
-    """Counts the incarnations of topics."""
+    """Records topics and counts their incarnations."""
 
     def observe(self, job: JobLease, input_id: str, topic: str, topic_id: str, partitions: int) -> TopicRow:
         """Note that the input sees this topic now; see `observe_all`."""
@@ -27,12 +27,12 @@ class Topics(Role):
     def observe_all(
         self, job: JobLease, input_id: str, seen: Iterable[tuple[str, str, int]], *, appeared: bool = False
     ) -> list[TopicRow]:
-        """Note that the input sees these topics (name, id, partitions) now, in one transaction; cheap when nothing
-        changed. The rows, in the order given.
+        """Note that the input sees these topics (name, id, partitions) now, in one transaction; cheap if unchanged.
 
-        The incarnation counts the topic ids that the stream has seen under the name, so that two inputs which read
-        topics of one name in two clusters get different document ids too. A new one, or one with more partitions, is an
-        event. An input's first topics are those it starts with, unless they ``appeared`` since it was looked at.
+        Returns the rows, in the order given. The incarnation counts the topic ids that the stream has seen under the
+        name, so two inputs that read topics of the same name in two clusters also get different document ids. A new
+        topic, or one with more partitions, is an event. An input's first topics are marked ``at_start``, unless they
+        ``appeared`` after the input was first discovered.
 
         Raises:
             LeaseLostError: the job's epoch is stale.
@@ -56,7 +56,7 @@ class Topics(Role):
             ]
 
     def all(self, stream: str, input_id: str | None = None) -> list[TopicRow]:
-        """All topics of the stream, or of one input, past incarnations among them."""
+        """Return all topics of the stream, or of one input, including past incarnations."""
         order = (topics.c.input_id, topics.c.topic, topics.c.incarnation)
         query = select(topics).where(topics.c.stream == stream)
         if input_id is not None:
@@ -137,7 +137,7 @@ def _see(
 
 
 def _change(connection: Connection, row: TopicRow, partitions: int, now_ms: int) -> TopicRow:
-    """Note another number of partitions, or that an id seen before is the current one again."""
+    """Note a changed number of partitions, or that an id seen before is current again."""
     this = (
         topics.c.stream == row.stream,
         topics.c.input_id == row.input_id,

@@ -1,4 +1,4 @@
-"""Which database a ledger's URL names. Passwords come from a connection or from libpq, never from the URL itself."""
+"""Parses a ledger's URL. Passwords come from a connection or from libpq, never from the URL itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.connections import CONNECTION_PREFIX, Connection, resolve
 from headrace.ledger.errors import LedgerUrlError
 
 _SECRET_OPTIONS = {"password", "sslpassword", "passwd", "pwd"}
-# What of a connection's extra goes to libpq: none of these names a file of passwords or another server.
+# The fields of a connection's extra that are passed to libpq: none names a password file or another server.
 _LIBPQ_OPTIONS = frozenset(
     {
         *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "channel_binding"),
@@ -25,17 +25,17 @@ _LIBPQ_OPTIONS = frozenset(
 _POSTGRES_TYPES = {"postgres", "postgresql"}
 _SQLITE_FORM = "sqlite:////absolute/path.db"
 _POSTGRES_FORM = "postgresql+psycopg://user@host/db"
-# The type that headrace gives Airflow, for installations without Postgres's provider: no host means a SQLite file.
+# The connection type that headrace adds to Airflow, for use without the Postgres provider. No host means a SQLite file.
 _OWN_TYPE = "headrace_ledger"
 
 
 def engine_url(url: str, environ: Mapping[str, str] | None = None) -> URL:
-    """The SQLAlchemy URL of a ledger: `sqlite:////…`, `postgresql+psycopg://user@host/db` or `connection:<id>`.
+    """Return the SQLAlchemy URL of `sqlite:////…`, `postgresql+psycopg://user@host/db` or `connection:<id>`.
 
     A connection is looked up in ``environ``, by default this process's environment.
 
     Raises:
-        LedgerUrlError: not one of these, a relative path, or a password in it. The text never holds the URL.
+        LedgerUrlError: the URL has another form, a relative path, or a password. The text never contains the URL.
     """
     if url.startswith(CONNECTION_PREFIX):
         return _of_connection(resolve(url.removeprefix(CONNECTION_PREFIX), environ))

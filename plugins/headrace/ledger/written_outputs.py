@@ -1,4 +1,4 @@
-"""Which batches stand in the place of one output: the stream's own, or a replay's."""
+"""Finds the batches that were written to one output of the stream or of a replay."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class WrittenOutputs(Role):
     """Finds the batches that an output holds."""
 
     def written(self, stream: str, output: str, from_ms: int, until_ms: int) -> dict[int, BatchState]:
-        """By batch time the states of the batches of times ``[from_ms, until_ms)`` that the output holds, oldest first.
+        """Return the states of the batches of times ``[from_ms, until_ms)`` that the output holds, oldest first.
 
-        Those that have completed, and those of any other state whose output has ever been recorded: another output of
-        theirs failed, say, or they are being run again, or were abandoned.
+        These are the completed batches, and batches in any other state for which the output was ever recorded: for
+        example, another output failed, or they are being run again, or were abandoned.
         """
         recorded = batch_outputs.c.batch_time_ms.is_not(None)
         of_output = and_(
@@ -42,7 +42,7 @@ class WrittenOutputs(Role):
             return {row.batch_time_ms: row.state for row in connection.execute(query)}
 
     def replayed_by(self, stream: str, target: str, output: str, from_ms: int, until_ms: int) -> dict[int, str]:
-        """By batch time of ``[from_ms, until_ms)`` the replay's definition by which the output was written last."""
+        """Return the replay's definition that last wrote the output, for each batch time of ``[from_ms, until_ms)``."""
         query = (
             select(batch_outputs.c.batch_time_ms, batch_attempts.c.replay_revision)
             .join(batch_attempts, wrote_output())

@@ -1,6 +1,6 @@
-"""The ledger's rows as others see them. Times are epoch milliseconds (``_ms``) of the ledger's clock.
+"""The ledger's rows as its callers see them. Times are epoch milliseconds (``_ms``) of the ledger's clock.
 
-Leases and attempts are tokens: whoever holds one passes it back, and it pickles.
+Leases and attempts are tokens: the holder passes them back to the ledger. They can be pickled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches, attempts, outputs and replays."""
+"""The rows of batches, attempts, outputs and replays."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headrace.ledger.states import AttemptState, BatchState
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A batch. ``attempt`` is the number of the newest attempt at it, 0 before the first; ``code_version`` is that of
-    the last attempt that completed.
+    """A batch. ``attempt`` is the number of its newest attempt, 0 before the first; ``code_version`` is that of the
+    last attempt that completed.
 
     ``absorbed`` are the earlier batch times whose blocks it took over (coalescing), ``absorbed_by_ms`` the batch that
-    took this one's. ``built``: it has offset ranges found by timestamps in Kafka, and no blocks; its ``records`` are
-    then an upper bound. ``late_records`` came too late for the batch of their timestamps. ``required`` are the
-    steps that the stream had when the batch was first begun, ``steps`` those by which it completed, None before; they
-    stay when it is run again. An output that the stream got later makes it unfinished by neither.
+    took over this one's. ``built``: it has offset ranges found by timestamps in Kafka, and no blocks; its ``records``
+    are then an upper bound. ``late_records`` came too late for the batch of their timestamps. ``required`` are the
+    steps that the stream had when the batch was first begun, ``steps`` those with which it completed, None before; they
+    stay when it is run again. Adding an output to the stream does not reopen completed batches.
     """
 
     stream: str
@@ -52,7 +52,7 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class EarlierBatch:
-    """A batch time that an ordered stream has to finish first. ``state`` None: it has blocks, and nobody claimed it.
+    """A batch time that an ordered stream must finish first. ``state`` None: it has blocks, and no batch.
 
     ``alive``: an attempt at it has a live lease.
     """
@@ -65,7 +65,7 @@ class EarlierBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchOrigin:
-    """Where a batch's records are read from: its manifest's blocks in the "log", or its ranges in "kafka"."""
+    """The source of a batch's records: its manifest's blocks in the "log", or its ranges in "kafka"."""
 
     batch_time_ms: int
     manifest_uri: str
@@ -75,12 +75,12 @@ class BatchOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The claim of one run of a batch; ``number`` is its epoch. ``outputs`` are the steps to run: each must be recorded
-    before it can complete.
+    """The token of one run of a batch; ``number`` is its epoch. ``outputs`` are the steps to run: each must be recorded
+    before the attempt can complete.
 
-    ``source`` is "log", or "kafka" when blocks of the batch are gone from the log or it was built from Kafka. A
-    replay's attempt has its name as ``target``, and the replay's stream as JSON in ``definition``; one at the batch
-    itself has the ``revision`` of the stream's definition that it began with.
+    ``source`` is "log", or "kafka" if blocks of the batch are gone from the log or it was built from Kafka. An attempt
+    of a replay has the replay's name as ``target`` and the replay's stream as JSON in ``definition``. An attempt at the
+    batch itself has the ``revision`` of the stream's definition that it began with.
     """
 
     stream: str
@@ -99,7 +99,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One attempt at a batch, or at its replay (``target`` is not ""), present or past."""
+    """One attempt at a batch, or at its replay (``target`` is not ""), running or ended."""
 
     stream: str
     batch_time_ms: int
@@ -126,13 +126,13 @@ class AttemptRow:
         return self.state is AttemptState.RUNNING and self.lease_until_ms > now_ms
 
     def claim(self) -> Attempt:
-        """The attempt's token, for another process of the same holder."""
+        """Return the attempt's token, for another process of the same holder."""
         return Attempt(**{name: getattr(self, name) for name in Attempt.__dataclass_fields__})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInputRow:
-    """What a batch takes of one partition: offsets ``[from_offset, until_offset)``, in ``blocks`` blocks."""
+    """A batch's input from one partition: offsets ``[from_offset, until_offset)``, in ``blocks`` blocks."""
 
     stream: str
     batch_time_ms: int
@@ -146,8 +146,8 @@ class BatchInputRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutputRow:
-    """What became of an output in an attempt: ``state`` completed with ``counts``, its own names and numbers, or failed
-    with ``error``. ``recorded_at_ms`` is when.
+    """The result of an output in an attempt: ``state`` completed with ``counts`` (the output chooses their names), or
+    failed with ``error``, at ``recorded_at_ms``.
     """
 
     stream: str
@@ -164,7 +164,7 @@ class BatchOutputRow:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOutput:
-    """An output's record of success, and the ``revision`` of the definition that it was written with; None: lost."""
+    """An output's record of success, and the ``revision`` of the definition that wrote it; None if that is lost."""
 
     counts: Json
     revision: int | None
@@ -172,11 +172,11 @@ class RecordedOutput:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """What became of a batch in a replay: running, completed (each of ``outputs`` has a record of success), failed, or
-    allocated while some of them are still to be begun; abandoned with the batch.
+    """The state of a batch in a replay: running, completed (each of ``outputs`` has a record of success), failed,
+    allocated while some of ``outputs`` are still to be begun, or abandoned with the batch.
 
-    ``revision`` is that of the replay's definition that the batch was last begun with, and what another one wrote does
-    not count.
+    ``revision`` is the replay definition's revision that the batch was last begun with. Outputs written with another
+    revision do not count.
     """
 
     stream: str
@@ -194,7 +194,7 @@ class ReplayRow:
 
 @dataclass(frozen=True, slots=True)
 class FiledReplay:
-    """What became of one batch in a replay (`ReplayRow`), and the counts of the outputs that it has recorded."""
+    """The state of one batch in a replay (`ReplayRow`), and the counts of its recorded outputs."""
 
     target: str
     state: BatchState
@@ -210,7 +210,7 @@ class FiledReplay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayDefinitionRow:
-    """A stream as a replay wrote it: the ``revision``-th of the replay of this name."""
+    """A replay's stream definition: revision ``revision`` of the replay named ``target``."""
 
     target: str
     revision: int

@@ -1,4 +1,4 @@
-"""Gaps and events."""
+"""The rows of gaps and events."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class GapRow:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """Something that happened. Ids ascend in commit order within a stream, so ``after_id`` never skips one.
+    """An event. Ids ascend in commit order within a stream, so reading with ``after_id`` never skips one.
 
-    ``kind`` is an `EventKind`, or text that a newer version wrote.
+    ``kind`` is an `EventKind`, or text written by a newer version.
     """
 
     event_id: int

@@ -1,4 +1,4 @@
-"""What is received: receivers, topics, positions, blocks and segments."""
+"""The rows of receivers, topics, positions, blocks and segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.ledger.states import PartitionState, ReceiverState
 
 @dataclass(frozen=True, slots=True)
 class ReceiverLease:
-    """A receiver's claim; ``last_accepted_sequence`` is -1 at the start of every epoch."""
+    """A receiver's lease. ``last_accepted_sequence`` is -1 at the start of every epoch."""
 
     receiver_id: ReceiverId
     epoch: int
@@ -24,9 +24,9 @@ class ReceiverLease:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """The last of a partition's records that were read is of ``leader_epoch``, and ``end_offset`` follows it.
+    """The last record read from a partition has ``leader_epoch``; ``end_offset`` is the offset after it.
 
-    Where Kafka says that this epoch ended earlier, its log was cut off: other records have the offsets above.
+    If Kafka reports an earlier end of this epoch, its log was truncated: other records have the offsets above that end.
     """
 
     leader_epoch: int
@@ -35,10 +35,10 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True)
 class AssignedPartition:
-    """A partition that the receiver is to read from ``next_offset`` on.
+    """A partition that the receiver must read, starting at ``next_offset``.
 
     ``watermark_ms`` is the latest timestamp of its stored records in a stream by timestamp, 0 before the first.
-    ``epoch_end`` is of its last stored record, None where that is not known.
+    ``epoch_end`` is that of its last stored record, None if unknown.
     """
 
     next_offset: int
@@ -50,8 +50,9 @@ class AssignedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverOrders:
-    """The answer to a heartbeat. ``revoked``: store what was read of them, then release them. ``max_rate``: records per
-    second that the receiver is to read at most by the stream's rate control, None without any.
+    """The answer to a heartbeat. The receiver must store what it read from ``revoked`` partitions, then release them.
+
+    ``max_rate`` is the rate control's limit in records per second, None without one.
     """
 
     assigned: Mapping[TopicPartition, AssignedPartition]
@@ -64,10 +65,10 @@ class ReceiverOrders:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRow:
-    """The newest instance of a receiver. It has stored everything up to ``sealed_through_ms``.
+    """The newest instance of a receiver. It has stored everything cut up to ``sealed_through_ms``.
 
-    ``paused_reason``: it lives and stores nothing, and why. ``max_rate`` is what the stream's rate control wants of it,
-    in records per second; a later instance takes it over.
+    ``paused_reason`` says why a live receiver is paused; None if it is not. ``max_rate`` is the rate control's limit in
+    records per second; a later instance keeps it.
     """
 
     receiver_id: ReceiverId
@@ -94,10 +95,10 @@ class ReceiverRow:
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One incarnation of a topic that an input has seen. ``current``: the one seen last under its name.
+    """One incarnation of a topic that an input has seen. ``current``: it was seen last under its name.
 
-    ``first_partitions``: how many partitions it had when it was first seen. ``at_start``: it was there when the input
-    was first looked at, so that "latest" means its latest.
+    ``first_partitions`` is the number of partitions when it was first seen. ``at_start``: it existed when the input was
+    first discovered, so that "latest" means its latest offsets.
     """
 
     stream: str
@@ -115,12 +116,12 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class PositionRow:
-    """A partition's position. ``receiver_index`` owns it now, ``wanted_receiver_index`` is to own it.
+    """A partition's position. ``receiver_index`` owns it now, ``wanted_receiver_index`` shall own it.
 
-    In a stream by timestamp its stored records reach up to the timestamp ``watermark_ms``, and at ``drained_ms`` of the
-    ledger's clock everything that Kafka had of it was stored; else both are 0.
+    In a stream by timestamp, ``watermark_ms`` is the latest timestamp of its stored records, and everything that Kafka
+    had of it at ``drained_ms`` of the ledger's clock is stored; otherwise both are 0.
     ``leader_epoch`` and ``epoch_end_offset`` are an `EpochEnd`, or both None. Offsets up to ``removed_until_offset``
-    were those of batches that are removed; None: none are.
+    belonged to batches that are removed; None: no batch is removed.
     """
 
     input_id: str
@@ -147,9 +148,9 @@ class PositionRow:
 
 @dataclass(frozen=True, slots=True)
 class AddedBlock:
-    """Where a block went. ``duplicate``: it had been added before, nothing changed.
+    """The result of adding a block. ``duplicate``: it had been added before, and nothing changed.
 
-    ``late``: its batch time is a later one than that of its records' timestamps.
+    ``late``: its batch time is later than that of its records' timestamps.
     """
 
     block_id: int
@@ -160,7 +161,7 @@ class AddedBlock:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block of a batch time; ids ascend in the order of addition, so also along each partition."""
+    """A block of a batch time. Ids ascend in the order of addition, so also in each partition."""
 
     block_id: int
     batch_time_ms: int
@@ -170,7 +171,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class MovedBlock:
-    """A block, by its writer's epoch and sequence, and its batch time: that of its cut was sealed already."""
+    """A block, identified by its writer's epoch and sequence, that got a later batch time since its own was sealed."""
 
     input_id: str
     receiver_index: int
@@ -191,7 +192,7 @@ class UnclaimedTime:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTimes:
-    """The batch times that have blocks and no batch, however many: the first, the last, and what they hold."""
+    """A summary of the batch times that have blocks and no batch: the first, the last, their number and records."""
 
     first_ms: int
     last_ms: int
@@ -201,8 +202,8 @@ class WaitingTimes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A file of the log. ``path`` is relative to the log's root. ``last_batch_time_ms`` is the latest of its blocks as
-    of when it was closed, 0 without any.
+    """A file of the log. ``path`` is relative to the log's root. ``last_batch_time_ms`` is the latest batch time of its
+    blocks when it was closed, 0 without any.
     """
 
     segment_id: int

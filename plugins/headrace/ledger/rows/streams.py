@@ -1,4 +1,4 @@
-"""Streams and their receiver jobs."""
+"""The rows of streams, their revisions and their receiver jobs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headrace.ledger.states import DesiredState, JobState
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A registered stream. ``sealed_until_ms``: no block joins a batch time up to it any more.
+    """A registered stream. No block joins a batch time up to ``sealed_until_ms`` any more.
 
-    ``ordered`` streams run one batch at a time, in batch-time order. ``job_epoch`` is the newest receiver job's, 0
-    before the first. ``batch_by`` is "arrival" or "timestamp". ``revision`` numbers the definitions that the stream has
-    had; ``declared_at_ms`` is since when the source of this one says so, 0 where nobody knows.
+    ``ordered`` streams run one batch at a time, in batch-time order. ``job_epoch`` is that of the newest receiver job,
+    0 before the first. ``batch_by`` is "arrival" or "timestamp". ``revision`` numbers the definitions that the stream
+    has had; ``declared_at_ms`` is the time of this definition's source (its DAG version), 0 if unknown.
 
     Batch times from ``removed_from_ms`` to ``removed_until_ms`` (0: none) were removed, their files up to
-    ``removed_files_ms``; of the history the files from number ``history_from`` on are needed.
+    ``removed_files_ms``. History files from number ``history_from`` on are still needed.
     """
 
     name: str
@@ -45,17 +45,17 @@ class StreamRow:
     history_from: int = 0
 
     def has_removed(self, batch_time_ms: int) -> bool:
-        """Whether the batch time is among those that were removed: nobody knows any more what it held."""
+        """Whether the batch time was removed: its contents are no longer known."""
         return self.removed_from_ms <= batch_time_ms <= self.removed_until_ms
 
     def batch_time_after(self, time_ms: int) -> int:
-        """The first interval end strictly after ``time_ms``; interval ends are multiples of the batch interval."""
+        """Return the first interval end after ``time_ms``; interval ends are multiples of the batch interval."""
         return (time_ms // self.batch_interval_ms + 1) * self.batch_interval_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a registration declares: the definition as JSON text, and what the ledger itself reads of it."""
+    """The content of a registration: the definition as JSON text, and the fields that the ledger itself uses."""
 
     definition: str
     batch_interval_ms: int
@@ -68,23 +68,23 @@ class Declared:
 
     @classmethod
     def of(cls, row: Any) -> Declared:
-        """What this row of ``streams`` or ``stream_revisions`` declares."""
+        """Return the content of a row of ``streams`` or ``stream_revisions``."""
         values = {field.name: getattr(row, field.name) for field in fields(Declared)}
         return Declared(**{**values, "outputs": tuple(values["outputs"])})
 
     def columns(self) -> dict[str, Any]:
-        """Its columns, which both tables have."""
+        """Return its columns, which both tables have."""
         return {**asdict(Declared.of(self)), "outputs": list(self.outputs)}
 
     @property
     def digest(self) -> str:
-        """By which the same content is found again."""
+        """The hash of the content, by which the same content is found again."""
         return hashlib.sha256(dump_json(self.columns()).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRevision(Declared):
-    """What was declared once, under its number, which attempts and jobs name."""
+    """A definition with its revision number, which attempts and jobs refer to."""
 
     revision: int
     created_at_ms: int
@@ -92,7 +92,7 @@ class StreamRevision(Declared):
 
 @dataclass(frozen=True, slots=True)
 class JobLease:
-    """The receiver job's claim on a stream. ``lease_until_ms`` is as of its creation."""
+    """The receiver job's lease on a stream. ``lease_until_ms`` is its end when created; renewals do not change it."""
 
     stream: str
     epoch: int
@@ -103,7 +103,7 @@ class JobLease:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What a renewal tells the job."""
+    """The answer to a renewal of the job's lease."""
 
     stop_requested: bool
     stop_reason: str | None
@@ -113,7 +113,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One receiver job, present or past."""
+    """One receiver job, live or ended."""
 
     stream: str
     epoch: int

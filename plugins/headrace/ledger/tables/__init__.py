@@ -1,8 +1,8 @@
 """The ledger's tables. Migrations build them; a test compares the two.
 
-Every unique fact has a unique constraint, as the last line behind the checks made under the stream's lock. Times are
-epoch milliseconds. Look-ups go by a primary key or an index named here, never by a scan: a ledger of a million
-blocks answers like one of ten.
+Every unique fact has a unique constraint, in addition to the checks made under the stream's lock. Times are epoch
+milliseconds. Look-ups use a primary key or an index named here, never a scan, so a ledger with a million blocks answers
+as fast as one with ten.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches, the attempts at them, what they wrote, their replays, and the runs they were given to."""
+"""The tables of batches: attempts, inputs, outputs, replays, and the runs that batch times were assigned to."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ batches = Table(
     Column("cleaned_at_ms", BigInteger),
     Column("cleanup", Document),
     Column("error", Text),
-    # The file of the stream's history that holds the batch as it is. 0: none, so that every checkpoint holds it; below
-    # 0: it is being written into one.
+    # The number of the history file that holds the batch in its present state. 0: none, so every checkpoint holds it.
+    # Below 0: it is being written into that file.
     Column("history", BigInteger, nullable=False, default=0),
     PrimaryKeyConstraint("stream", "batch_time_ms"),
     Index("ix_batches_state", "stream", "state", "batch_time_ms"),
 )
 
-# In their order, however many were cleaned before them.
+# Finds uncleaned batches in order, however many were cleaned before them.
 Index(
     "ix_batches_uncleaned",
     batches.c.stream,
@@ -77,7 +77,7 @@ Index(
     postgresql_where=batches.c.absorbed_by_ms.is_not(None),
 )
 
-# Attempts at the batch itself have the target "", those of a replay the replay's name. They share their numbers.
+# Attempts at the batch itself have the target "", those of a replay the replay's name. They share one number sequence.
 batch_attempts = Table(
     "batch_attempts",
     metadata,
@@ -117,13 +117,13 @@ batch_inputs = Table(
     Column("records", BigInteger, nullable=False),
     Column("blocks", Integer, nullable=False),
     PrimaryKeyConstraint("stream", "batch_time_ms", "input_id", "topic", "topic_id", "partition"),
-    # An offset range ends in one batch only; also finds the batch of an offset.
+    # An offset range ends in only one batch. The constraint's index also finds the batch of an offset.
     UniqueConstraint(
         "stream", "input_id", "topic", "topic_id", "partition", "until_offset", name="uq_batch_inputs_range"
     ),
 )
 
-# A row for every output that an attempt takes, from its beginning on; the newest of an output and target counts.
+# One row for every output of an attempt, from its beginning. The newest row of an output and target counts.
 batch_outputs = Table(
     "batch_outputs",
     metadata,
@@ -139,7 +139,7 @@ batch_outputs = Table(
     PrimaryKeyConstraint("stream", "batch_time_ms", "attempt", "output_id"),
 )
 
-# An output of a batch is written by one attempt at a time, and so is each replay's copy of it.
+# Only one attempt at a time writes an output of a batch, and each replay's copy of it.
 Index(
     "uq_batch_outputs_running",
     batch_outputs.c.stream,
@@ -151,7 +151,7 @@ Index(
     postgresql_where=batch_outputs.c.state == AttemptState.RUNNING,
 )
 
-# What a replay's batches are run by: the stream's definition with other outputs, once for all of them.
+# The definitions of replays: the stream's definition with other outputs, stored once for all batches.
 replay_definitions = Table(
     "replay_definitions",
     metadata,
@@ -163,8 +163,7 @@ replay_definitions = Table(
     PrimaryKeyConstraint("stream", "target", "revision"),
 )
 
-# What became of each batch in a replay, by the definition that it was last begun with, so that a range of them is one
-# short read.
+# The state of each batch in a replay, by the definition that it was last begun with. A range of them is one short read.
 replays = Table(
     "replays",
     metadata,
@@ -183,7 +182,7 @@ replays = Table(
     ForeignKeyConstraint(["stream", "batch_time_ms"], ["batches.stream", "batches.batch_time_ms"]),
 )
 
-# Which batch time a run of Airflow's is for that has none of its own (manual and asset-triggered runs).
+# The batch times of Airflow runs that have none of their own (manual and asset-triggered runs).
 batch_runs = Table(
     "batch_runs",
     metadata,

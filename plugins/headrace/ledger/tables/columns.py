@@ -1,4 +1,4 @@
-"""What the tables share: how names, documents, numbers and states stand in columns."""
+"""Column types and helpers that the tables share: constraint names, documents, row ids and states."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ metadata = MetaData(
 
 Document = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
-# SQLite numbers rows by itself only in a column that is exactly INTEGER.
+# SQLite generates row numbers only in a column whose type is exactly INTEGER.
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
 
 def state_column(kind: type[StrEnum]) -> TypeEngine[Any]:
-    """Text of 16 characters, read and written as ``kind``."""
+    """Return a column type of text with 16 characters, read and written as ``kind``."""
     return Enum(
         kind, native_enum=False, length=16, validate_strings=True, values_callable=lambda e: [m.value for m in e]
     )
 
 
 def stream_column() -> Column[str]:
-    """The column that ties a row to its stream."""
+    """Return the column that refers to the row's stream."""
     return Column("stream", Text, ForeignKey("streams.name"), nullable=False)
 
 
 def batch_columns() -> list[Any]:
-    """The columns and the constraint that tie a row to its batch."""
+    """Return the columns and the foreign key that refer to the row's batch."""
     return [
         Column("stream", Text, nullable=False),
         Column("batch_time_ms", BigInteger, nullable=False),

@@ -1,4 +1,4 @@
-"""What happened, and what was given up."""
+"""The tables of gaps and events."""
 
 from __future__ import annotations
 

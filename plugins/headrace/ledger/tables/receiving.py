@@ -1,4 +1,4 @@
-"""What is received: topics, positions, receivers, and the log's segments and blocks."""
+"""The tables of receiving: topics, positions, receivers, segments, blocks and unclaimed batch times."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ segments = Table(
     Column("bytes", BigInteger),
     Column("removing_at_ms", BigInteger),
     Column("removed_at_ms", BigInteger),
-    # Of its blocks when it was closed: what is newer than what may go need not be looked into.
+    # The latest batch time of its blocks when it was closed. Cleanup skips segments that are too new by it.
     Column("last_batch_time_ms", BigInteger),
     UniqueConstraint("stream", "path"),
-    # A segment's row outlives its file, so that its name is never used again; the files that exist are few.
+    # A segment's row outlives its file, so that its name is never used again; this index finds the few that exist.
     Index("ix_segments_present", "stream", "removed_at_ms", "segment_id"),
     sqlite_autoincrement=True,
 )
@@ -124,7 +124,7 @@ positions = Table(
     Column("drained_ms", BigInteger, nullable=False),
     Column("leader_epoch", Integer),
     Column("epoch_end_offset", BigInteger),
-    # Up to there the offsets were those of batches that are removed.
+    # Offsets up to this one belonged to batches that are removed.
     Column("removed_until_offset", BigInteger),
     Column("state", state_column(PartitionState), nullable=False),
     Column("error", Text),
@@ -137,7 +137,7 @@ positions = Table(
     Index("ix_positions_owner", "stream", "input_id", "receiver_index"),
 )
 
-# The tracker reads these twice a second, however many topics have ended.
+# The tracker reads live positions twice a second; the index skips ended topics, of which there may be many.
 LIVE = positions.c.state != literal(PartitionState.ENDED, positions.c.state.type, literal_execute=True)
 Index(
     "ix_positions_live",
@@ -175,7 +175,8 @@ blocks = Table(
     sqlite_autoincrement=True,
 )
 
-# What no batch has claimed yet, so that nobody searches a million blocks for it: adds count here, allocation removes.
+# Sums of the blocks that no batch has claimed, so that nobody searches a million blocks. Adding a block updates them;
+# allocation deletes them.
 unclaimed_times = Table(
     "unclaimed_times",
     metadata,

@@ -1,4 +1,4 @@
-"""Streams, and the jobs that receive for them."""
+"""The tables of streams, their revisions, and their receiver jobs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ streams = Table(
     Column("job_epoch", BigInteger, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
-    # Since when the newest definition's source says so; 0 where nobody knows.
+    # The time of the newest definition's source (its DAG version); 0 if unknown.
     Column("declared_at_ms", BigInteger, nullable=False, default=0, server_default="0"),
-    # The batch times that were removed, from the first to the last, 0: none; up to which their files are gone too; and
-    # the oldest file of the history that is still needed.
+    # The first and the last removed batch time (0: none), the batch time up to which their files are deleted too, and
+    # the number of the oldest history file that is still needed.
     Column("removed_from_ms", BigInteger, nullable=False, default=0),
     Column("removed_until_ms", BigInteger, nullable=False, default=0),
     Column("removed_files_ms", BigInteger, nullable=False, default=0),
     Column("history_from", BigInteger, nullable=False, default=0),
 )
 
-# Every definition that the stream has had; the row of the newest one's revision has the same in its columns.
+# Every definition that the stream has had. The newest one is also in the columns of ``streams``.
 stream_revisions = Table(
     "stream_revisions",
     metadata,
