@@ -1,4 +1,4 @@
-"""Moving an alias from one index to another, in one step that no search and no write sees half done."""
+"""Moves an alias from one index to another in one atomic request."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from headrace.elasticsearch.targets import TargetIndex
 from headrace.elasticsearch.transport import Response, Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
 
-# What an alias may have been given, which goes with it.
+# An alias's properties, which are kept when it moves.
 _PROPERTIES = ("filter", "index_routing", "search_routing", "is_hidden")
 
 
 @dataclass(frozen=True, slots=True)
 class AliasMove:
-    """``alias`` means ``old`` and is to mean ``new``; the same, when it does already."""
+    """``alias`` points to the index ``old`` and is to point to ``new``. The two are equal if it already does."""
 
     alias: str
     old: str
@@ -38,11 +38,12 @@ class IndexAlias:
         self._clock = clock
 
     def plan(self, new: str) -> AliasMove:
-        """What it takes for the alias to mean the index ``new``.
+        """Return the move that makes the alias point to the index ``new``.
 
         Raises:
-            UnsuitableTargetError: the alias is none, or not of one concrete index; ``new`` is no concrete index.
-            ElasticsearchRefusedError: the question is not allowed.
+            UnsuitableTargetError: the alias does not exist, is an index itself, or does not point to exactly one
+                concrete index; or ``new`` is not the name of a concrete index.
+            ElasticsearchRefusedError: the request is not allowed.
             ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
         """
         alias = self._options.index
@@ -65,11 +66,11 @@ class IndexAlias:
         return AliasMove(alias, old, new)
 
     def move(self, move: AliasMove) -> None:
-        """Have the alias mean the new index, with the filter and the routing that it has.
+        """Point the alias to the new index; its filter, routing and hidden flag are kept.
 
         Raises:
-            UnsuitableTargetError: it does not mean the old index any more.
-            ElasticsearchRefusedError: it is not allowed.
+            UnsuitableTargetError: the alias does not point to the old index any more.
+            ElasticsearchRefusedError: the request is not allowed.
             ElasticsearchUnavailableError: there was no answer; the alias may have been moved.
         """
         kept = self._properties(move)
@@ -78,7 +79,7 @@ class IndexAlias:
             {"add": {"index": move.new, "alias": move.alias, **kept}},
         ]
         response = self._request("POST", "/_aliases", json.dumps({"actions": actions}).encode())
-        # The answer may have been lost, and the request sent again: then there is no such alias to remove any more.
+        # After a lost answer the request is sent again. The alias to remove is then gone already, which is no error.
         if response.status != 200 and self._concrete(move.alias) != move.new:
             raise refusal(response.status, Reason(*response.error()), move.alias)
 

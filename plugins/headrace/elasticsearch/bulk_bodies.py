@@ -1,7 +1,7 @@
-"""Bulk bodies: a batch of rows becomes one run of NDJSON bytes, of which every request is a slice.
+"""Builds bulk bodies: a batch of rows becomes one buffer of NDJSON bytes, and each request's body is a slice of it.
 
-Nothing is done row by row in Python unless the row is out of the ordinary: ids, action lines and documents are joined
-by Arrow, and since the joined column's data stands in one buffer, a request's body is a range of that buffer.
+Arrow joins ids, action lines and documents; Python handles single rows only in exceptional cases. The joined column's
+data is one buffer, so a request's body is a range of that buffer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from headrace.elasticsearch.verdicts import Reason
 TOMBSTONE = "tombstone"
 REJECTED_BEFORE = "rejected"
 
-# What JSON wants escaped within a string.
+# Characters that JSON requires to be escaped within a string.
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
 class PreparedRows:
-    """The lines of the rows to send, in order. ``rows`` maps a line's number to its row in ``source``."""
+    """The lines to send, in order. ``rows`` maps a line's number to its row number in ``source``."""
 
     def __init__(self, source: pa.RecordBatch, rows: Any, ids: Any, versions: Any | None, lines: Any) -> None:
         self.source = source
@@ -44,7 +44,7 @@ class PreparedRows:
         return len(self._lines)
 
     def row(self, line: int) -> int:
-        """The row in ``source`` that became this line."""
+        """The number of the row in ``source`` from which this line was made."""
         return int(self._rows[line])
 
     def id(self, line: int) -> str:
@@ -55,11 +55,11 @@ class PreparedRows:
         return None if self._versions is None else int(self._versions[line].as_py())
 
     def length(self, line: int) -> int:
-        """The bytes of this line in a body."""
+        """The size in bytes of this line in a body."""
         return int(self.offsets[line + 1] - self.offsets[line])
 
     def document(self, line: int) -> bytes | None:
-        """The document in this line; None if it deletes one."""
+        """The document in this line; None if the line deletes a document."""
         _, _, document = bytes(self._view[self.offsets[line] : self.offsets[line + 1]]).partition(b"\n")
         return document[:-1] or None
 
@@ -71,7 +71,10 @@ class PreparedRows:
         return b"".join(self._view[self.offsets[line] : self.offsets[line + 1]] for line in lines.tolist())
 
     def requests(self, options: IndexingOptions) -> Iterator[Any]:
-        """Runs of line numbers, each within ``bulk_actions`` and, unless one line alone is larger, ``bulk_bytes``."""
+        """Yield the line numbers of each request: at most ``bulk_actions`` lines and ``bulk_bytes`` bytes.
+
+        A single line that is larger than ``bulk_bytes`` is a request of its own.
+        """
         first = 0
         while first < len(self):
             limit = self.offsets[first] + options.bulk_bytes
@@ -83,7 +86,7 @@ class PreparedRows:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What became of a batch's rows before anything was sent."""
+    """A batch's rows, sorted into lines to send, dead letters and ignored tombstones."""
 
     prepared: PreparedRows | None
     rejected: dict[int, Reason]
@@ -96,7 +99,7 @@ def prepare_rows(
 ) -> Preparation:
     """Sort a batch's rows into lines to send, dead letters and ignored tombstones.
 
-    ``identities``: the rows' ids and versions where they are known; by default they are made of the rows.
+    ``identities``: the rows' ids and versions if they are known; by default they are computed from the rows.
     """
     identities = identities or identify(batch, options)
     documents = as_lines(batch.column(document_column(batch)))
@@ -122,12 +125,12 @@ def prepare_rows(
 
 
 def document_column(batch: pa.RecordBatch) -> str:
-    """The column that holds the documents."""
+    """The name of the column that holds the documents."""
     return columns.DOCUMENT if columns.DOCUMENT in batch.schema.names else columns.VALUE
 
 
 def rejected_before(batch: pa.RecordBatch) -> dict[int, Reason]:
-    """The rows that a step before, a decoder or the transform, found to be dead letters."""
+    """The rows that a decoder or the transform marked as dead letters, by row number."""
     if columns.REJECTED_BECAUSE not in batch.schema.names:
         return {}
     reasons = batch.column(columns.REJECTED_BECAUSE)
@@ -180,8 +183,8 @@ def _opening(verb: str) -> bytes:
 def _closing(versions: Any | None, options: IndexingOptions) -> list[Any]:
     if versions is None:
         return [b'"}}\n']
-    # external: only a newer version is written. external_gte: the same version is written again, which is what
-    # write_method=index is for.
+    # external: only a newer version is written. external_gte: the same version is also written again, as
+    # write_method=index requires.
     kind = b"external" if options.method is WriteMethod.CREATE else b"external_gte"
     numbers = pc.cast(pc.cast(versions, pa.large_string()), pa.large_binary())
     return [b'","version":', numbers, b',"version_type":"' + kind + b'"}}\n']

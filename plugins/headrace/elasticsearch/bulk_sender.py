@@ -1,4 +1,4 @@
-"""Sends one bulk request's lines until each of them has its last answer. Used from several threads at once."""
+"""Sends the lines of one bulk request until each line has a final outcome. Used from several threads at once."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from headrace.elasticsearch.verdicts import (
 DOCUMENT_TOO_LARGE = "document_too_large"
 
 MOST_OFFENDERS = 16
-"""Documents that may each make a whole request invalid before the requests, not the documents, are to blame.
+"""The number of documents that may be rejected for making a whole request invalid; one more fails the batch.
 
-Ids and versions are checked before sending, so none is expected at all; a wrong setting that spoils every request
-must not empty a batch into the dead-letter index one document at a time.
+Ids and versions are checked before sending, so no such document is expected. A wrong setting that invalidates every
+request must not move a whole batch into the dead-letter index one document at a time.
 """
 
-# What is answered so was turned away before it was begun.
+# A request with this answer was rejected before any of it was executed.
 _TOO_MANY_REQUESTS = 429
 
-# Nothing but this is read of an answer; "status" is there for every item, so that items keep their places.
+# The only fields that are read from an answer. Every item has "status", so no item is left out of the list.
 _ANSWER = (
     "filter_path=items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
 )
@@ -50,18 +50,18 @@ _ANSWER = (
 
 @dataclass(slots=True)
 class SentRequest:
-    """What became of the lines: counted, or rejected by line number."""
+    """The outcome of the lines: counts, and the rejected lines by number."""
 
     counts: IndexingCounts = field(default_factory=IndexingCounts)
     rejected: list[tuple[int, Reason]] = field(default_factory=list)
 
 
 class BulkSender:
-    """Sends lines into one index and reads the answer to each.
+    """Sends lines to one index and reads the answer to each.
 
-    Items that Elasticsearch does not take for now (429, 5xx, a block on the index), and requests without an answer,
-    are sent again, the same bytes, after a pause; only these. A request refused as too large or invalid is halved
-    until it passes or the offending document is alone, which is then rejected.
+    Only items that Elasticsearch rejects temporarily (429, 5xx, a block on the index) and requests without an answer
+    are sent again, with the same bytes, after a pause. A request refused as too large or invalid is halved until it
+    passes or contains one document; that document is rejected.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BulkSender:
         self._path = f"/{quote(index, safe='')}/_bulk?{_ANSWER}"
 
     def send(self, prepared: PreparedRows, lines: Any) -> SentRequest:
-        """Send these lines (ascending numbers) and return when each has its outcome.
+        """Send these lines (ascending numbers) and return when each has a final outcome.
 
         Raises:
             ElasticsearchUnavailableError: no progress for ``max_retry_seconds``.
@@ -122,7 +122,7 @@ class _Sending:
         self._offenders = 0
         self._sent = SentRequest()
         self._conflicts = sender.conflicts(self._sent.counts)
-        # Lines that an earlier try may have written although no answer said so.
+        # Lines that an earlier try may have written, although no answer confirmed it.
         self._unknown: set[int] = set()
 
     def run(self) -> SentRequest:
@@ -168,7 +168,8 @@ class _Sending:
 
     def _offender(self, line: int, reason: Reason) -> None:
         self._offenders += 1
-        # That the others pass is what shows that this one is at fault; of one alone, only a known error does.
+        # A document is at fault if other documents of the request pass. For a single document there is no such
+        # comparison: only an error known to be caused by a document proves it.
         all_of_them = self._offenders == len(self._lines) and (self._offenders > 1 or not document_at_fault(reason))
         if self._offenders > MOST_OFFENDERS or all_of_them:
             raise self._sender.refused(400, reason)
@@ -182,8 +183,8 @@ class _Sending:
         parsed = response.json()
         items = parsed.get("items") if isinstance(parsed, dict) else None
         if not isinstance(items, list) or len(items) != len(piece):
-            # Something between us and Elasticsearch answered. What became of the request is unknown, so it is sent
-            # again, which does no harm.
+            # A proxy or another server answered. Whether the request was executed is unknown, so it is sent again;
+            # repeating it is harmless.
             self._unknown.update(piece.tolist())
             self._again(piece, f"an answer that is no bulk answer: {response.body[:200].decode('utf-8', 'replace')!r}")
             return

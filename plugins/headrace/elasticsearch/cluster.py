@@ -1,4 +1,4 @@
-"""Where Elasticsearch is and how to be let in: from an Airflow connection, or from plain URLs."""
+"""The addresses of an Elasticsearch cluster and its credentials, from an Airflow connection or from plain URLs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALLOWED_EXTRA = frozenset(
         "path_prefix",
     }
 )
-"""What the connection's extra may hold; files (ca_certs, ...) have to exist where the executors run."""
+"""The keys that a connection's extra may have. Files (ca_certs, ...) must exist on the executors' hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Node:
 class Cluster:
     """An Elasticsearch cluster and the credentials for it, which its repr does not show.
 
-    It is pickled into the writer that Spark sends to executors, and never becomes part of options or plans.
+    It is pickled into the writer that Spark sends to executors. It is never part of options or plans.
     """
 
     nodes: tuple[Node, ...]
@@ -64,14 +64,18 @@ class Cluster:
 
     @classmethod
     def of(cls, options: IndexingOptions) -> Self:
-        """The cluster that the options name; the connection, if any, is looked up here and now."""
+        """The cluster that the options name. Resolves the connection, if there is one, at the time of the call."""
         if options.connection:
             return cls.from_connection(resolve(options.connection))
         return cls(nodes=tuple(_node(host, default_scheme="http") for host in options.hosts))
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Self:
-        """Raises IndexingOptionsError for a connection that lacks a host or says what is not understood."""
+        """Build a cluster from an Airflow connection.
+
+        Raises IndexingOptionsError if the connection has no host, more than one credential, or an unknown or invalid
+        setting.
+        """
         extra: Mapping[str, Any] = connection.extra or {}
         unknown = sorted(set(extra) - ALLOWED_EXTRA)
         if unknown:
@@ -106,7 +110,7 @@ class Cluster:
         )
 
     def node_configs(self, *, connections_per_node: int, timeout_seconds: float) -> list[NodeConfig]:
-        """The nodes as the official client's transport takes them."""
+        """The nodes in the form that the official client's transport expects."""
         return [
             NodeConfig(
                 scheme=node.scheme,

@@ -1,9 +1,9 @@
-"""Finds rows of one batch that would be the same document, of which all but one would be lost.
+"""Finds rows of one batch with the same document id: all but one of them would be lost.
 
-Within the rows that a task has at hand they are found exactly, before these are sent. Over all the rows and tasks of a
-batch a digest of 64 bits stands for each id: a task hands its digests on, and whoever ends the write compares them. A
-million rows are 8 MB then. Two different ids of them have one digest about once in ten million such batches; the
-digests of the next attempt are others, so that one succeeds.
+Rows that a task holds at the same time are compared exactly, before they are sent. For the comparison over all rows
+and tasks of a batch, each id is represented by a digest of 64 bits: each task returns its digests, and the code that
+ends the write compares them. A million rows need 8 MB. Two different ids among a million have the same digest about
+once in ten million such batches. The next attempt uses other digests, so it succeeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
 
 
 class CollisionCheck:
-    """The rows of one task. ``seed`` (below 2**64) is the same for all tasks of a write, and another for each write."""
+    """Checks the rows of one task. ``seed`` (below 2**64) is equal for all tasks of a write and new for each write."""
 
     def __init__(self, options: IndexingOptions, seed: int) -> None:
         self._options = options
@@ -34,8 +34,10 @@ class CollisionCheck:
         self._digests: list[np.ndarray[Any, Any]] = []
 
     def take(self, batch: pa.RecordBatch, identities: Identities) -> None:
-        """Take in rows that are about to be sent. With record ids those count too that a step before rejected, since
-        their dead letters have the same ids.
+        """Add rows that are about to be sent.
+
+        With record ids, rows that a decoder or the transform rejected are included: their dead letters have the same
+        ids.
 
         Raises:
             CollidingIdsError: two of these rows have the same id (and version, where ids are versioned by the record).
@@ -57,7 +59,7 @@ class CollisionCheck:
         self._digests.append(digests)
 
     def digests(self) -> np.ndarray[Any, Any]:
-        """Those of all rows taken in."""
+        """The digests of all rows added (uint64 array)."""
         return np.concatenate(self._digests) if self._digests else np.empty(0, np.uint64)
 
     def _distinguishing(self, batch: pa.RecordBatch, identities: Identities) -> list[Any]:
@@ -67,7 +69,7 @@ class CollisionCheck:
             return []
         numbers = [identities.versions]
         if options.version_from is not None and all(name in batch.schema.names for name in columns.COORDINATES):
-            # Records may be of the same time; rows of one record may not have the same key.
+            # Two records may have the same version; two rows of one record may not have the same key.
             numbers += [batch.column(columns.PARTITION), batch.column(columns.OFFSET)]
         return [pc.fill_null(pc.cast(column, pa.int64()), -1) for column in numbers]
 
@@ -80,13 +82,13 @@ class CollisionCheck:
 
 
 def repeated_digests(parts: Sequence[np.ndarray[Any, Any]]) -> int:
-    """How many rows have the digest of another row before them."""
+    """The number of rows whose digest another row before them has."""
     every = np.sort(np.concatenate(parts)) if parts else np.empty(0, np.uint64)
     return int((every[1:] == every[:-1]).sum())
 
 
 def colliding(index: str, kind: DocumentIdKind, examples: Sequence[str]) -> CollidingIdsError:
-    """The error that stops the batch. ``examples`` are ids of several rows each, as far as they are known."""
+    """The error that fails the batch. ``examples`` are ids that several rows share, as far as they are known."""
     shown = ", ".join(map(repr, examples[:EXAMPLES]))
     more = ", …" if len(examples) > EXAMPLES else ""
     return CollidingIdsError(
@@ -109,7 +111,7 @@ _REMEDIES = {
 
 
 def _digests(ids: Any, weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The sum of each id's bytes, weighted by their places, modulo 2**64: a universal hash, whatever the ids are."""
+    """A digest for each id: the sum of its bytes, weighted by position, modulo 2**64 (a universal hash)."""
     data, offsets = line_offsets(pc.cast(ids, pa.large_binary()))
     lengths = np.diff(offsets)
     first = int(offsets[0])
@@ -121,7 +123,7 @@ def _digests(ids: Any, weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _mixed(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Spread over all bits (the finaliser of splitmix64)."""
+    """Mix the bits of each number (the finaliser of splitmix64)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray[Any, Any] = numbers ^ (numbers >> np.uint64(31))

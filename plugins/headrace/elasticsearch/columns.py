@@ -1,24 +1,24 @@
-"""The shape of the rows that the sink takes. Every name is defined here and nowhere else.
+"""The columns of the rows that the sink accepts. Column names are defined only here.
 
 =============  ==========================  ============================================================================
 column         type                        meaning
 =============  ==========================  ============================================================================
-topic          string                      the record's topic; needed by record ids, wanted for dead letters
+topic          string                      the record's topic; record ids need it, dead letters show it
 partition      int                         its partition
 offset         long                        its offset; the external version of key ids
-incarnation    int, optional               which topic of that name, from 1 (all are, where the column is not there)
-key            binary | string, optional   the record's key; needed by key ids
-value          binary | string             the record's value, which *is* the document (a row that no transform changed)
-document       string | binary             or the JSON document that a transform made of it; null is a tombstone
+incarnation    int, optional               the topic's incarnation, counted from 1; 1 if the column is missing
+key            binary | string, optional   the record's key; key ids need it
+value          binary | string             the record's value, which *is* the document (for untransformed rows)
+document       string | binary             the JSON document that a transform made of the value; null is a tombstone
 headers        list<struct<key, value>>    optional, the record's headers, for dead letters
 timestamp      timestamp                   optional, the record's time, for dead letters
-original_key,  binary; list<...>           optional, the record as Kafka gave it, for the dead letters of transformed
+original_key,  binary; list<...>           optional, the record's bytes from Kafka, for the dead letters of transformed
 original_...                               rows; without them the log is read, if there is a manifest
-rejected_...   string                      ``rejected_because``: a row that has a reason here is a dead letter at once
+rejected_...   string                      ``rejected_because``: a row with a reason here becomes a dead letter
 =============  ==========================  ============================================================================
 
-Exactly one of ``value`` and ``document`` is there. The columns of column ids, those that tell rows of one record
-apart, and the version column are named by the options ``id_columns`` and ``version_from``. Other columns are ignored.
+Exactly one of ``value`` and ``document`` must be present. The option ``id_columns`` names the columns of column ids,
+or those that distinguish the rows of one record; ``version_from`` names the version column. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ COORDINATES = (TOPIC, PARTITION, OFFSET)
 RECORD_COLUMNS = frozenset(
     {KEY, VALUE, TOPIC, PARTITION, OFFSET, TIMESTAMP, "timestampType", HEADERS, INCARNATION},
 )
-"""The columns of a record as the log has it (headrace.wal.payload.RECORD_SCHEMA)."""
+"""The columns of a record in the log (headrace.wal.payload.RECORD_SCHEMA)."""
 
 
 def needed_columns(options: IndexingOptions) -> tuple[str, ...]:
-    """The columns, beside the document, without which these options cannot be carried out."""
+    """The columns, besides the document, that these options require."""
     needed: list[str] = []
     if options.document_id is DocumentIdKind.RECORD:
         needed += [*COORDINATES, *options.id_columns]
@@ -66,7 +66,7 @@ def needed_columns(options: IndexingOptions) -> tuple[str, ...]:
 
 
 def check_columns(names: Iterable[str], options: IndexingOptions) -> None:
-    """Raise UnsuitableRowsError unless rows with these column names can be indexed as the options say."""
+    """Raise UnsuitableRowsError unless rows with these columns can be indexed with these options."""
     have: Collection[str] = tuple(names)
     missing = [name for name in needed_columns(options) if name not in have]
     if missing:

@@ -1,14 +1,15 @@
-"""A 409 says that the id is there; this finds out by which document, since to take another record's for a repetition of
-this one would be to lose it in silence.
+"""Resolves 409 conflicts: finds out which document the index holds under the id.
+
+A 409 only says that the id exists. Counting another record's document as a repetition would lose this record silently.
 
 =============  =====================================================================================================
-repeated       the same document is there
-superseded     the index holds a newer version; or a document of another source that had the same version or id where
+repeated       the index holds the same document
+superseded     the index holds a newer version; or a document of another source with the same version or id, where
                ids and versions come from columns (``version_from``, column ids without the batch time)
-kept           the id implies the source, the contents are others, and an earlier attempt at the batch, or an earlier
-               try of this request of which nobody knows the outcome, may have written them: by another transform, or
-               one that gives other values each time, or through an ingest pipeline
-foreign        the same, but nobody can have written it for this batch before: it is another record's
+kept           the id implies the source, the contents differ, and this batch may have written the document before:
+               in an earlier attempt, or in an earlier try of this request with an unknown outcome. The contents differ
+               because the transform was another one, is not deterministic, or an ingest pipeline changed them
+foreign        the same, but this batch cannot have written it before: it is another record's document
 =============  =====================================================================================================
 """
 
@@ -33,18 +34,18 @@ class Conflicts:
     """The conflicts of one request."""
 
     def __init__(self, transport: Transport, index: str, options: IndexingOptions, counts: IndexingCounts) -> None:
-        """Counts into ``counts``."""
+        """``counts`` is updated by each conflict."""
         self._transport = transport
         self._index = index
         self._options = options
         self._counts = counts
-        # Each line kept, and whether its document may be our own.
+        # The lines to settle, each with whether an earlier try of this request may have written its document.
         self._undecided: dict[int, bool] = {}
 
     def take(self, prepared: PreparedRows, line: int, reason: Reason, *, may_be_ours: bool) -> None:
-        """Count this line's conflict if the answer says what it is, or keep it for ``settle``.
+        """Count this line's conflict if the answer alone decides it; otherwise keep it for ``settle``.
 
-        ``may_be_ours``: an earlier try of the request may have written, although no answer said so.
+        ``may_be_ours``: an earlier try of the request may have written the document, although no answer confirmed it.
         """
         sent, held = prepared.version(line), current_version(reason)
         if sent is not None and held is not None and held != sent:
@@ -53,7 +54,7 @@ class Conflicts:
             self._undecided[line] = may_be_ours
 
     def settle(self, prepared: PreparedRows, retry_budget: RetryBudget) -> None:
-        """Fetch the documents that are there, a bounded number at once, and count the conflicts kept."""
+        """Fetch the existing documents, a bounded number at a time, and count the conflicts that ``take`` kept."""
         path = f"/{quote(self._index, safe='')}/_mget?filter_path=docs._version,docs.found,docs._source,docs._id"
         for lines in self._portions(prepared):
             body = json.dumps({"ids": [prepared.id(line) for line in lines]}).encode()
@@ -83,7 +84,7 @@ class Conflicts:
         counts, options = self._counts, self._options
         sent, document = prepared.version(line), prepared.document(line)
         if not there.get("found"):
-            # A tombstone's version is remembered, its document is not.
+            # Elasticsearch remembers a deleted document's version, not the document.
             if document is None:
                 counts.repeated += 1
             else:
@@ -104,7 +105,7 @@ class Conflicts:
 
 def _is_same(document: bytes, there: dict[str, Any]) -> bool:
     if "_source" not in there:
-        # The index does not keep it.
+        # The index does not store _source, so the documents cannot be compared.
         return True
     try:
         return bool(json.loads(document) == there["_source"])

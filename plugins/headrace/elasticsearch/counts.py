@@ -1,4 +1,4 @@
-"""What became of the rows, counted; the sum over tasks is what the ledger records."""
+"""Counts of rows by outcome. The ledger records the sum over all tasks."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from typing import Any
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
 
 EXAMPLES = 5
-"""As many ids are named."""
+"""The largest number of ids that an error or a report names."""
 
 
 @dataclass(slots=True)
 class IndexingCounts:
-    """Rows by outcome, and what it took. Counts are of rows unless said otherwise."""
+    """Rows by outcome, with requests, bytes and time. Counts are of rows unless stated otherwise."""
 
     rows: int = 0
     created: int = 0
     updated: int = 0
     repeated: int = 0
-    """In the index already, the very same document: an earlier run, or a request whose answer was lost."""
+    """The index already had the same document: from an earlier run, or from a request whose answer was lost."""
     kept: int = 0
-    """In the index already from the same source, with other contents: an earlier attempt with another transform wrote
-    it, or one that is not the same twice. It was left as it is."""
+    """The index already had a document of the same source with other contents: an earlier attempt wrote it with
+    another transform, or with one that is not deterministic. It was left unchanged."""
     foreign: int = 0
-    """In the index is a document of another source. The write fails by it."""
+    """The index has a document of another source under the id. The write fails."""
     superseded: int = 0
-    """Not written, since the index holds a newer version of that id."""
+    """Not written, because the index holds a newer version of that id."""
     deleted: int = 0
-    """Tombstones that took effect, whether or not there was a document to delete."""
+    """Tombstones that were applied, whether or not there was a document to delete."""
     dead_lettered: int = 0
     letters_withdrawn: int = 0
-    """Dead letters of earlier attempts that were deleted, since their rows were not rejected again."""
+    """Dead letters of earlier attempts that were deleted because their rows were not rejected again."""
     ignored_tombstones: int = 0
     requests: int = 0
-    """Bulk requests sent, those to the dead-letter index included."""
+    """Bulk requests sent, including those to the dead-letter index."""
     retries: int = 0
     """Bulk requests that were sent again, in whole or in part."""
     bytes: int = 0
     """Bytes of the bulk bodies sent, before compression."""
     seconds: float = 0.0
-    """The task's time; over several tasks their sum."""
+    """The task's duration; for several tasks the sum."""
     dead_letter_reasons: Counter[str] = field(default_factory=Counter)
     """Dead-lettered rows by type of reason."""
     foreign_ids: list[str] = field(default_factory=list)
-    """Some of the ids behind ``foreign``."""
+    """Up to ``EXAMPLES`` ids of the rows counted in ``foreign``."""
 
     @property
     def indexed(self) -> int:
@@ -73,7 +73,7 @@ class IndexingCounts:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it, ``indexed`` included. Foreign documents are named where there are any."""
+        """The counts as JSON fields, with ``indexed``; without ``foreign`` and ``foreign_ids`` if there are none."""
         counts = {"indexed": self.indexed, **asdict(self), "dead_letter_reasons": dict(self.dead_letter_reasons)}
         if not self.foreign:
             del counts["foreign"], counts["foreign_ids"]

@@ -1,4 +1,4 @@
-"""Reading dead letters, and noting what became of them."""
+"""Reads dead letters from their index, records the outcome of a replay in them, and withdraws obsolete ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from headrace.elasticsearch.transport import Response, Transport
 from headrace.elasticsearch.verdicts import Reason, item_reason, refusal
 
 PAGE = 100
-"""Letters that are read, or noted, at once: each may be as large as Kafka's messages are."""
+"""Letters that are read or updated at once. Each may be as large as a Kafka message."""
 IDS_PAGE = 1000
-"""Ids that are read at once."""
+"""Ids that are read at once, and letters that are deleted at once."""
 _KEPT_OPEN = "2m"
 _REASONS_REPORTED = 100
 _CONTENTS = ("key", "value", "value_text", "document_text", "headers")
@@ -32,10 +32,10 @@ _CONTENTS = ("key", "value", "value_text", "document_text", "headers")
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which letters; what is None or empty does not narrow. Times are batch times in epoch milliseconds.
+    """Selects dead letters. None or empty means no restriction. Times are batch times in epoch milliseconds.
 
-    ``from_ms``, ``until_ms``, ``from_offset`` and ``until_offset`` belong to their ranges. ``replayed`` adds those that
-    were replayed since.
+    ``from_ms``, ``until_ms``, ``from_offset`` and ``until_offset`` are inclusive. ``replayed`` includes letters that
+    were replayed.
     """
 
     ids: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class LetterFilter:
     replayed: bool = False
 
     def query(self, stream: str, output: str) -> dict[str, Any]:
-        """As Elasticsearch's query, for the letters of one output."""
+        """The filter as an Elasticsearch query for the letters of one output."""
         terms = {
             "stream": stream,
             "output": output,
@@ -72,7 +72,7 @@ class LetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A dead letter as the index has it. ``seq_no`` and ``primary_term`` tell this writing of it from later ones."""
+    """A dead letter read from the index. ``seq_no`` and ``primary_term`` identify this version of it."""
 
     id: str
     seq_no: int
@@ -81,13 +81,13 @@ class StoredLetter:
 
     @property
     def reason(self) -> Reason:
-        """Why its document was not indexed."""
+        """The reason why its document was not indexed."""
         reason = self.fields.get("reason") or {}
         return Reason(str(reason.get("type", "unknown")), str(reason.get("text", "")))
 
     @property
     def coordinates(self) -> tuple[str, int, int, int] | None:
-        """Topic, partition, offset and incarnation; None for a row that is no record's."""
+        """Topic, partition, offset and incarnation; None for a row that has no source record."""
         given = [self.fields.get(name) for name in ("topic", "partition", "offset")]
         if any(value is None for value in given):
             return None
@@ -95,7 +95,7 @@ class StoredLetter:
 
     @property
     def document(self) -> bytes | None:
-        """What was to be indexed, to the byte; None where the letter has no such document."""
+        """The exact bytes of the rejected document; None if the letter does not hold it."""
         if self.fields.get("value_is_document"):
             return self._bytes("value")
         text = self.fields.get("document_text")
@@ -103,7 +103,7 @@ class StoredLetter:
 
     @property
     def record(self) -> OriginalRecord | None:
-        """The record as Kafka gave it; None where the letter does not have all of it."""
+        """The record as read from Kafka; None if the letter does not hold all of it."""
         if self.coordinates is None or "headers" not in self.fields:
             return None
         value = self._bytes("value")
@@ -125,10 +125,10 @@ class DeadLetterIndex:
         self._clock = clock
 
     def reasons(self, letters: LetterFilter) -> dict[str, int]:
-        """How many letters there are, by their reasons' types, the most frequent first; empty without an index.
+        """The number of letters by type of reason, the most frequent first; empty if there is no index.
 
         Raises:
-            ElasticsearchRefusedError: the question is not allowed.
+            ElasticsearchRefusedError: the request is not allowed.
             ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
         """
         self._refresh()
@@ -139,11 +139,12 @@ class DeadLetterIndex:
         return {bucket["key"]: bucket["doc_count"] for bucket in found["aggregations"]["reasons"]["buckets"]}
 
     def find(self, letters: LetterFilter, limit: int | None = None, *, contents: bool = True) -> Iterator[StoredLetter]:
-        """The letters, the newest batch first: of those that there are now, each as it is when its page is read, unless
-        the filter leaves it out by then. Raises as ``reasons``.
+        """Yield the letters, newest batch first. Raises the same errors as ``reasons``.
 
-        Without ``contents`` they tell of their records, but do not hold them. However long the caller takes over a
-        letter, nothing is kept open in Elasticsearch meanwhile: all ids (about 100 bytes each) are read first.
+        The set of letters is fixed at the start; each letter has its state at the time when its page is read, and is
+        left out if it does not match the filter then. Without ``contents`` the letters lack the record's key, value,
+        headers and document. All ids (about 100 bytes each) are read first, so nothing is kept open in Elasticsearch
+        while the caller handles the letters.
         """
         self._refresh()
         for ids in _pages(self._ids(letters, limit), PAGE):
@@ -176,16 +177,16 @@ class DeadLetterIndex:
         return ids[:limit]
 
     def withdraw(self, batch_time_ms: int, attempt: int) -> int:
-        """Delete the letters of this index's batch that attempts before ``attempt`` left; how many they were.
+        """Delete the letters of the batch and this index that attempts before ``attempt`` wrote.
 
-        One that is written anew meanwhile stays. Raises as ``reasons``.
+        A letter that is rewritten meanwhile stays. Returns the number deleted. Raises the same errors as ``reasons``.
         """
         batch = LetterFilter(from_ms=batch_time_ms, until_ms=batch_time_ms, index=self._options.index, replayed=True)
         withdrawn = 0
         left = (
             letter
             for letter in self.find(batch, contents=False)
-            # By what the letter holds: in an index with a mapping of its own the number may not be searchable.
+            # Filtered here and not by a query: with a custom mapping the attempt may not be searchable.
             if isinstance(letter.fields.get("attempt"), int) and letter.fields["attempt"] < attempt
         )
         while some := list(islice(left, IDS_PAGE)):
@@ -200,7 +201,7 @@ class DeadLetterIndex:
         """One letter by its id.
 
         Raises:
-            DeadLetterMissingError: there is none, or it is of another stream or output.
+            DeadLetterMissingError: it does not exist, or belongs to another stream or output.
         """
         every = LetterFilter(ids=(id_,), replayed=True)
         for letter in self.find(every, limit=1):
@@ -211,13 +212,13 @@ class DeadLetterIndex:
         )
 
     def prepare_notes(self) -> None:
-        """Make sure that a note of a replay can be searched, in an index of an earlier version too."""
+        """Add the mappings of the replay's fields, which an index of an earlier version lacks."""
         names = ("document_id", "version", "value_is_document", "timestamp", "replayed_at")
         mapping = {"properties": {name: MAPPINGS["properties"][name] for name in names}}
         self._parsed(self._request("PUT", f"{self._path}/_mapping", mapping))
 
     def note(self, notes: Sequence[tuple[StoredLetter, Mapping[str, Any]]]) -> list[StoredLetter]:
-        """Change fields of letters; those that were written anew since they were read stay, and are given back."""
+        """Update fields of letters. Returns the letters left unchanged because they were rewritten or deleted since."""
         if not notes:
             return []
         lines: list[dict[str, Any]] = []
@@ -229,7 +230,7 @@ class DeadLetterIndex:
     def _changed_since(
         self, letters: Sequence[StoredLetter], lines: Sequence[dict[str, Any]], parameters: str
     ) -> list[StoredLetter]:
-        """Send one action for each letter; those that were written anew since they were read, or are gone."""
+        """Send one action for each letter. Returns the letters that were rewritten or deleted since they were read."""
         body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
         path = f"{self._path}/_bulk{parameters}"
         answer = self._parsed(request_with_retries(self._transport, self._retry_budget(), "POST", path, body))
@@ -254,11 +255,11 @@ class DeadLetterIndex:
         return f"/{quote(self._name, safe='')}"
 
     def _refresh(self) -> None:
-        # Who may not refresh sees what was written a second ago, or longer.
+        # The response is ignored: without the privilege to refresh, letters written in the last second may be missing.
         self._request("POST", f"{self._path}/_refresh")
 
     def _search(self, parameters: str, body: dict[str, Any]) -> Any:
-        """The answer; None where there is no such index. A shard that does not answer is an error, not no letters."""
+        """The search's answer; None if there is no such index. A shard that does not answer is an error."""
         path = f"{self._path}/_search?allow_partial_search_results=false{parameters}"
         response = self._request("POST", path, body)
         return None if response.status == 404 else self._parsed(response)

@@ -1,9 +1,9 @@
-"""Dead letters indexed after all: once a mapping was mended, or a transform.
+"""Replays dead letters: indexes them again after the mapping or the transform was corrected.
 
-What is in the index already stays: an id that is taken, and a version that is newer, are not written over, whatever the
-output's own write method is, since what a letter holds is older than all that was indexed after it. So a replay may be
-stopped, and done again, at any time. A letter that was indexed is noted as replayed; one that is refused again gets the
-new reason and stays as it was; and one that a batch wrote anew meanwhile is left alone.
+A replay never overwrites an existing id or a newer version, whatever the output's write method is: a letter's document
+is older than everything indexed after it. So a replay can be stopped and repeated at any time. An indexed letter is
+marked as replayed. A letter that is refused again gets the new reason and is otherwise unchanged. A letter that a batch
+rewrote meanwhile is not changed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from headrace.elasticsearch.verdicts import Reason
 class LetterRows:
     """The documents of some letters, in the shape of ``columns``.
 
-    ``owners`` names each row's letter by its place in ``letters``; a letter may have several rows, or none, for which
-    its transform has no use. ``identities`` are the rows' own, where they are not to be made of the columns.
-    ``rejected`` has letters, by their places, that did not become rows. ``same_record`` leads from a letter to an
-    earlier one of the same record, by their places: what becomes of that one's rows becomes of both.
+    Letters are identified by their index in ``letters``. ``owners`` has the letter of each row; a letter may have
+    several rows, or none if the transform drops its record. ``identities``: the rows' ids and versions, if they are not
+    computed from the columns. ``rejected``: the letters that could not be made rows. ``same_record`` maps a letter to
+    an earlier one of the same record; the outcome of that letter's rows applies to both.
     """
 
     letters: Sequence[StoredLetter]
@@ -49,38 +49,38 @@ class LetterRows:
 
 
 class LetterReader(Protocol):
-    """Makes documents of letters."""
+    """Turns dead letters into documents."""
 
     def cannot(self, letter: StoredLetter) -> str | None:
-        """Why this letter cannot be made a document, for people; None if it can."""
+        """The reason, in readable text, why this letter cannot become a document; None if it can."""
         ...
 
     def read(self, letters: Sequence[StoredLetter]) -> Iterable[LetterRows]:
-        """The documents of these letters, each letter in one of the groups."""
+        """The documents of these letters, in groups. Each letter is in exactly one group."""
         ...
 
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """What became of letters, and of the documents that were made of them."""
+    """The outcomes of a replay, for letters and for the documents made from them."""
 
     letters: int = 0
     replayed: int = 0
-    """Noted as replayed: all that is made of the record is in the index, in this version or a newer one."""
+    """Letters marked as replayed: all documents of the record are in the index, in this version or a newer one."""
     without_documents: int = 0
-    """Of those replayed: the transform has no use for them."""
+    """Replayed letters for which the transform made no document."""
     refused: int = 0
-    """Dead letters still, with the reason of this time."""
+    """Letters refused again; each now has the reason of this refusal."""
     written_anew: int = 0
-    """A batch wrote the letter anew meanwhile: not noted."""
+    """Letters that a batch rewrote meanwhile, so they were not updated."""
     left: int = 0
-    """Not tried, for the reasons in ``left_because``."""
+    """Letters that were not tried, for the reasons in ``left_because``."""
     documents: IndexingCounts = field(default_factory=IndexingCounts)
     refused_because: Counter[str] = field(default_factory=Counter)
     left_because: Counter[str] = field(default_factory=Counter)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The counts as JSON fields."""
         whole = ("letters", "replayed", "without_documents", "refused", "written_anew", "left")
         numbers = {name: getattr(self, name) for name in whole}
         names = ("created", "updated", "repeated", "kept", "superseded", "deleted", "ignored_tombstones")
@@ -90,10 +90,10 @@ class ReplayCounts:
 
 
 class AsTheyWere:
-    """Letters as the documents that they were to be: for what was mended in Elasticsearch."""
+    """Reads letters as the documents that were rejected: for a cause that was corrected in Elasticsearch."""
 
     def cannot(self, letter: StoredLetter) -> str | None:
-        """Why not: the letter has no document, or no id for it."""
+        """The reason why not: the letter has no document, or no id for it. None if it can be replayed."""
         if letter.document is None:
             return "it holds no document: it was rejected by a decoder or the transform, or is too large to be kept"
         if letter.fields.get("document_id") is None:
@@ -101,7 +101,7 @@ class AsTheyWere:
         return None
 
     def read(self, letters: Sequence[StoredLetter]) -> Iterator[LetterRows]:
-        """One row for each."""
+        """One row for each letter; letters with and without a version are in separate groups."""
         versions = [letter.fields.get("version") for letter in letters]
         for versioned in (False, True):
             places = [place for place, version in enumerate(versions) if (version is not None) is versioned]
@@ -130,24 +130,24 @@ class DeadLetterReplay:
         self._letters = letters
         self._reader = reader
         self._clock = clock
-        # Not checked anew: that an id may keep its first value for ever is here what is wanted. A document that is
-        # there is of an earlier replay, or of the batch that was run again.
+        # model_copy does not validate: "create" is intended here even where ids recur and the options refuse it. An
+        # existing document comes from an earlier replay, or from the batch that was run again.
         self._options = options.model_copy(update={"write_method": WriteMethod.CREATE, "written_before": True})
         self._sender = BulkSender(transport, options.index, self._options, clock=clock, cancelled=threading.Event())
 
     def cannot(self, letter: StoredLetter) -> str | None:
-        """Why this letter is left alone, for people; None if it is not."""
+        """The reason, in readable text, why this letter is not tried; None if it can be replayed."""
         index = letter.fields.get("index")
         if index != self._options.index:
             return f"it was to be in index {index!r}: name that with --index"
         return self._reader.cannot(letter)
 
     def replay(self, letters: Iterable[StoredLetter]) -> ReplayCounts:
-        """Index them, and note what became of each.
+        """Index the letters and record the outcome in each.
 
         Raises:
             ElasticsearchRefusedError: the index or the credentials, not a document, are at fault.
-            ElasticsearchUnavailableError: no progress for ``max_retry_seconds``; do it again later.
+            ElasticsearchUnavailableError: no progress for ``max_retry_seconds``; repeat the replay later.
             CollidingIdsError: the transform makes several rows of a record, and the output has no id rule for them.
         """
         counts = ReplayCounts()
@@ -169,7 +169,7 @@ class DeadLetterReplay:
         return counts
 
     def _index(self, group: LetterRows, counts: ReplayCounts) -> dict[int, Reason]:
-        """Send the rows; the letters, by their places, of which a row was refused."""
+        """Send the rows. Returns the letters, by index, that have a refused row."""
         refused = dict(group.rejected)
         if not group.rows.num_rows:
             return refused

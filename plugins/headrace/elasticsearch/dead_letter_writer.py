@@ -1,6 +1,6 @@
-"""Where a task leaves its dead letters.
+"""Writes a task's dead letters to the dead-letter index.
 
-They are written before the batch reports success, and a batch whose dead letters cannot be written fails.
+They are written before the batch reports success. A batch whose dead letters cannot be written fails.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DeadLetterWriter:
     MOST_HELD = 1000
     MOST_BYTES_HELD = 8 * 1024 * 1024
     MOST_REMEMBERED = 50_000
-    """Ids by which rows without an id of their own are numbered. The rows of one record follow one another, at most a
-    few requests apart."""
+    """Letter ids that are remembered to number letters with equal ids. The rows of one record are at most a few
+    requests apart."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class DeadLetterWriter:
         options: IndexingOptions,
         originals: OriginalRecords | None,
     ) -> None:
-        """``sender`` writes into the dead-letter index."""
+        """``sender`` writes to the dead-letter index."""
         self._transport = transport
         self._sender = sender
         self._options = options
@@ -52,7 +52,7 @@ class DeadLetterWriter:
         self._index_ensured = False
 
     def take(self, batch: pa.RecordBatch, rejected: Iterable[tuple[int, Reason]], counts: IndexingCounts) -> None:
-        """Hold the dead letters of these rows, and count them; writes when too many are held."""
+        """Buffer and count the dead letters of these rows; writes them when the buffer is full."""
         for row, reason in rejected:
             letter = self._numbered(dead_letter(batch, row, reason, self._options))
             self._held.append(letter)
@@ -63,7 +63,7 @@ class DeadLetterWriter:
                 self.flush(counts)
 
     def _numbered(self, letter: DeadLetter) -> DeadLetter:
-        """The letter under an id that no letter of this task had, so that as many are kept as are counted."""
+        """The letter with an id that no other letter of this task has, so that none overwrites another."""
         ordinal = self._ordinals.pop(letter.id, 0) + 1
         self._ordinals[letter.id] = ordinal
         if len(self._ordinals) > self.MOST_REMEMBERED:
@@ -71,13 +71,13 @@ class DeadLetterWriter:
         return letter if ordinal == 1 else replace(letter, ordinal=ordinal)
 
     def flush(self, counts: IndexingCounts) -> None:
-        """Write what is held. Raises DeadLettersRefusedError if one of them is refused."""
+        """Write the buffered letters. Raises DeadLettersRefusedError if one of them is refused."""
         if not self._held:
             return
         self._ensure_index()
         letters = [self._with_original(letter) for letter in self._held]
         too_large = self._write(letters, counts)
-        # What does not fit a request even so is told of without its value; the record itself is in the log and Kafka.
+        # A letter too large for a request is written without its value; the record itself is in the log and in Kafka.
         slim = [replace(letter, omit_value=True) for letter in too_large]
         if slim and self._write(slim, counts):
             raise self._refused(Reason(DOCUMENT_TOO_LARGE, "not even without its value"))
@@ -85,7 +85,7 @@ class DeadLetterWriter:
         self._bytes_held = 0
 
     def _write(self, letters: Sequence[DeadLetter], counts: IndexingCounts) -> list[DeadLetter]:
-        """Write these; those that are too large come back."""
+        """Write these letters. Returns those that are too large for a request."""
         prepared = _prepared(letters, self._options)
         too_large = []
         for lines in prepared.requests(self._options):
@@ -120,14 +120,15 @@ class DeadLetterWriter:
         path = f"/{quote(self._options.dead_letters, safe='')}"
         retry_budget = self._sender.retry_budget()
         if request_with_retries(self._transport, retry_budget, "HEAD", path).status != 200:
-            # Another task may be first, or the user may index but not create: writing the letters tells.
+            # The answer is ignored: another task may have created the index, or the user may index but not create.
+            # Writing the letters shows whether the index can be used.
             body = json.dumps({"mappings": MAPPINGS}).encode()
             request_with_retries(self._transport, retry_budget, "PUT", path, body)
         self._index_ensured = True
 
 
 def _prepared(letters: Sequence[DeadLetter], options: IndexingOptions) -> PreparedRows:
-    # Overwritten rather than kept: when a batch is run again the newer reason is the one to act on.
+    # An existing letter is overwritten: when a batch is run again, the newer reason is the relevant one.
     lines = [
         b'{"index":{"_id":%s}}\n%s\n' % (json.dumps(letter.id).encode(), letter.to_bytes(options)) for letter in letters
     ]

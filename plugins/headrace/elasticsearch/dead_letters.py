@@ -1,8 +1,8 @@
-"""A dead letter: what Elasticsearch can never take, with everything to understand and to repeat it.
+"""Builds dead letters: documents that describe rows which Elasticsearch can never accept, with all data for a replay.
 
-One document per rejected row. Its id names the stream, the output, the index and the row's record, so that running a
-batch again does not double it, and outputs that share a dead-letter index keep their letters apart. One that was
-replayed (``dead_letter_replay``) stays, with the time of it, until its batch is dead-lettered anew.
+There is one document per rejected row. Its id contains the stream, the output, the index and the row's record, so
+running a batch again does not duplicate it, and outputs that share a dead-letter index have separate letters. A
+replayed letter (``dead_letter_replay``) stays, with the time of the replay, until its batch is dead-lettered again.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ MAPPINGS: dict[str, Any] = {
         "replayed_at": {"type": "date", "format": "epoch_millis"},
     },
 }
-"""How the dead-letter index is created where it is missing. ``value_text`` is there when the value is UTF-8,
-``document_text`` (what was sent) when a transform made it, otherwise ``value_is_document``; a record too large even for
-here has neither, nor ``value``, but ``value_bytes``, its size. ``document_id`` and ``version`` are those
-that the document was to have; ``replayed_at`` is there once it was indexed after all."""
+"""The mappings with which a missing dead-letter index is created.
+
+``value_text`` is present if the value is UTF-8. ``document_text`` is the document that a transform made; without a
+transform ``value_is_document`` is true. A letter too large for a request has none of these and no ``value``, only the
+value's size in ``value_bytes``. ``document_id`` and ``version`` are those of the rejected document. ``replayed_at`` is
+present once the letter was replayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One record, or row of an aggregate, that could not be indexed. Coordinates are None for an aggregate's row."""
+    """A record, or a row of an aggregate, that could not be indexed. An aggregate's row has no coordinates (None)."""
 
     topic: str | None
     partition: int | None
@@ -67,26 +69,28 @@ class DeadLetter:
     reason: Reason
     original: OriginalRecord | None
     document: bytes | None
-    """What was to be indexed, where that is not the record's value."""
+    """The rejected document, if it is not the record's value."""
     owner: tuple[str, ...]
     """Stream, output and index, as far as they are known."""
     row: str
-    """The row's own part of the letter's id: its record's id, and a digest where the record does not name it alone."""
+    """The row's part of the letter's id: its record's id, and a digest if the record alone does not identify it."""
     ordinal: int = 1
-    """Tells letters of one task apart whose rows nothing else tells apart."""
+    """Numbers the letters of one task whose ids would otherwise be equal."""
     task: int = 0
-    """Tells letters of several tasks apart whose rows may be equal; 0 where each row has an id of its own."""
+    """Distinguishes letters of different tasks whose rows may be equal; 0 if each row has an id of its own."""
     document_id: str | None = None
-    """Under which it was to be indexed; None where it has no usable id, or was rejected by a step before."""
+    """The id of the rejected document; None if it has no usable id, or a decoder or the transform rejected the row."""
     version: int | None = None
-    """The external version that it was to have."""
+    """The external version of the rejected document."""
     value_is_document: bool = False
     omit_value: bool = False
 
     @property
     def id(self) -> str:
-        """``stream/output/index/row``, and ``/ordinal`` from the second on, or ``/ordinal+task``. None of the parts can
-        hold a slash."""
+        """``stream/output/index/row``, followed by ``/ordinal`` from the second on, or by ``/ordinal+task``.
+
+        None of the parts can contain a slash. An id that would be too long is replaced by its hash below stream/output.
+        """
         number = [f"{self.ordinal}+{self.task}"] if self.task else [str(self.ordinal)] if self.ordinal > 1 else []
         named = "/".join((*self.owner, self.row, *number))
         if len(named.encode()) <= MAX_ID_BYTES:
@@ -95,7 +99,7 @@ class DeadLetter:
 
     @property
     def size(self) -> int:
-        """About how many bytes it holds on to."""
+        """The approximate number of bytes that it holds in memory."""
         value = (self.original.value if self.original else None) or b""
         return 500 + len(value) + len(self.document or b"")
 
@@ -129,7 +133,7 @@ class DeadLetter:
 
 
 def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: IndexingOptions) -> DeadLetter:
-    """The dead letter of a row, with the record's bytes as far as the row has them."""
+    """The dead letter of a row, with the record's bytes if the row has them."""
     names = batch.schema.names
 
     def cell(name: str) -> Any:
@@ -150,7 +154,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         )
     rejected_before = reason.type == REJECTED_BEFORE
     document_id, version = _identity(batch, row, options)
-    # Of these no two of a batch are equal (`CollisionCheck`). Rows of one key that differ by their version may be.
+    # No two rows of a batch have the same id (`CollisionCheck`), except rows of one key with different versions.
     has_own_id = (
         document_id is not None
         and options.version_from is None
@@ -174,9 +178,9 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
 
 
 def _row_id(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> str:
-    """The same in every run of the batch, and another for every row that the ids of documents tell apart.
+    """The row's part of a letter's id: equal in every run of the batch, different for rows with different document ids.
 
-    With record ids it is the document's id, so that whatever tells rows of one record apart there does so here.
+    With record ids it is the document's id, so it distinguishes the rows of one record in the same way.
     """
     names = batch.schema.names
     one = batch.slice(row, 1)
@@ -197,7 +201,7 @@ def _digest(*held: Any) -> str:
 
 
 def _identity(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> tuple[str | None, int | None]:
-    """The id and the version that the row's document has; no id where none can be made."""
+    """The id and the version of the row's document; both are None if it has no usable id or version."""
     identities = identify(batch.slice(row, 1), options)
     if identities.rejected:
         return None, None

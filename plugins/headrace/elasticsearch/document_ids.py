@@ -1,7 +1,7 @@
-"""Ids and versions of documents, for a whole Arrow batch at a time, checked as Elasticsearch would check them.
+"""Computes document ids and versions for a whole Arrow batch at a time, and checks them as Elasticsearch does.
 
-Elasticsearch answers 400 to a whole bulk request for one id of 513 bytes or one negative version, so no such id or
-version is ever sent.
+One id of 513 bytes or one negative version makes Elasticsearch answer 400 to the whole bulk request, so such ids and
+versions are never sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEGATIVE_VERSION = "negative_version"
 class Identities:
     """Per row: ``ids`` (large_string) and, if documents are versioned, ``versions`` (int64).
 
-    ``rejected`` has the rows without a usable id or version, which are null or wrong in the arrays.
+    ``rejected`` has the rows without a usable id or version; the arrays' values of these rows are null or invalid.
     """
 
     ids: Any
@@ -39,7 +39,10 @@ class Identities:
 
 
 def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
-    """The ids and versions of a batch's rows (columns as in ``columns``)."""
+    """The ids and versions of a batch's rows (columns as in ``columns``).
+
+    Raises UnsuitableRowsError if a column's type, or a null in the record's coordinates, allows no id or version.
+    """
     rejected: dict[int, Reason] = {}
     if options.document_id is DocumentIdKind.RECORD:
         ids = record_ids(batch)
@@ -59,7 +62,10 @@ def identify(batch: pa.RecordBatch, options: IndexingOptions) -> Identities:
 
 
 def record_ids(batch: pa.RecordBatch) -> Any:
-    """``topic+partition+offset``, and ``+incarnation`` from the second on (large_string)."""
+    """``topic+partition+offset``, followed by ``+incarnation`` from the second incarnation on (large_string).
+
+    Raises UnsuitableRowsError if a row has no topic, partition, offset or incarnation.
+    """
     topic, partition, offset = (batch.column(name) for name in columns.COORDINATES)
     if topic.null_count or partition.null_count or offset.null_count:
         raise UnsuitableRowsError(
@@ -76,17 +82,17 @@ def record_ids(batch: pa.RecordBatch) -> Any:
 
 
 def row_parts(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> Any:
-    """What tells the rows of one record apart, as it stands in their ids (large_string): ``id_columns``, a null as "".
+    """The part of an id that distinguishes the rows of one record (large_string): ``id_columns``, with "" for null.
 
-    Rows whose columns are binary that is no UTF-8 are added to ``rejected``.
+    Rows with binary columns that are not UTF-8 are added to ``rejected``.
     """
     return _column_values(batch, options, rejected, null="")
 
 
 def incarnations(batch: pa.RecordBatch) -> Any | None:
-    """The incarnation of each row's topic; None if there is no such column, and so no second incarnation.
+    """The incarnation of each row's topic (int32); None if there is no such column, so all are first incarnations.
 
-    Raises UnsuitableRowsError where a row has a null there.
+    Raises UnsuitableRowsError if a row has a null there.
     """
     index = batch.schema.get_field_index(columns.INCARNATION)
     if index < 0 or not batch.num_rows:
@@ -127,13 +133,13 @@ def _column_values(
         parts.append(pa.array([str(options.batch_time)] * batch.num_rows, pa.large_string()))
     if len(parts) == 1:
         return parts[0]
-    # Escaped, so that ("a+b", "c") and ("a", "b+c") stay two ids.
+    # Escaped, so that ("a+b", "c") and ("a", "b+c") have different ids.
     escaped = [pc.replace_substring(pc.replace_substring(part, "%", "%25"), "+", "%2B") for part in parts]
     return _joined(*escaped)
 
 
 def _text(column: Any, rejected: dict[int, Reason]) -> Any:
-    """A column as large_string, null and rejected where it is binary that is no UTF-8."""
+    """A column as large_string. Rows with bytes that are not UTF-8 are null and added to ``rejected``."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_nested(column.type):
@@ -141,7 +147,7 @@ def _text(column: Any, rejected: dict[int, Reason]) -> Any:
             f"A column of type {column.type} cannot be a document id.", remedy="Choose its fields."
         )
     if pa.types.is_timestamp(column.type):
-        # In UTC, whatever the session's time zone is: the id has to be the same in every run.
+        # In UTC, whatever the session's time zone is: the id must be the same in every run.
         column = _cast(column, pa.timestamp("us"))
     try:
         return _cast(column, pa.large_string())

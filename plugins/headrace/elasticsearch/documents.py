@@ -1,9 +1,9 @@
-"""The documents of a batch as bytes that fit a line of NDJSON, checked without parsing them.
+"""Converts a batch's documents to single lines of NDJSON, and checks them without parsing them.
 
-A bulk body is framed by newlines, and Elasticsearch judges each line on its own: whatever is wrong within a line is
-that item's 400. What has to be found out here is what would break the frame; what does not even begin like an object;
-and what Elasticsearch would take but should not: it guesses UTF-16, lets a byte order mark and lone surrogates pass,
-and then puts the bytes as they are into every search answer that has the document, which is no JSON from then on.
+Newlines separate the lines of a bulk body, and Elasticsearch checks each line on its own: an error within a line
+becomes that item's 400. So this module only finds what would break the separation into lines; what does not begin like
+an object; and what Elasticsearch accepts but should not. It guesses UTF-16 and accepts a byte order mark and lone
+surrogates; it then copies the bytes unchanged into every search answer with the document, which is not valid JSON then.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NEEDS_A_LOOK = b"\r\n\x00"
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Per row one line without line breaks (large_binary, null for tombstones); ``rejected`` rows are not sent."""
+    """One line per row, without line breaks (large_binary, null for tombstones); ``rejected`` rows are not sent."""
 
     lines: Any
     rejected: dict[int, Reason]
 
 
 def as_lines(column: Any) -> Documents:
-    """The documents in a column of strings or bytes."""
+    """Convert a column of strings or bytes to lines, and find its malformed documents."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     lines = column if column.type == pa.large_binary() else pc.cast(column, pa.large_binary())
@@ -64,12 +64,12 @@ def line_offsets(lines: Any) -> tuple[Any, Any]:
 
 
 class _MalformedError(Exception):
-    """The document cannot be indexed; the text says why."""
+    """The document cannot be indexed; the text gives the reason."""
 
 
 def _not_utf8(lines: Any) -> dict[int, Reason]:
     try:
-        # Arrow checks the bytes, and shares them.
+        # Arrow checks the bytes without copying them.
         pc.cast(lines, pa.large_string())
     except pa.ArrowInvalid:
         rejected = {}
@@ -96,7 +96,7 @@ def _rows_not_begun_as_objects(lines: Any) -> list[int]:
 
 
 def _rows_with_controls(lines: Any) -> list[int]:
-    """The rows with a line break or a NUL. Rarely any: so the data as a whole is looked at first."""
+    """The rows with a line break or a NUL. They are rare, so the whole buffer is checked first."""
     data, offsets = line_offsets(lines)
     if not (data[offsets[0] : offsets[-1]] < _FIRST_PRINTABLE).any():
         return []
@@ -107,10 +107,11 @@ def _rows_with_controls(lines: Any) -> list[int]:
 
 
 def _one_line(document: bytes) -> bytes:
-    """The document without byte order mark and raw line breaks, otherwise as it is; raises _MalformedError.
+    """The document without byte order mark and raw line breaks, otherwise unchanged; raises _MalformedError.
 
-    Parsing and writing anew would change numbers and drop repeated names. Raw line breaks can only stand between
-    tokens in JSON, where a space does as well; in a string they make it no JSON, so that is made sure of by parsing.
+    The document is not serialised again: that would change numbers and drop repeated names. Valid JSON has raw line
+    breaks only between tokens, where a space is equivalent. In a string they are invalid, so a document with line
+    breaks is parsed to check it.
     """
     line = document.removeprefix(_BYTE_ORDER_MARK).strip(_JSON_WHITESPACE)
     if not line:

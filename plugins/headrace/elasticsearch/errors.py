@@ -1,4 +1,4 @@
-"""What can stop a batch from being indexed. None of these ever carries a credential."""
+"""The errors of indexing a batch. None of them ever contains a credential."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from headrace.failure import Failure
 
 
 class IndexingError(HeadraceError):
-    """The root of this package's errors."""
+    """The base class of this package's errors."""
 
 
 class IndexingOptionsError(IndexingError):
-    """The sink's options or the connection do not make sense."""
+    """The sink's options or the connection are invalid."""
 
 
 class UnsuitableRowsError(IndexingError):
-    """The rows lack a column that the ids need, or hold what no row may hold."""
+    """The rows lack a required column, or hold values or types that the sink cannot use."""
 
     failure = Failure.CODE
 
@@ -27,21 +27,21 @@ class CollidingIdsError(IndexingError):
 
 
 class ForeignDocumentsError(IndexingError):
-    """The index holds other documents under ids of the batch, which the batch cannot have written."""
+    """The index holds other documents under ids of the batch, and the batch cannot have written them."""
 
     failure = Failure.CODE
 
 
 class UnsuitableTargetError(IndexingError):
-    """The index is not one concrete index, so that ids would not be unique in it (rule 7)."""
+    """The index is not one concrete index, so ids would not be unique in it (rule 7)."""
 
 
 class ElasticsearchUnavailableError(IndexingError):
-    """Elasticsearch did not take the documents within ``max_retry_seconds``; nothing was dropped, re-run the batch."""
+    """Elasticsearch did not accept the documents within ``max_retry_seconds``. Nothing was dropped; rerun the batch."""
 
 
 class ElasticsearchRefusedError(IndexingError):
-    """Elasticsearch refuses the request for a reason that no repetition cures (credentials, missing index, ...)."""
+    """Elasticsearch refuses the request for a reason that a retry cannot correct (credentials, missing index, ...)."""
 
 
 class DeadLettersRefusedError(IndexingError):
@@ -49,7 +49,7 @@ class DeadLettersRefusedError(IndexingError):
 
 
 class TooManyDeadLettersError(IndexingError):
-    """A batch has more dead letters than its output's limit allows; they are written."""
+    """A batch has more dead letters than its output's limit allows. The letters were written."""
 
     failure = Failure.CODE
 
@@ -59,12 +59,12 @@ class DeadLetterMissingError(IndexingError):
 
 
 class LettersNotReplayableError(IndexingError):
-    """No document of the output can be made of a dead letter's record alone."""
+    """The output's documents cannot be made from a dead letter's record alone."""
 
 
 class DocumentsUnaccountedError(IndexingError):
-    """The rows given in and the outcomes counted differ: a defect here, never passed over in silence."""
+    """The numbers of input rows and of counted outcomes differ: a defect of headrace, which is always reported."""
 
 
 class IndexingCancelledError(IndexingError):
-    """Another request of the same task failed, so this one stopped waiting for its turn."""
+    """Another request of the same task failed, so this one stopped waiting for its next try."""

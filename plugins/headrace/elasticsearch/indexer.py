@@ -1,4 +1,4 @@
-"""One task's rows into one index: prepares bodies in one thread while others wait for Elasticsearch's answers."""
+"""Indexes one task's rows into one index: one thread prepares bodies while others wait for Elasticsearch's answers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from headrace.elasticsearch.transport import Transport
 
 
 class Indexer:
-    """Indexes batches of rows whose columns are those of ``headrace.elasticsearch.columns``.
+    """Indexes batches of rows with the columns of ``headrace.elasticsearch.columns``.
 
-    It holds at most ``requests_in_flight`` + 1 bodies, and as many batches.
+    It holds at most ``requests_in_flight`` + 1 bodies and the same number of batches.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Indexer:
         clock: Clock | None = None,
         seed: int = 0,
     ) -> None:
-        """``seed`` is that of all tasks of the write (see ``CollisionCheck``)."""
+        """``seed`` must be equal for all tasks of the write (see ``CollisionCheck``)."""
         self._options = options
         self._cancelled = threading.Event()
         clock = clock or SystemClock()
@@ -50,10 +50,11 @@ class Indexer:
         self._in_flight: dict[Future[SentRequest], PreparedRows] = {}
 
     def index(self, batches: Iterable[pa.RecordBatch]) -> IndexingCounts:
-        """Index all rows and return when every one has its outcome, the dead letters written.
+        """Index all rows. Returns the counts when every row has its outcome and the dead letters are written.
 
-        Foreign documents are counted: whoever ends the write fails by them. Raises an IndexingError if not every row
-        can have its outcome; some rows are then indexed, and indexing all again does no harm.
+        Foreign documents are only counted here; the code that ends the write fails because of them. Raises an
+        IndexingError if some row cannot get an outcome. Some rows are then indexed; indexing all rows again is
+        harmless.
         """
         started = time.monotonic()
         with ThreadPoolExecutor(self._options.requests_in_flight, thread_name_prefix="bulk") as pool:
@@ -64,7 +65,7 @@ class Indexer:
                     self._collect()
                 self._dead_letter_writer.flush(self._counts)
             except BaseException:
-                # The threads still waiting for their turn end now; the pool's exit waits for them.
+                # Ends the threads that wait to retry; the pool's exit waits for them.
                 self._cancelled.set()
                 raise
         self._counts.seconds = time.monotonic() - started
@@ -72,7 +73,7 @@ class Indexer:
         return self._counts
 
     def digests(self) -> Any:
-        """Of the ids of all rows, as ``repeated_digests`` compares them (uint64 array)."""
+        """The digests of all rows' ids, for ``repeated_digests`` (uint64 array)."""
         return self._collisions.digests()
 
     def _index_batch(self, batch: pa.RecordBatch, pool: ThreadPoolExecutor) -> None:
@@ -92,7 +93,7 @@ class Indexer:
             self._in_flight[pool.submit(self._sender.send, prepared, lines)] = prepared
 
     def _collect(self) -> None:
-        """Wait for one request or more and take their outcomes; raises what they raised."""
+        """Wait for at least one request and record the outcomes; raises the errors of the requests."""
         done, _ = wait(self._in_flight, return_when=FIRST_COMPLETED)
         for future in done:
             prepared = self._in_flight.pop(future)
@@ -103,7 +104,7 @@ class Indexer:
 
 
 def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iterator[pa.RecordBatch]:
-    """Put small batches together until a request is full, and cut those whose lines could be too large to hold."""
+    """Combine small batches until they fill a request, and split batches whose lines could need too much memory."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -119,7 +120,7 @@ def regroup(batches: Iterable[pa.RecordBatch], options: IndexingOptions) -> Iter
 
 
 def _cut(batch: pa.RecordBatch, options: IndexingOptions) -> Iterator[pa.RecordBatch]:
-    # The joined lines are a copy of the batch: several requests' worth at once is enough.
+    # The joined lines are a copy of the batch, so a part holds only a few requests' bytes.
     parts = max(1, batch.nbytes // max(4 * options.bulk_bytes, 1))
     step = max(1, -(-batch.num_rows // parts))
     for first in range(0, batch.num_rows, step):

@@ -1,4 +1,4 @@
-"""What the sink can be told. Every option arrives as a string, as Spark passes them, and is checked here."""
+"""The options of the "elasticsearch" sink. Spark passes every option as a string; they are parsed and checked here."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headrace.stream.index_names import check_index_name, dead_letters_of
 
 
 class DocumentIdKind(StrEnum):
-    """Where a document's id comes from (rule 7)."""
+    """The source of a document's id (rule 7)."""
 
     RECORD = "record"
     """``topic+partition+offset``; ``topic+partition+offset+incarnation`` from the topic's second incarnation on.
-    A topic's name holds no ``+``, so the two forms cannot be mistaken for each other. With ``id_columns``, which tell
-    the rows of one record apart, their values follow after ``~``."""
+    A topic's name contains no ``+``, so the two forms cannot be confused. With ``id_columns``, which distinguish the
+    rows of one record, ``~`` and their values follow."""
     KEY = "key"
     """The record's key, with its offset (or ``version_from``) as external version: the index holds the latest value."""
     COLUMNS = "columns"
@@ -28,12 +28,11 @@ class DocumentIdKind(StrEnum):
 
 
 class WriteMethod(StrEnum):
-    """What a document meets when its id and version are in the index already.
+    """What happens to a document whose id and version are already in the index.
 
-    ``create`` leaves what is there, so running a batch again changes nothing, not even versions, and costs no
-    indexing. ``index`` replaces it, which is what processing a batch again with a *changed* transform needs: with
-    ``create`` the old documents would stay and be counted as repeated. An older version never replaces a newer one
-    under either.
+    ``create`` keeps the existing document, so running a batch again changes nothing, not even versions, and costs no
+    indexing. ``index`` replaces it. Running a batch again with a *changed* transform needs ``index``: with ``create``
+    the old documents would stay and be counted as repeated. With both, an older version never replaces a newer one.
     """
 
     CREATE = "create"
@@ -41,7 +40,7 @@ class WriteMethod(StrEnum):
 
 
 class TombstonePolicy(StrEnum):
-    """What a null value means."""
+    """What is done with a null value."""
 
     DELETE = "delete"
     """Delete the document of that id. Elasticsearch remembers a deleted document's version for ``index.gc_deletes``
@@ -62,75 +61,76 @@ _SECRETS = frozenset({"password", "login", "user", "username", "api_key", "apike
 
 
 class IndexingOptions(BaseModel):
-    """The options of the "elasticsearch" sink. ``from_strings`` reads them from Spark's."""
+    """The options of the "elasticsearch" sink. ``from_strings`` reads them from Spark's strings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     connection: str | None = None
-    """An Airflow connection's id, resolved where the write is planned; credentials come from nowhere else."""
+    """An Airflow connection's id, resolved in the process that plans the write: the only source of credentials."""
     hosts: Names = ()
-    """Or the nodes' URLs, comma-separated, without credentials."""
+    """Instead of a connection: the nodes' URLs, comma-separated, without credentials."""
     index: str
     """One concrete index, or an alias of exactly one that does not roll over. Elasticsearch creates a missing one."""
     document_id: DocumentIdKind = DocumentIdKind.RECORD
     id_columns: Names = ()
-    """The columns of column ids; with record ids those that tell the rows of one record apart."""
+    """The columns of column ids; with record ids the columns that distinguish the rows of one record."""
     id_batch_time: bool = False
-    """Whether the batch time ends each column id: for aggregates, whose rows are one per group and batch. Otherwise it
-    is the document's version, unless ``version_from`` names another."""
+    """Whether each column id ends with the batch time: for aggregates, which have one row per group and batch. If not,
+    the batch time is the document's version, unless ``version_from`` names another."""
     version_from: str | None = None
-    """A column with a whole number or a time that only grows per id: the external version."""
+    """The column of the external version: a whole number or a time that only grows per id."""
     write_method: WriteMethod | None = None
-    """By default "create", but "index" for column ids with neither batch time nor version: there another record of the
-    same id is news, not a repetition."""
+    """By default "create", but "index" for column ids with neither batch time nor version: there a record with an
+    existing id is an update, not a repetition."""
     tombstones: TombstonePolicy | None = None
     """By default "delete" for key ids, "dead_letter" for the others."""
     dead_letter_index: str = ""
-    """By default the index's name and "-dead-letters"."""
+    """By default the index's name with the suffix "-dead-letters"."""
 
     bulk_bytes: int = Field(5 * 1024 * 1024, ge=1, le=100 * 1024 * 1024)
-    """A request's size in bytes; one document larger than that is a request of its own."""
+    """The largest size of a request in bytes; a larger single document is a request of its own."""
     bulk_actions: int = Field(5000, ge=1, le=100_000)
     requests_in_flight: int = Field(2, ge=1, le=64)
-    """Requests that one task keeps in flight at once."""
+    """The number of requests that one task keeps in flight."""
     max_retry_seconds: float = Field(30.0, ge=0)
     """How long a request may make no progress before the task fails."""
     request_timeout_seconds: float = Field(60.0, gt=0)
     refresh: bool = False
     """Whether to refresh the index once, after all tasks."""
     check_index: bool = True
-    """Whether to ask before and after what the index is; needs the privilege view_index_metadata on it."""
+    """Whether to check before and after the write that the target is one concrete index. Needs the privilege
+    view_index_metadata on it."""
 
     stream: str = ""
-    """The stream's name, the output's id and the batch time (ms), for reports and dead letters."""
+    """The stream's name. With the output's id and the batch time (ms) it is for reports and dead letters."""
     output: str = ""
     batch_time: int | None = None
     attempt: int | None = None
-    """Which attempt at the batch this is, for dead letters."""
+    """The number of the attempt at the batch, for dead letters."""
     task: int = 0
-    """Which of the tasks that write together this is, for dead letters of rows that nothing else tells apart."""
+    """The number of this task within the write, to distinguish dead letters of otherwise equal rows."""
     withdraw_letters: bool = False
-    """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch left and this
-    one did not write: their rows are no dead letters any more."""
+    """Whether to delete, when all tasks have succeeded, the letters that earlier attempts at the batch wrote and this
+    one did not: their rows are not dead letters any more."""
     report: str | None = None
-    """A URI to which the counts of all tasks are written as JSON when they have succeeded (see ``reports``)."""
+    """The URI to which the counts of all tasks are written as JSON when they have succeeded (see ``reports``)."""
     manifest: str | None = None
-    """The batch's manifest, by which dead letters of transformed rows find their records."""
+    """The URI of the batch's manifest, used to find the records of dead letters of transformed rows."""
     originals: Literal["log", "kafka"] = "log"
-    """Where they find them: Kafka is read again where the log has let the batch go, or never had it."""
+    """Where these records are read: in the log, or in Kafka if the log no longer has the batch, or never had it."""
     inputs: str | None = None
-    """The stream's inputs (``KafkaInput``) as a JSON list, for what is found in Kafka."""
+    """The stream's inputs (``KafkaInput``) as a JSON list, to read records from Kafka."""
     written_before: bool = False
-    """Whether an earlier attempt may have written this batch to this output. A document that is in the index with
-    other contents is then its work, and is kept; otherwise it is another record's, and the write fails."""
+    """Whether an earlier attempt may have written this batch to this output. If so, an existing document with other
+    contents is taken as that attempt's and kept; if not, it is another record's, and the write fails."""
     earlier: Json[dict[Literal["log", "kafka"], tuple[str, ...]]] | None = None
-    """With a window the manifests of its other batches, as a JSON object of lists by where their records are."""
+    """For a window, the manifests of its other batches: a JSON object with a list for each place of their records."""
 
     @classmethod
     def from_strings(cls, options: Mapping[str, str]) -> Self:
-        """Options as Spark passes them; names are case-insensitive, ``save("name")`` names the index.
+        """Parse options as Spark passes them. Names are case-insensitive; ``save("name")`` sets the index.
 
-        Raises IndexingOptionsError, whose text never repeats a value.
+        Raises IndexingOptionsError. Its text never repeats a value.
         """
         given: dict[str, Any] = {name.lower(): value for name, value in options.items()}
         path = given.pop("path", None)
@@ -142,10 +142,10 @@ class IndexingOptions(BaseModel):
             raise IndexingOptionsError(_describe(error)) from None
 
     def for_task(self, task: int, earlier_tries: int) -> Self:
-        """The options of one of the tasks that write together, which Spark has tried so often before.
+        """The options for one task of a write. ``earlier_tries``: how often Spark has tried this task before.
 
-        What an earlier try wrote is there. Each try is as patient as half of the one before, so that together they wait
-        for less than twice ``max_retry_seconds``, however often Spark tries.
+        An earlier try may have written documents. ``max_retry_seconds`` is halved with each try, so all tries together
+        wait for less than twice ``max_retry_seconds``, however often Spark tries.
         """
         return self.model_copy(
             update={
@@ -162,13 +162,13 @@ class IndexingOptions(BaseModel):
 
     @property
     def versioned_by_batch(self) -> bool:
-        """Whether the batch time is the version: ids recur from batch to batch, and the newest batch's document is to
-        stay, also when an older batch is run again after it."""
+        """Whether the batch time is the version. Then ids recur from batch to batch, and the newest batch's document
+        stays even if an older batch is run again later."""
         return self._ids_recur and self.batch_time is not None
 
     @property
     def ids_imply_source(self) -> bool:
-        """Whether one source position, or one group of one batch, alone gives a document its id and version."""
+        """Whether an id and version belong to exactly one source position, or to one group of one batch."""
         return self.version_from is None and not self._ids_recur
 
     @property
@@ -178,7 +178,7 @@ class IndexingOptions(BaseModel):
 
     @property
     def _ids_recur(self) -> bool:
-        """Whether different records have the same id, and no column tells which of them is the newer."""
+        """Whether different records may have the same id, and no column determines which of them is newer."""
         return self.document_id is DocumentIdKind.COLUMNS and not self.id_batch_time and self.version_from is None
 
     @property

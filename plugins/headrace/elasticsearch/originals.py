@@ -1,4 +1,4 @@
-"""Where a dead letter finds the record that a transformed row came from."""
+"""The interface to look up the original record of a transformed row, for its dead letter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class OriginalRecord:
-    """A record's bytes as Kafka gave them."""
+    """A record's key, value, headers and time as read from Kafka."""
 
     key: bytes | None
     value: bytes | None
@@ -17,8 +17,8 @@ class OriginalRecord:
 
 
 class OriginalRecords(Protocol):
-    """A look-up of records by where they stood in Kafka; called from one thread, only for dead letters."""
+    """Looks up records by their position in Kafka. Called from one thread, only for dead letters."""
 
     def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
-        """The record, or None if it cannot be had any more; the dead letter is then written without it."""
+        """The record, or None if it is no longer available; the dead letter is then written without it."""
         ...

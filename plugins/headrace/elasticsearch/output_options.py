@@ -1,4 +1,4 @@
-"""The sink's options for an output that a stream declares."""
+"""Makes the sink's options from a stream's Elasticsearch output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from headrace.stream.inputs import KafkaInput
 
 VERSION = "version"
-"""The column that the values of ``version_from`` stand in."""
+"""The name of the prepared column with the values of ``version_from``."""
 ID_PREFIX = "id_"
-"""The columns of column ids, and of those that tell rows of one record apart, are named by this and their place."""
+"""The prepared columns of the ``id_columns`` are named by this prefix and their index."""
 
 
 def id_columns(output: ElasticsearchOutput) -> tuple[str, ...]:
-    """The transform's columns that the options' ``id_columns`` are."""
+    """The names of the transform's columns that the option ``id_columns`` stands for."""
     ids = output.document_ids
     if isinstance(ids, RecordIds):
         return ids.rows
@@ -38,17 +38,14 @@ def sink_options(
     inputs: Sequence[KafkaInput] = (),
     written_before: bool = False,
 ) -> dict[str, str]:
-    """The sink's options for rows that ``prepare_documents`` shaped; none of them is a secret.
-
-    Dead letters find their records by these:
+    """The sink's options for rows from ``prepare_documents``; none of them is a secret.
 
     Args:
-        manifest: the batch's.
-        read_again: the stream's inputs, where the batch is in Kafka alone.
-        earlier: with a window the manifests of its other batches, of those in the "log" and of those in "kafka" alone.
-        inputs: the stream's inputs, for the latter.
-
-    ``written_before``: whether an earlier attempt may have written this batch to this output.
+        manifest: the URI of the batch's manifest. This and the next three serve to find the records of dead letters.
+        read_again: the stream's inputs, if the batch's records are only in Kafka.
+        earlier: for a window, the manifest URIs of its other batches, by where their records are: "log" or "kafka".
+        inputs: the stream's inputs, for the batches in "kafka".
+        written_before: whether an earlier attempt may have written this batch to this output.
     """
     options: dict[str, str | None] = {
         "connection": output.connection,

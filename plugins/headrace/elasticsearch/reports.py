@@ -1,7 +1,8 @@
-"""What all tasks of one write did, as one small JSON file.
+"""The report of one write: the counts of all its tasks in a small JSON file.
 
-Over Spark Connect the write's commit runs in a process of the server, out of the caller's reach; so it leaves this
-file where the option ``report`` says, and the caller reads it. The file is durable before the write succeeds.
+Over Spark Connect the write's commit runs in a process of the server and cannot return values to the caller. So it
+writes this file to the URI in the option ``report``, and the caller reads it. The file is durable before the write
+succeeds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ VERSION = 1
 
 
 class ReportError(IndexingError):
-    """There is no report, or it is not one."""
+    """The report is missing or invalid."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class IndexingReport:
     batch_time_ms: int | None
     index: str
     concrete_index: str | None
-    """The index behind the name, None if it was not asked for or nothing was indexed."""
+    """The concrete index behind the name; None if it was not checked or does not exist."""
     dead_letter_index: str
     tasks: int
     counts: IndexingCounts
     collisions: int = 0
-    """Rows that have the id of another row of the batch, in another part of it."""
+    """Rows of the batch with the same id as another row."""
 
     def check_foreign(self) -> None:
         """Raise ForeignDocumentsError if the index holds documents of another source under ids of the batch."""
@@ -58,7 +59,7 @@ class IndexingReport:
 
     @classmethod
     def from_bytes(cls, data: bytes, uri: str) -> IndexingReport:
-        """Raises ReportError."""
+        """Parse a report; ``uri`` is for error texts. Raises ReportError."""
         try:
             fields = json.loads(data)
             version = fields.pop("version")

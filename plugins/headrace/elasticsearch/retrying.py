@@ -1,4 +1,4 @@
-"""Waiting for Elasticsearch: exponential backoff with full jitter, up to a bound."""
+"""Retries of requests to Elasticsearch: exponential backoff with full jitter, for a bounded time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class RetryBudget:
-    """How long to go on with something that makes no progress.
+    """Limits how long an operation is retried without progress.
 
-    The n-th wait in a row without progress is uniform in [0, min(30 s, 0.1 s * 2^n)]; the bound runs from the first
-    failure after the last progress.
+    The n-th wait in a row without progress, counted from 0, is uniform in [0, min(30 s, 0.1 s * 2^n)]. ``max_seconds``
+    is measured from the first failure after the last progress.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class RetryBudget:
         self._reported_at = None
 
     def wait(self, reason: str) -> None:
-        """Wait before the next try.
+        """Wait before the next try. ``reason`` is the last failure, for warnings and the error.
 
-        Raises ElasticsearchUnavailableError when the bound is reached, IndexingCancelledError when cancelled.
+        Raises ElasticsearchUnavailableError when ``max_seconds`` are over, IndexingCancelledError when cancelled.
         """
         now = self._clock.monotonic()
         if self._failing_since is None:
@@ -74,7 +74,7 @@ class RetryBudget:
             raise IndexingCancelledError(f"{self._what} was given up, since another request failed.")
 
     def _report(self, failing_seconds: float, left: float, reason: str) -> None:
-        """Say so when it takes longer: a batch that waits in silence looks like one that hangs."""
+        """Log a warning when the wait gets long: a batch that waits without a message looks as if it hangs."""
         since = failing_seconds if self._reported_at is None else failing_seconds - self._reported_at
         if since < (REPORTED_AFTER_SECONDS if self._reported_at is None else REPORTED_AGAIN_AFTER_SECONDS):
             return
@@ -88,7 +88,10 @@ class RetryBudget:
 def request_with_retries(
     transport: Transport, retry_budget: RetryBudget, method: str, path: str, body: bytes | None = None
 ) -> Response:
-    """One idempotent request, sent again until there is an answer other than "not now"."""
+    """Send an idempotent request until it gets an answer whose status is not in ``RETRIED_STATUSES``.
+
+    Raises the errors of ``RetryBudget.wait``.
+    """
     while True:
         try:
             response = transport.request(method, path, body)

@@ -1,8 +1,8 @@
-"""Whether an index's name means one concrete index, in which ids are unique (rule 7).
+"""Checks that an index's name stands for one concrete index, in which ids are unique (rule 7).
 
-A replay after a rollover gave two documents of one id, and a data stream rolls over by nature, so neither is taken.
-An index template can turn a missing name into a data stream at the first write; therefore the question is asked again
-after the last one.
+A replay after a rollover gave two documents with one id. So aliases that roll over are refused, and also data streams,
+which always roll over. An index template can turn a missing name into a data stream at the first write, so the check
+is repeated after the last write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.elasticsearch.verdicts import Reason, refusal
 
 _ONE_INDEX = "Write to one concrete index; use one index per period, and headrace's document ids, instead of rollover."
 
-# provided_name is there for every index, so that none is left out of the answer.
+# Every index has provided_name, so none is left out of the answer.
 _WANTED = (
     "filter_path=error,*.aliases,*.data_stream,*.settings.index.provided_name,*.settings.index.uuid,"
     "*.settings.index.lifecycle.rollover_alias"
@@ -31,14 +31,14 @@ _WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class ConcreteIndex:
-    """One index. ``uuid`` tells it from others that had, or will have, its name; None where that is not told."""
+    """One index. ``uuid`` distinguishes it from other indices with the same name, before or later; None if unknown."""
 
     name: str
     uuid: str | None
 
 
 class TargetIndex:
-    """Asks Elasticsearch about the index that the options name."""
+    """The index that the options name, as Elasticsearch describes it."""
 
     def __init__(self, transport: Transport, options: IndexingOptions, *, clock: Clock) -> None:
         self._transport = transport
@@ -46,11 +46,11 @@ class TargetIndex:
         self._clock = clock
 
     def concrete(self) -> ConcreteIndex | None:
-        """The one index behind the name; None while there is none.
+        """The concrete index behind the name; None if it does not exist yet.
 
         Raises:
-            UnsuitableTargetError: it is a data stream, an alias of several indices or one that rolls over.
-            ElasticsearchRefusedError: the question is not allowed.
+            UnsuitableTargetError: the name is a data stream, an alias of several indices or one that rolls over.
+            ElasticsearchRefusedError: the request is not allowed.
             ElasticsearchUnavailableError: there was no answer within ``max_retry_seconds``.
         """
         name = self._options.index
@@ -73,7 +73,7 @@ class TargetIndex:
         return ConcreteIndex(concrete[0], indices[concrete[0]].get("settings", {}).get("index", {}).get("uuid"))
 
     def refresh(self) -> None:
-        """Make what was indexed visible to searches."""
+        """Make the indexed documents visible to searches."""
         path = f"/{quote(self._options.index, safe='')}/_refresh"
         response = request_with_retries(self._transport, self._retry_budget(), "POST", path)
         if response.status not in (200, 404):

@@ -1,8 +1,8 @@
-"""One HTTP request to Elasticsearch and its answer. No retries here: ``retrying`` and ``bulk_sender`` decide on those.
+"""Sends one HTTP request to Elasticsearch. It does not retry: ``retrying`` and ``bulk_sender`` do.
 
-It is the official client's transport (TLS, credentials, a pool of nodes of which dead ones are left out for a while)
-with its own retries turned off, so that nothing is retried twice. Bodies go out as the bytes they are: the client's
-NDJSON serializer would copy each of them twice.
+It uses the official client's transport (TLS, credentials, a pool of nodes that skips dead ones for a while) with its
+retries turned off, so that nothing is retried by two layers. Bodies are sent as given: the client's NDJSON serializer
+would copy each of them twice.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Response:
     body: bytes
 
     def json(self) -> Any:
-        """The body parsed, or None if it is no JSON."""
+        """The parsed body, or None if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
             return None
 
     def error(self) -> tuple[str, str]:
-        """The type and the reason of an error answer; the body's beginning where it is not Elasticsearch's."""
+        """The type and the reason of an error answer; "unknown" and the body's beginning if it has no such form."""
         parsed = self.json()
         error = parsed.get("error") if isinstance(parsed, dict) else None
         if isinstance(error, dict):
@@ -42,21 +42,21 @@ class Response:
 
 
 class NoAnswerError(Exception):
-    """There was no answer: the node cannot be reached, or took too long. What it did with the request is unknown."""
+    """There was no answer: the node is unreachable or took too long. Whether it executed the request is unknown."""
 
 
 class Transport(Protocol):
     """Sends one request; may be used from several threads."""
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Response:
-        """The answer, of any status. Raises NoAnswerError if there is none."""
+        """Return the answer, with any status. Raises NoAnswerError if there is none."""
         ...
 
     def close(self) -> None: ...
 
 
 class _AsBytes(elastic_transport.Serializer):
-    """Passes bodies through untouched in both directions."""
+    """Passes bodies through unchanged in both directions."""
 
     mimetype = "application/json"
 
@@ -77,7 +77,7 @@ class ElasticsearchTransport:
     """The transport to a real cluster."""
 
     def __init__(self, cluster: Cluster, *, connections: int, timeout_seconds: float) -> None:
-        """``connections`` per node; ``timeout_seconds`` for each request as a whole."""
+        """``connections`` is per node, ``timeout_seconds`` for each whole request."""
         self._timeout_seconds = timeout_seconds
         self._where = ", ".join(map(str, cluster.nodes))
         self._transport = elastic_transport.Transport(
@@ -111,7 +111,7 @@ class ElasticsearchTransport:
         self._transport.close()
 
     def _no_answer(self, error: elastic_transport.TransportError) -> NoAnswerError:
-        """With the address and the innermost cause, which the client's own text leaves out."""
+        """The error with the address and the innermost cause, which the client's own text omits."""
         cause: BaseException = error.errors[0] if error.errors else error
         while cause.__cause__ is not None:
             cause = cause.__cause__

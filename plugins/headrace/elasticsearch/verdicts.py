@@ -1,13 +1,12 @@
-"""What Elasticsearch's answers mean, for one item of a bulk request and for the request as a whole.
+"""Classifies Elasticsearch's answers, for one item of a bulk request and for the whole request.
 
-The status does not tell a bad document (400) from a closed index (also 400), so the type and the text of the error do.
-A document is at fault where the error is on a list of those that a document itself causes: what its mapping cannot
-take, what is no JSON, what a pipeline rejects. All other errors fail the batch, also those that a later Elasticsearch
-may bring: a batch that fails loses nothing, and an index at fault would make every document a dead letter. Measured on
-8.19.
+A bad document and a closed index both give status 400, so the type and the text of the error are compared. A document
+is at fault if the error is on the list of errors that a document causes: it does not fit the mapping, is not JSON, or a
+pipeline rejects it. All other errors fail the batch, including errors that a later Elasticsearch may add: a failed
+batch loses nothing, while a faulty index would make every document a dead letter. Measured on 8.19.
 
-New fields beyond ``index.mapping.total_fields.limit`` are the document's fault: the index takes all documents that do
-not bring new fields. Where most documents do, the output's limit of dead letters fails the batch.
+New fields beyond ``index.mapping.total_fields.limit`` are the document's fault: the index accepts all documents without
+new fields. If most documents have new fields, the output's limit of dead letters fails the batch.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ class Item(Enum):
     UPDATED = auto()
     DELETED = auto()
     CONFLICT = auto()
-    """The id is there, in this version or a newer one."""
+    """The id exists, in this version or a newer one."""
     NOT_NOW = auto()
     """Send this item again, later."""
     REJECTED = auto()
     """The document itself is at fault: a dead letter."""
     REFUSED = auto()
-    """The index is at fault, or it is not known that the document is: stop."""
+    """The index is at fault, or the error is not known to be the document's: stop."""
 
 
 class Whole(Enum):
@@ -60,7 +59,7 @@ class Whole(Enum):
     REFUSED = auto()
 
 
-# 400s that speak of the index or the cluster. validation_exception: the cluster has no room for another shard.
+# Errors of status 400 about the index or the cluster. validation_exception: no room for another shard in the cluster.
 _INDEX_AT_FAULT = frozenset(
     {
         "index_closed_exception",
@@ -94,8 +93,8 @@ _DOCUMENT_AT_FAULT = frozenset(
         "dissect_exception",
     }
 )
-# illegal_argument_exception stands for everything that Java code checks. These texts, from their beginnings since they
-# may go on with what the document holds, are of a document.
+# illegal_argument_exception can come from any check in Java code. These texts are about a document. They are matched
+# from their beginning, because the rest may quote the document.
 _DOCUMENT_AT_FAULT_TEXT = re.compile(
     r"mapper \[.*\] cannot be changed from type|can't merge a non|cannot merge a non"
     r"|object mapping \[.*\] can't be changed"
@@ -129,7 +128,7 @@ def judge_item(status: int, item: dict[str, Any]) -> Item:
     if status == 409:
         return Item.CONFLICT
     if status == 429 or status >= 500 or reason.type == "cluster_block_exception":
-        # A block is lifted when someone makes room or ends the maintenance; the bound on retries says when to stop.
+        # A block ends when someone frees disk space or ends the maintenance; max_retry_seconds limits the wait.
         return Item.NOT_NOW
     return Item.REJECTED if status == _BAD_REQUEST and document_at_fault(reason) else Item.REFUSED
 
@@ -175,15 +174,15 @@ def item_reason(item: dict[str, Any]) -> Reason:
 
 
 def current_version(reason: Reason) -> int | None:
-    """The version that the index holds, out of a conflict's text; None if the text does not say.
+    """The version that the index holds, from a conflict's text; None if the text does not contain it.
 
-    The text begins with the id, which can be anything: the last mention is Elasticsearch's.
+    The text begins with the id, which may contain the same words, so the last match is used.
     """
     found = _CURRENT_VERSION.findall(reason.text)
     return int(found[-1]) if found else None
 
 
-# By the type and the text of the error, "type: text".
+# Each pattern is searched in the error's "type: text".
 _REMEDIES = tuple(
     (re.compile(sign), remedy)
     for sign, remedy in (
@@ -210,7 +209,7 @@ _ANY_REMEDY = (
 
 
 def refusal(status: int, reason: Reason, index: str) -> ElasticsearchRefusedError:
-    """The error that stops the batch, with what to do about it."""
+    """The error that fails the batch, with a remedy."""
     if status == 401:
         remedy = "Check the connection's login, API key or token."
     elif status == 403 or reason.type == "security_exception":

@@ -1,7 +1,8 @@
-"""What a write warns of while it goes on, for whoever waits for it.
+"""Passes the warnings of a running write to the process that waits for its report.
 
-Spark's Python workers log where no batch's log is. So while a write's report is awaited they leave their warnings as
-small files beside it, where the process that asked for the write reads them (`headrace.spark.outputs.report_files`).
+The logs of Spark's Python workers are not part of a batch's log. So during a write the workers store their warnings as
+small files beside the report, where the process that started the write reads them
+(`headrace.spark.outputs.report_files`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Iterator
 from headrace.wal.storage import open_storage
 
 SUFFIX = ".warning-"
-"""Follows the report's name; then come the process and a number."""
-# Several requests of a task wait at the same time, for the same reason.
+"""A warning file's name is the report's name, this, the process id, the handler's id and a number."""
+# The least time between two stored warnings: several requests of a task wait at the same time for the same reason.
 _EVERY_SECONDS = 5.0
 
 
@@ -33,7 +34,7 @@ class _BesideReport(logging.Handler):
             return
         self._next = now + _EVERY_SECONDS
         self._written += 1
-        # A write is not to fail for what it has to say.
+        # A write must not fail because a warning cannot be stored.
         with contextlib.suppress(Exception):
             name = f"{self._name}{SUFFIX}{os.getpid()}-{id(self)}-{self._written}"
             open_storage(self._folder).write_atomically(name, record.getMessage().encode())
@@ -41,7 +42,7 @@ class _BesideReport(logging.Handler):
 
 @contextlib.contextmanager
 def warnings_beside(report: str | None) -> Iterator[None]:
-    """Leave the warnings of ``headrace.elasticsearch`` beside the report at this URI while the ``with`` block runs."""
+    """Store the warnings of ``headrace.elasticsearch`` beside the report at this URI during the ``with`` block."""
     if report is None:
         yield
         return
@@ -55,7 +56,7 @@ def warnings_beside(report: str | None) -> Iterator[None]:
 
 
 def take_warnings(report: str) -> list[str]:
-    """The warnings beside the report at this URI, each once."""
+    """Read and delete the warnings beside the report at this URI."""
     folder, _, name = report.rpartition("/")
     storage = open_storage(folder)
     found = []
