@@ -1,4 +1,4 @@
-"""Spark's side of headrace: the "wal" data source, the "elasticsearch" sink, and the two Spark applications."""
+"""The Spark layer of headrace: the "wal" data source, the "elasticsearch" sink, and the two Spark applications."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("wal")`` and ``df.write.format("elasticsearch")`` known to a session, of either kind."""
+    """Register the formats "wal" (read) and "elasticsearch" (write) in a session, classic or Connect."""
     from headrace.spark.elasticsearch_sink import ElasticsearchDataSource
     from headrace.spark.wal_source import WalDataSource
 

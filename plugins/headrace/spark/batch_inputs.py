@@ -1,4 +1,4 @@
-"""A batch's inputs as DataFrames: the records of its own batch time, or of all that its window holds."""
+"""Reads a batch's inputs as DataFrames: the records of its own batch time, or of all batches in its window."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _MANIFEST_READERS = 8
 
 
 def check_manifests(origins: Iterable[BatchOrigin]) -> None:
-    """See that each manifest is the one that its batch was allocated by.
+    """Check that each manifest is the one with which its batch was allocated.
 
     Raises:
-        ManifestError: one is missing, damaged, or another one.
+        ManifestError: a manifest is missing or damaged, or is not the recorded one.
     """
     for _ in load_manifests(origins):
         pass
 
 
 def load_manifests(origins: Iterable[BatchOrigin]) -> Iterator[Manifest]:
-    """The manifests that the batches were allocated by, each once.
+    """Yield the manifests with which the batches were allocated, each once.
 
     Raises:
-        ManifestError: one is missing, damaged, or another one.
+        ManifestError: a manifest is missing or damaged, or is not the recorded one.
     """
 
     def load(origin: BatchOrigin) -> Manifest:
@@ -49,10 +49,10 @@ def load_manifests(origins: Iterable[BatchOrigin]) -> Iterator[Manifest]:
 def read_inputs(
     spark: SparkSession, stream: Stream, origins: Sequence[BatchOrigin], partitions: int | None = None
 ) -> dict[str, DecodedInput]:
-    """Every input of the stream, by its id: the records of all these batches, none of them twice.
+    """Every input of the stream, by id, with the records of all these batches, each once.
 
     Args:
-        origins: the batches, from ``ledger.batches.origins``; without any the frames are empty.
+        origins: the batches, from ``ledger.batches.origins``; if there are none, the frames are empty.
         partitions: about how many tasks read an input; by default the session's parallelism.
     """
     if partitions is None and not is_connect(spark):

@@ -1,6 +1,6 @@
-"""What each output of a batch reads: decided by the ledger alone, without Spark, which may not be needed at all.
+"""Plans what each output of a batch reads. It uses only the ledger, because a batch may not need Spark at all.
 
-Airflow asks it too: nothing here imports pyspark.
+Airflow uses it too, so nothing here imports pyspark.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class OutputPlan:
     """What one output does at a batch time.
 
-    Its rows are made of the batches of ``origins``, oldest first. The dead letters of records that do not decode are
-    those of ``fresh``: of the batches since the window before, so that each is written once, whether a window holds it
-    or not. ``needs_spark`` is False where nothing comes of all these. ``skipped`` says why the output has nothing to do
-    at this batch time.
+    Its rows are made from the batches of ``origins``, oldest first. Undecodable records of the batches in ``fresh``
+    become dead letters. ``fresh`` has the batches since the previous window, so each such record is written once,
+    whether a window contains it or not. ``needs_spark`` is False if these batches give no rows. ``skipped`` is the
+    reason why the output has nothing to do at this batch time.
     """
 
     output: Output
@@ -36,17 +36,17 @@ class OutputPlan:
 
     @property
     def read(self) -> tuple[BatchOrigin, ...]:
-        """All that is read, oldest first."""
+        """All batches that are read, oldest first."""
         return tuple(sorted({*self.origins, *self.fresh}, key=lambda origin: origin.batch_time_ms))
 
     @property
     def from_kafka(self) -> bool:
-        """Whether some of what it reads is no longer in the log."""
+        """Whether some of these batches are read from Kafka, because the log does not have them."""
         return any(origin.source == "kafka" for origin in self.read)
 
 
 def plan_outputs(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> list[OutputPlan]:
-    """The plans of these steps' outputs, in the order of ``steps``; the step "state" is none."""
+    """The plans of these steps' outputs, in the order of ``steps``; the step "state" has no plan."""
     return [_plan(ledger, stream, batch_time_ms, stream.output(step)) for step in steps if step != STATE_STEP]
 
 
@@ -71,5 +71,5 @@ def _plan(ledger: Ledger, stream: Stream, batch_time_ms: int, output: Output) ->
 
 
 def _hold_records(ledger: Ledger, stream: Stream, times_ms: Sequence[int]) -> bool:
-    # The newest first: the batch itself seldom is empty, and then no other is asked.
+    # The newest first: the batch itself is rarely empty, so usually one query is enough.
     return any(ledger.batches.get(stream.name, time_ms).records for time_ms in reversed(times_ms))

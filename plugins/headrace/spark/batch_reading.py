@@ -1,4 +1,4 @@
-"""What an attempt reads: each set of batches is made into frames once, whichever outputs ask for it."""
+"""Caches what an attempt reads: each set of batches becomes DataFrames once, for all outputs that read it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BatchReading:
-    """The inputs of one attempt. ``session`` is called when they are first asked for."""
+    """The inputs of one attempt. ``session`` is called when Spark is first needed."""
 
     def __init__(self, stream: Stream, session: Callable[[], SparkSession], partitions: int | None) -> None:
         self._stream = stream
@@ -30,29 +30,29 @@ class BatchReading:
 
     @property
     def spark(self) -> SparkSession:
-        """The session."""
+        """The session, opened at the first use."""
         if self._spark is None:
             self._spark = self._session()
         return self._spark
 
     def inputs(self, origins: tuple[BatchOrigin, ...]) -> dict[str, DecodedInput]:
-        """Every input, by its id, with its records of these batches."""
+        """Every input, by id, with its records of these batches."""
         if origins not in self._inputs:
             self._inputs[origins] = read_inputs(self.spark, self._stream, origins, self._partitions)
         return self._inputs[origins]
 
     def decoded(self, origins: tuple[BatchOrigin, ...]) -> dict[str, DataFrame]:
-        """The inputs as the user's functions see them."""
+        """The inputs with decoded keys and values, as the user's functions get them."""
         return {name: views.decoded for name, views in self.inputs(origins).items()}
 
     def incarnations(self, origins: tuple[BatchOrigin, ...]) -> BatchIncarnations:
-        """Of which incarnations of their topics the records of these batches are."""
+        """The topic incarnations of these batches' records."""
         if origins not in self._incarnations:
             self._incarnations[origins] = BatchIncarnations.of(load_manifests(origins))
         return self._incarnations[origins]
 
     def undecodable(self, origins: tuple[BatchOrigin, ...]) -> tuple[int, Mapping[str, DataFrame]]:
-        """How many records of these batches do not decode, and those of the inputs that have any."""
+        """The number of undecodable records of these batches, and these records for each input that has any."""
         if origins not in self._undecodable:
             views = self.inputs(origins)
             found = {name: view.undecodable for name, view in views.items() if view.undecodable is not None}

@@ -1,4 +1,4 @@
-"""The Spark session of a batch: the receiver job's application over Spark Connect, or an application of its own."""
+"""Opens the Spark session of a batch: in the receiver job's application over Spark Connect, or in its own."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 
-# Spark's start, with executors that have to be found first.
+# How long Spark may take to start, including the allocation of executors.
 START_SECONDS = 120.0
 
 
 class ApplicationMissingError(HeadraceError):
-    """There is no receiver application that the batch could run in."""
+    """There is no receiver application in which the batch can run."""
 
 
 def open_connect_session(ledger: Ledger, stream: Stream, attempt: Attempt) -> SparkSession:
-    """A session in the stream's receiver application, after ending what earlier attempts at the batch still run there.
+    """Open a session in the stream's receiver application, after ending earlier attempts' operations there.
 
     Raises ApplicationMissingError, VersionMismatchError, SecretKeyMissingError, ConnectUrlError, ConnectRefusedError.
     """
@@ -53,7 +53,7 @@ def open_connect_session(ledger: Ledger, stream: Stream, attempt: Attempt) -> Sp
 
 
 def await_job(ledger: Ledger, stream: str, *, seconds: float = START_SECONDS) -> JobRow:
-    """As `running_job`, after waiting for a job that is just starting."""
+    """Like `running_job`, but first waits up to ``seconds`` for a job that is starting."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         job = ledger.jobs.current(stream)
@@ -64,7 +64,7 @@ def await_job(ledger: Ledger, stream: str, *, seconds: float = START_SECONDS) ->
 
 
 def running_job(ledger: Ledger, stream: str) -> JobRow:
-    """The receiver job whose application takes batches; raises ApplicationMissingError, which says what is wrong."""
+    """The receiver job whose application can run batches; raises ApplicationMissingError, which gives the reason."""
     job = ledger.jobs.current(stream)
     if job is None or not job.alive(ledger.now_ms()):
         state = (
@@ -91,9 +91,9 @@ def running_job(ledger: Ledger, stream: str) -> JobRow:
 
 
 def end_earlier_attempts(ledger: Ledger, attempt: Attempt, url: str, token: str) -> list[str]:
-    """Interrupt the Spark operations of the earlier attempts that this one takes the place of; those operations' ids.
+    """Interrupt the Spark operations of the earlier attempts that this one replaces. Returns the operations' ids.
 
-    Attempts at other outputs of the batch run beside this one, as does a replay, and are left alone.
+    Attempts at other outputs of the batch, and replays, run concurrently and are not interrupted.
     """
     interrupted = []
     for earlier in ledger.batches.attempts(attempt.stream, attempt.batch_time_ms):
@@ -103,7 +103,7 @@ def end_earlier_attempts(ledger: Ledger, attempt: Attempt, url: str, token: str)
 
 
 def replaces(attempt: Attempt, earlier: AttemptRow) -> bool:
-    """Whether the attempt does again what the earlier one at the same batch was to do, or some of it."""
+    """Whether the attempt repeats at least one output of the earlier attempt at the same batch."""
     return (
         earlier.number < attempt.number
         and earlier.target == attempt.target
@@ -112,7 +112,7 @@ def replaces(attempt: Attempt, earlier: AttemptRow) -> bool:
 
 
 def open_own_session(stream: Stream, attempt: Attempt) -> SparkSession:
-    """The session of an application that runs this batch and nothing else."""
+    """Open the session of an application that runs only this batch."""
     name = f"headrace {stream.name} batch {time_text(attempt.batch_time_ms)}" + (
         f" {attempt.target}" if attempt.target else ""
     )

@@ -1,4 +1,4 @@
-"""What an attempt does in Spark: update the state, then write each output, and go on where one of them fails."""
+"""Does an attempt's work: updates the state, then writes each output. A step that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -27,23 +27,26 @@ if TYPE_CHECKING:
 
 
 class WorkStopped(Exception):  # noqa: N818 - no error: whoever stopped it tells why
-    """The attempt was stopped between two steps."""
+    """The attempt was stopped before one of its steps."""
 
 
 @dataclass
 class BatchWork:
-    """One attempt's work. After it ``results`` holds the counts of the steps that are done, ``failures`` the errors of
-    the others.
+    """One attempt's work. Afterwards ``results`` has the counts of the completed steps, ``failures`` the errors of the
+    failed ones.
 
     Args:
-        own: where the batch's own records are.
-        leaving: where those are that leave the state's window.
+        own: the origin of the batch's own records.
+        leaving: the origins of the records that leave the state's window.
         plans: what each output reads.
+        session: opens the Spark session; called when it is first needed.
+        new_scope: makes the scope of the attempt's Spark jobs.
         out: where console outputs print.
-        tell: gets lines on the progress, for people.
-        stopped: whether to begin no further step.
-        written_before: the outputs of which an earlier attempt may have written documents.
-        tried_before: the outputs that an earlier attempt was to write.
+        progress: receives lines of text on the progress.
+        stopped: returns True if no further step may begin.
+        partitions: the approximate number of tasks that read an input.
+        written_before: the outputs to which an earlier attempt may have written documents.
+        tried_before: the outputs that an earlier attempt included.
     """
 
     stream: Stream
@@ -66,9 +69,9 @@ class BatchWork:
     _scope: JobScope | None = field(default=None, init=False)
 
     def run(self, record: Callable[[str, Counts], None]) -> None:
-        """Do every step; ``record`` is told the counts of each as soon as it is done.
+        """Run every step. ``record`` is called with the counts of each step as soon as it is done.
 
-        Raises WorkStopped, what ``session`` raises and what ``record`` raises; a step's own error is in ``failures``.
+        Raises WorkStopped and the errors of ``session`` and ``record``. A step's own error is stored in ``failures``.
         """
         reading = BatchReading(self.stream, self._open, self.partitions)
         if STATE_STEP in self.attempt.outputs:
@@ -184,7 +187,7 @@ def _named(step: str) -> str:
 
 
 def readable(counts: Counts) -> str:
-    """The counts that are not 0, for people."""
+    """The counts that are not 0, as readable text."""
     if "skipped" in counts:
         return str(counts["skipped"])
     shown = {name: value for name, value in counts.items() if value and isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""How a batch's blocks are dealt to Spark partitions."""
+"""Distributes a batch's blocks over Spark partitions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from headrace.blocks import BlockHandle
 
-# Below this much a second task costs more than it saves: starting a task is about 10 ms, and half a megabyte of
-# compressed records is about 0.1 s of Elasticsearch's time.
+# For fewer bytes a second task costs more than it saves: starting a task takes about 10 ms, and half a megabyte of
+# compressed records takes Elasticsearch about 0.1 s.
 MIN_GROUP_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ListedBlock:
-    """A block as a manifest lists it: ``records`` it holds, ``payload_bytes`` as stored."""
+    """A block in a manifest. ``records`` is their number, ``payload_bytes`` the size as stored."""
 
     handle: BlockHandle
     records: int
@@ -24,9 +24,10 @@ class ListedBlock:
 def group_blocks(
     blocks: Sequence[ListedBlock], groups: int, *, min_group_bytes: int = MIN_GROUP_BYTES
 ) -> list[tuple[ListedBlock, ...]]:
-    """Deal the blocks to at most ``groups`` groups of about equal bytes, each a run of few segments in offset order.
+    """Distribute the blocks over at most ``groups`` groups of about equal bytes.
 
-    Blocks are never split. Fewer groups come out where they would fall below ``min_group_bytes``.
+    Each group has consecutive blocks, so it reads few segments in offset order. Blocks are never split. There are fewer
+    groups if they would otherwise be smaller than ``min_group_bytes``.
     """
     if groups < 1:
         raise ValueError(f"blocks need at least one group, got {groups}")

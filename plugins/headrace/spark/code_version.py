@@ -1,7 +1,7 @@
-"""Which code a batch was run with: the user's functions, by a hash over their sources, and headrace.
+"""Computes the version of a batch's code: a hash over the sources of the user's functions, and headrace's version.
 
-The sources are found by following import statements, not by looking at what this process has imported: so the version
-is the same whether one process runs all of a batch's outputs or each has its own, and on every machine.
+The sources are found by following import statements, not by the modules that this process has imported. So the version
+is equal on every machine, and whether one process runs all of a batch's outputs or each output has its own process.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _UNKNOWN = "unknown"
 def code_version(stream: Stream, steps: Iterable[str]) -> str:
     """The version of the code of these steps (output ids, "state"): ``flights:to_document 3f9c2a10, headrace 0.1.0``.
 
-    A function's hash is over its module and all that this imports, directly or not, from ``spark.py_files`` or from the
-    module's own package; "unknown" where there is no source to read. Nothing is imported that was not before, but the
-    packages that the module is in.
+    A function's hash covers its module and everything that the module imports, directly or indirectly, from
+    ``spark.py_files`` or from its own package; it is "unknown" if there is no source to read. Only the packages that
+    contain the module are imported.
     """
     roots = add_py_files(stream)
     references = dict.fromkeys(_references(stream, steps))
@@ -41,9 +41,9 @@ def code_version(stream: Stream, steps: Iterable[str]) -> str:
 
 
 def tried_with(stream: Stream, steps: Iterable[str]) -> str:
-    """What an attempt at these steps depends on besides its records: the stream's definition and the code, as a hash.
+    """A hash of what an attempt at these steps depends on besides its records: the stream's definition and the code.
 
-    Steps that the stream no longer has are left out.
+    Steps that the stream no longer has are ignored.
     """
     known = [step for step in steps if step in stream.steps]
     reported = f"{stream.to_json()} {code_version(stream, known)}"
@@ -77,7 +77,7 @@ def _hash(module: str, roots: Sequence[Path]) -> str:
 
 
 def _sources(module: str, roots: Sequence[Path]) -> dict[str, bytes]:
-    """The bytes of the module's file, and of those that it imports as far as they are the user's, by module name."""
+    """The source bytes of the module and of the user's modules that it imports, by module name."""
     found: dict[str, bytes] = {}
     waiting = [module]
     while waiting:
@@ -98,11 +98,11 @@ def _sources(module: str, roots: Sequence[Path]) -> dict[str, bytes]:
 
 
 def _imported(source: bytes, module: str, *, is_package: bool) -> list[str]:
-    """Every name that may be an imported module's, wherever in the source the statement stands."""
+    """Every name that may be an imported module, from import statements anywhere in the source."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        # No Python, but an extension module, say: its bytes are all that can be told.
+        # Not Python source, for example an extension module: only its bytes are hashed.
         return []
     names: list[str] = []
     for node in ast.walk(tree):
@@ -123,7 +123,7 @@ def _base(node: ast.ImportFrom, module: str, *, is_package: bool) -> str:
 
 
 def _spec_in(roots: Sequence[Path], name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where ``py_files`` (folders, files, archives) have the module."""
+    """The module's spec in ``py_files`` (folders, files, archives); None if it is not there."""
     *parents, last = name.split(".")
     for root in roots:
         if root.suffix == ".py":

@@ -1,8 +1,8 @@
-"""The token of a stream's Spark Connect server.
+"""Derives the token of a stream's Spark Connect server.
 
-Whoever reaches the server runs code in it, so each receiver application has its own token. Nobody stores it: the
-driver and the batches derive it from a secret that both are given in their environment, so it stands neither on a
-command line nor in the ledger, and a new epoch of the receiver job has a new one.
+A client of the server can run code in it, so each receiver application has its own token. The token is not stored: the
+driver and the batches derive it from a secret in their environment. So it is neither on a command line nor in the
+ledger, and each epoch of the receiver job has a new token.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headrace.errors import HeadraceError
 SECRET_VARIABLE = "HEADRACE_SECRET_KEY"  # noqa: S105 - the variable's name, not a secret
 
 FINGERPRINT = "secret_fingerprint"
-"""The attribute of a receiver job that has the fingerprint of its secret."""
+"""The attribute of a receiver job with the fingerprint of its secret."""
 
 
 class SecretKeyMissingError(HeadraceError):
-    """The process was started without the secret that the tokens are derived from."""
+    """The process was started without the secret from which the tokens are derived."""
 
 
 def derive(secret: str, stream: str, job_epoch: int) -> str:
@@ -30,15 +30,17 @@ def derive(secret: str, stream: str, job_epoch: int) -> str:
 
 
 def fingerprint(secret: str, stream: str) -> str:
-    """What tells one secret from another, and nothing of either: a job's lease has it, so that a batch knows before it
-    asks whether the job was started with the secret of now."""
+    """A fingerprint that distinguishes secrets and reveals nothing about them (16 hexadecimal digits).
+
+    It is in the job's lease, so a batch can check before it connects whether the job was started with the same secret.
+    """
     return hmac.new(secret.encode(), f"fingerprint of {stream}".encode(), hashlib.sha256).hexdigest()[:16]
 
 
 def from_environment(stream: str, job_epoch: int, environment: Mapping[str, str] | None = None) -> str:
-    """The token as the secret in the environment gives it.
+    """The token derived from the secret in the environment.
 
-    Raises SecretKeyMissingError when the variable is unset or empty: a guessable token is worse than none.
+    Raises SecretKeyMissingError if the variable is unset or empty: a guessable token is worse than none.
     """
     secret = (os.environ if environment is None else environment).get(SECRET_VARIABLE, "")
     if not secret:

@@ -1,4 +1,4 @@
-"""Keys and values as columns that a transform can use, and the records whose bytes do not decode."""
+"""Decodes keys and values into columns for transforms, and separates the records that do not decode."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _CORRUPT = "_headrace_corrupt_record"
 
 @dataclass(frozen=True)
 class DecodedInput:
-    """An input's records of a batch, in three views of the same rows.
+    """An input's records of a batch, in three views.
 
-    ``decoded`` has key and value as the input's decoders make them, ``original`` the same records with the bytes that
-    Kafka gave. ``undecodable`` holds the records of neither, with their bytes and the column ``undecodable_reason``; it
-    is None where every byte string decodes.
+    ``decoded`` has the decoded keys and values, ``original`` the same records with their bytes from Kafka.
+    ``undecodable`` has all other records, with their bytes and the column ``undecodable_reason``; it is None if the
+    decoders accept any bytes.
     """
 
     decoded: DataFrame
@@ -32,8 +32,8 @@ class DecodedInput:
 def decode_input(records: DataFrame, source: KafkaInput) -> DecodedInput:
     """Apply the input's decoders to its records (``wal_source.RECORD_SCHEMA``).
 
-    A null stays null: a tombstone is no decoding error. JSON must be an object that fits the schema: a field of
-    another type makes the record undecodable, a missing one is null, one more is dropped.
+    A null stays null: a tombstone is not a decoding error. JSON must be an object that fits the schema: a field of
+    another type makes the record undecodable, a missing field is null, an additional field is dropped.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
@@ -67,7 +67,7 @@ def _attempt(column: Column, decoder: Utf8Decoder | JsonDecoder) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import DataType, StringType, StructType
 
-    # A cast of bytes to a string checks nothing: what is not UTF-8 would go on as a broken string.
+    # A cast of bytes to a string checks nothing: bytes that are not UTF-8 would become a broken string.
     text = F.try_validate_utf8(column.cast("string"))
     if isinstance(decoder, Utf8Decoder):
         return text

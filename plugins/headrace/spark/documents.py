@@ -1,7 +1,7 @@
-"""From any DataFrame to documents in Elasticsearch: the shape that the sink takes, and the write.
+"""Turns any DataFrame into the rows that the Elasticsearch sink accepts, and writes them.
 
-The columns are built by expressions of Spark's own (``to_json`` in the JVM), written as SQL text, which means the same
-in classic sessions and over Spark Connect.
+The columns are built by Spark's own expressions (``to_json`` in the JVM). They are SQL text, which works the same in
+classic sessions and over Spark Connect.
 """
 
 from __future__ import annotations
@@ -37,19 +37,18 @@ def prepare_documents(
 ) -> DataFrame:
     """The rows of ``df`` in the shape of ``headrace.elasticsearch.columns``.
 
-    - Rows with the columns of the log and no others are records as they are: ``value``, bytes or text, is the
-      document; a decoded ``value`` (a struct or map) is written as JSON.
+    - Rows with only the columns of the log are untransformed records: ``value``, bytes or text, is the document; a
+      decoded ``value`` (a struct or map) is written as JSON.
     - Rows with ``topic``, ``partition`` and ``offset`` are records that a transform changed. These columns, the
-      incarnation, a binary ``key``, the headers, ``original_…`` and ``rejected_because`` stay beside the document,
-      which is all the others.
-    - All other rows, of an aggregate say, are documents with all their columns.
+      incarnation, a binary ``key``, the headers, ``original_…`` and ``rejected_because`` are not part of the document;
+      all other columns are.
+    - All other rows, for example of an aggregate, are documents with all their columns.
 
-    The columns that ids and versions are made of may be any of them.
-
-    ``incarnations`` are those of the batch, for rows that have no incarnation.
+    Any of the columns may be used for ids and versions. ``incarnations`` are those of the batch, for rows without the
+    column incarnation.
 
     Raises:
-        UnsuitableRowsError: a column is missing of which ids are made, or it is not clear what the document is.
+        UnsuitableRowsError: a column that the ids need is missing, or it is not clear what the document is.
     """
     types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
     _check_named_columns(types, output)
@@ -75,11 +74,12 @@ def write_documents(
     written_before: bool = False,
     withdraw_letters: bool = False,
 ) -> IndexingReport:
-    """Shape the rows, write them, and return what became of them.
+    """Shape the rows, write them, and return the report with their outcomes.
 
-    ``report`` is the URI of a file, new for every attempt, that the writing application and this process both reach.
+    ``report`` is the URI of a file, new for every attempt, that the writing application and this process can access.
     ``written_before``: whether an earlier attempt may have written documents of this batch to this output.
-    ``withdraw_letters``: delete the dead letters that attempts before ``attempt`` left and this one does not write.
+    ``withdraw_letters``: delete the dead letters that attempts before ``attempt`` wrote and this one does not write.
+    For the other parameters see ``output_options.sink_options``.
 
     Raises:
         UnsuitableRowsError: see ``prepare_documents``.
@@ -113,11 +113,11 @@ def write_documents(
 
 
 def _colliding(prepared: DataFrame, options: IndexingOptions) -> CollidingIdsError:
-    """The error, with ids of several rows: the sink's tasks know only that there are some."""
+    """The error with examples of colliding ids, which are queried here: the sink's tasks only count collisions."""
     of_ids = {*columns.needed_columns(options), columns.INCARNATION}
     names = [name for name in prepared.columns if name in of_ids]
     examples: list[str] = []
-    # A transform that gives other rows each time may give none now, and the error is worth more than its examples.
+    # A transform that is not deterministic may give no such rows now. A failing query must not replace the error.
     with contextlib.suppress(Exception):
         found = prepared.groupBy(*names).count().where("count > 1").limit(EXAMPLES).toArrow().combine_chunks()
         examples = [text for batch in found.to_batches() for text in identify(batch, options).ids.to_pylist()]
@@ -168,7 +168,7 @@ def _id_expressions(output: ElasticsearchOutput) -> list[str]:
 
 
 def _record_expressions(types: dict[str, DataType], output: ElasticsearchOutput) -> list[str]:
-    """The record's columns that go along beside the document."""
+    """The expressions of the record's columns that are passed along with the document."""
     wanted = {columns.KEY} if isinstance(output.document_ids, KeyIds) else set()
     if _is_record(types):
         wanted |= {*columns.COORDINATES, columns.INCARNATION, *_BESIDE}
@@ -207,13 +207,13 @@ def _is_record(types: dict[str, DataType]) -> bool:
 
 
 def _is_untouched(types: dict[str, DataType], output: ElasticsearchOutput) -> bool:
-    """Whether these are the log's columns and no others but those that ids and versions are made of."""
+    """Whether there are only the log's columns, those that ids and versions need, and ``rejected_because``."""
     allowed = columns.RECORD_COLUMNS.union(_named_columns(output), [columns.REJECTED_BECAUSE])
     return _is_record(types) and columns.VALUE in types and all(name in allowed for name in types)
 
 
 def _is_the_records(name: str, kind: DataType) -> bool:
-    """Whether a column of a record's row is the record's own rather than the document's."""
+    """Whether a column of a record's row belongs to the record and not to the document."""
     if name in (*columns.COORDINATES, columns.INCARNATION, "timestampType", *_BESIDE):
         return True
     return (name == columns.KEY and isinstance(kind, BinaryType)) or (

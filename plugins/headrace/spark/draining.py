@@ -1,4 +1,4 @@
-"""What a graceful stop waits for when the receivers have ended: the batches that want to run in this application."""
+"""Waits, in a graceful stop after the receivers have ended, for the batches that still need this application."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Spark Streaming's bound for a graceful stop: ten batch intervals.
 _MOST_INTERVALS = 10
-# After an interval's end a batch task needs this long to be scheduled and to allocate its blocks.
+# How long after an interval's end a batch task may take to be scheduled and to allocate its blocks.
 _SCHEDULING_SECONDS = 15.0
 _PERIOD_SECONDS = 1.0
 
@@ -31,10 +31,10 @@ Pending = tuple[int, ...]
 class BatchDrain:
     """Keeps the application (and its lease) until the batches of all received blocks are done.
 
-    It waits for at most ten batch intervals, and no longer than one interval and 15 s without any change: batches that
-    failed wait for a person, and where nobody runs batches there is nothing to wait for. Batches that do not run yet
-    are no concern of a job that is replaced by one of a newer version: they wait for that one. While the ledger does
-    not answer, nothing is known to have changed or not.
+    It waits for at most ten batch intervals. It stops waiting after one interval and 15 s without any change: failed
+    batches need a person, and if no batches are run there is nothing to wait for. A job that is replaced by one of a
+    newer version does not wait for batches that have not started; they run in the new job. Time in which the ledger
+    does not answer does not count as time without change.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BatchDrain:
         self._interval = stream.batch_interval_ms / 1000
 
     def wait(self) -> Pending:
-        """Wait; the batch times that are still not done at the end, as far as known. Raises LeaseLostError."""
+        """Wait. Returns the batch times that are still not done, as far as known. Raises LeaseLostError."""
         started = changed = time.monotonic()
         pending: Pending | None = None
         while True:
@@ -62,7 +62,7 @@ class BatchDrain:
             self._sleep(_PERIOD_SECONDS)
 
     def _look(self) -> Pending | None:
-        """What is pending, with the lease renewed; None while the ledger does not answer."""
+        """Renew the lease and return the pending batch times; None if the ledger does not answer."""
         try:
             self._ledger.jobs.renew(self._lease)
             return self.pending()
@@ -71,7 +71,7 @@ class BatchDrain:
             return None
 
     def pending(self) -> Pending:
-        """Batch times that run now, and, where somebody runs batches at all, those that wait for it."""
+        """The batch times that run now; also those that wait to run, if batches are run at all."""
         name = self._stream.name
         running = {row.batch_time_ms for row in self._ledger.batches.page(name, states=[BatchState.RUNNING])}
         # A running batch whose process is gone is not worth waiting for.

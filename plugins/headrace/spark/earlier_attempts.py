@@ -1,4 +1,4 @@
-"""Which outputs of a batch may hold something of it already, from an attempt before this one."""
+"""Finds the outputs to which earlier attempts at a batch may have written."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 WRITTEN = "written"
-"""The attribute of a failed attempt that names the outputs which may hold documents of it. Those that it did not begin
-are not among them, nor those that failed by documents of others: what it found is still not the batch's own. An attempt
-without it succeeded, was killed or never reported, and may have written to all of them."""
+"""The attribute of a failed attempt with the names of the outputs that may hold its documents. Outputs that it did not
+begin are not included, nor those that failed because of another source's documents: the conflicting documents are not
+the batch's own. An attempt without this attribute succeeded, was killed or never reported; it may have written to all
+of its outputs."""
 
 
 def written_before(ledger: Ledger, stream: Stream, batch: BatchRow, attempt: Attempt) -> frozenset[str]:
     """The outputs of ``attempt`` whose documents of this batch an earlier attempt may have written.
 
-    That is an attempt at the same output of the batch, or of the same replay of it. Where the ledger was rebuilt, it
-    has no attempts of the batches from before. An output with a window writes the records of one batch in several, and
-    a batch that was built from Kafka by timestamps may have records that came too late for it, which a later batch
-    wrote.
+    Only attempts at the same output of the batch, or of the same replay, count. All outputs are returned in two cases:
+    a rebuilt ledger lacks the attempts at batches from before; and a batch that was built from Kafka by timestamps may
+    have late records that a later batch wrote. An output with a window is always included, because it writes the
+    records of one batch in several batches.
     """
     found = {output.id for output in stream.outputs if output.window is not None}
     for row in _earlier(ledger, attempt):
@@ -39,7 +40,7 @@ def written_before(ledger: Ledger, stream: Stream, batch: BatchRow, attempt: Att
 
 
 def tried_before(ledger: Ledger, attempt: Attempt) -> frozenset[str]:
-    """The outputs of ``attempt`` for which an earlier attempt may have left dead letters."""
+    """The outputs of ``attempt`` for which an earlier attempt may have written dead letters."""
     return frozenset(attempt.outputs).intersection(name for row in _earlier(ledger, attempt) for name in row.outputs)
 
 

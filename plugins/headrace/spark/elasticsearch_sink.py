@@ -1,15 +1,14 @@
-"""The "elasticsearch" data source: writes a DataFrame's rows as documents, each once however often it is written.
+"""The "elasticsearch" data source: writes a DataFrame's rows as documents. Repeated writes give no duplicates.
 
     spark.dataSource.register(ElasticsearchDataSource)
     (prepare_documents(df, output).write.format("elasticsearch").mode("append")
         .options(connection="es", index="clicks").save())
 
 The rows' columns are in ``headrace.elasticsearch.columns``, the options in ``headrace.elasticsearch.options``;
-`write_documents` in ``headrace.spark.documents`` puts it all together. Works in classic sessions and over Spark
-Connect.
+`write_documents` in ``headrace.spark.documents`` combines them. It works in classic sessions and over Spark Connect.
 
-The connection is looked up where Spark plans the write (the driver, or the Connect server's application), in that
-process's environment; its secrets travel to executors inside the pickled writer, and are in no option and no plan.
+The connection is resolved in the environment of the process that plans the write (the driver, or the Connect server's
+application). Its secrets are sent to executors inside the pickled writer, and are in no option and no plan.
 """
 
 from __future__ import annotations
@@ -54,17 +53,14 @@ logger = logging.getLogger(__name__)
 
 
 class ElasticsearchDataSource(DataSource):
-    """Registered under the name "elasticsearch"; it can only be written to."""
+    """The data source that Spark registers; it is write-only."""
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> ElasticsearchWriter:
-        """Checks everything that can be known before the first row: options, columns, the index.
-
-        Raises an IndexingError, with the remedy in its text.
-        """
+        """Check options, columns and the index before the first row is written. Raises an IndexingError."""
         if overwrite:
             raise IndexingOptionsError(
                 "The elasticsearch sink cannot overwrite an index.", remedy='Use mode("append").'
@@ -83,11 +79,11 @@ class TaskCounts(WriterCommitMessage):
 
     counts: IndexingCounts
     digests: Any
-    """Of the rows' ids, as ``repeated_digests`` compares them."""
+    """The digests of the rows' ids, for ``repeated_digests``."""
 
 
 class ElasticsearchWriter(DataSourceArrowWriter):
-    """Pickled once to every task, and once to the process that commits."""
+    """The writer. It is pickled to every task and to the process that commits."""
 
     def __init__(
         self, options: IndexingOptions, cluster: Cluster, kafka: Mapping[str, RangeClients] | None = None
@@ -110,7 +106,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
                 )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Index one task's rows; every one has its outcome, and every dead letter is written, when this returns."""
+        """Index one task's rows. On return every row has its outcome and every dead letter is written."""
         options = self._options
         if (context := TaskContext.get()) is not None:
             options = options.for_task(context.partitionId(), context.attemptNumber())
@@ -127,9 +123,10 @@ class ElasticsearchWriter(DataSourceArrowWriter):
                 originals.close()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks have succeeded: make sure that the index is still the one it was, and report the counts.
+        """Called after all tasks have succeeded: check that the index is still the same, and report the counts.
 
-        Without a report, raises CollidingIdsError and ForeignDocumentsError; otherwise whoever reads it does.
+        With the option ``report``, the reader of the report raises CollidingIdsError and ForeignDocumentsError;
+        without it this method does.
         """
         total = IndexingCounts()
         digests = []
@@ -166,7 +163,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         logger.info("Indexed into %s: %s", options.index, total.to_dict())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing to undo: what was indexed is what the next run will find repeated."""
+        """Log the failure. Nothing is undone: the next run counts the indexed documents as repeated."""
         finished = sum(message is not None for message in messages)
         logger.warning(
             "Writing to %s failed after %d of %d tasks; run it again", self._options.index, finished, len(messages)
@@ -231,7 +228,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
 
 
 def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients]:
-    """How Kafka is read for dead letters, by input; none where the log has all records."""
+    """The Kafka settings by input id, to read the records of dead letters; empty if the log has all records."""
     return KafkaOriginalRecords.clients_of(TypeAdapter(list[KafkaInput]).validate_json(options.inputs or "[]"))
 
 

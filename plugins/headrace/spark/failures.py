@@ -1,4 +1,4 @@
-"""Errors that came through Spark, told in a line, or with the Python that led to them."""
+"""Explains errors that come through Spark: their kind, their first cause in one line, and the Python traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
 
-# Spark's verdicts over what the transform made: its plan, or the data in it.
+# Spark's errors about what the transform made: its plan, or the data in it.
 _VERDICTS = frozenset(
     {
         *("AnalysisException", "ParseException", "IllegalArgumentException", "UnsupportedOperationException"),
@@ -20,21 +20,21 @@ _VERDICTS = frozenset(
         *("PySparkPicklingError", "PySparkAssertionError", "PySparkKeyError", "PySparkIndexError"),
     }
 )
-# Whose exceptions tell of Spark, and not of the code that runs in it.
+# Packages whose exceptions are about Spark, not about the code that runs in it.
 _SPARKS = frozenset({"pyspark", "py4j", "grpc"})
 _SURROUNDINGS = (OSError, EOFError, MemoryError)
-# Clients of databases and services have classes of their own for a server that is away, which are no OSErrors; all of
-# them, or classes that they come of, are called by one of these words (DB-API's OperationalError among them).
+# Clients of databases and services have their own classes, which are not OSErrors, for an unreachable server. The names
+# of these classes, or of a base class, contain one of these words (for example DB-API's OperationalError).
 _SERVER_AWAY = re.compile(
     r"Connect|Disconnect|TimeOut|Timeout|TimedOut|Unavailable|OperationalError|InterfaceError|NetworkError|NoHostAvailable"
     r"|NotLeader|MaxRetryError|ProtocolError|TransportError|ThrottlingException|TooManyRequests"
 )
-# confluent_kafka has one class for everything, whose text has the error's name.
+# confluent_kafka has one class for all errors; its text contains the error's name.
 _KAFKA_AWAY = re.compile(r"code=_(TRANSPORT|ALL_BROKERS_DOWN|RESOLVE|\w*TIMED_OUT)\b")
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Whose fault it is: by the error's class, or by that of the Python error in an executor which it tells of."""
+    """The kind of failure, by the error's class, or by the class of the executor's Python error in its text."""
     if isinstance(error, HeadraceError):
         return error.failure
     remote = _python_cause(str(error))
@@ -57,7 +57,7 @@ def _is_of_surroundings(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from, by its author or while that was handled."""
+    """Yield the error and its causes: explicit ones, or errors that were being handled when it was raised."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -67,7 +67,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _failure_by_name(name: str) -> Failure:
-    """Of an error of which only the text is left, which begins with its class."""
+    """The kind of failure of an error that is only known by its class name."""
     module, _, kind = name.rpartition(".")
     if module.partition(".")[0] == "headrace":
         try:
@@ -85,9 +85,9 @@ def _failure_by_name(name: str) -> Failure:
 
 
 def first_cause(error: BaseException) -> str:
-    """Why it failed, in one line: the Python error below Spark's Java stack if there is one, else Java's innermost.
+    """The reason of the failure in one line: the Python error below Spark's Java stack, or else Java's innermost error.
 
-    Spark wraps an executor's Python error in several Java exceptions, each with the whole text of the one below.
+    Spark wraps an executor's Python error in several Java exceptions, each with the whole text of the wrapped one.
     """
     text = str(error)
     remote = _python_cause(text)
@@ -95,7 +95,7 @@ def first_cause(error: BaseException) -> str:
         return remote
     java = [line.partition("Caused by: ")[2] for line in text.splitlines() if line.startswith("Caused by: ")]
     if not java:
-        # py4j's first line says which call failed, its second which exception.
+        # py4j's first line names the failed call, its second line the exception.
         java = [line[2:] for line in text.splitlines()[1:2] if line.startswith(": ")]
     if java:
         return java[-1]
@@ -104,11 +104,11 @@ def first_cause(error: BaseException) -> str:
 
 
 def _python_cause(text: str) -> str | None:
-    """The last Python error that the text has a traceback of."""
+    """The last Python error with a traceback in the text."""
     last = None
     inside = False
     for line in text.splitlines():
-        # Spark begins the line with words of its own where a data source could not be made.
+        # If a data source cannot be made, Spark puts its own words before "Traceback".
         if line.rstrip().endswith("Traceback (most recent call last):"):
             inside = True
         elif inside and line and not line[0].isspace():
@@ -117,8 +117,8 @@ def _python_cause(text: str) -> str | None:
 
 
 def python_account(error: BaseException) -> str:
-    """Where in Python it happened, for whoever wrote the transform: this process's frames, and below them those of the
-    executor's Python if the error came from there. Java's stack, hundreds of lines, is left out.
+    """The Python traceback for the author of the transform: this process's frames, then the executor's if the error
+    came from there. Java's stack of hundreds of lines is left out.
     """
     account = "Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__))
     lines = str(error).splitlines()

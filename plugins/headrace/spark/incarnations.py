@@ -1,7 +1,7 @@
-"""Which incarnation of its topic a row is of, where the transform dropped the column: by the batch's offset ranges.
+"""Determines a row's topic incarnation from the batch's offset ranges, if the transform dropped the column.
 
-A topic that was deleted and created again has the same offsets once more, and so has a topic of the same name in
-another cluster; the incarnation tells their records apart. The batch's manifest has it for every range of offsets.
+A topic that was deleted and created again reuses its offsets, and a topic of the same name in another cluster has the
+same offsets; the incarnation distinguishes their records. The batch's manifest has it for every offset range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.stream import Output
 
 Range = tuple[TopicPartition, int, int]
-"""A partition and offsets of it, from and until."""
+"""A partition and an offset range: from (inclusive) and until (exclusive)."""
 
 
 class BatchIncarnations:
@@ -34,7 +34,7 @@ class BatchIncarnations:
 
     @classmethod
     def of(cls, manifests: Iterable[Manifest]) -> BatchIncarnations:
-        """Those of all inputs of these batches."""
+        """The incarnations of all inputs of these batches."""
         return cls(
             (each.partition, each.from_offset, each.until_offset)
             for manifest in manifests
@@ -44,17 +44,19 @@ class BatchIncarnations:
 
     @property
     def numbers(self) -> list[int]:
-        """All incarnations of any topic."""
+        """All incarnations that occur in any topic, ascending."""
         return sorted({number for incarnations in self._topics.values() for number in incarnations})
 
     @property
     def ambiguous(self) -> list[str]:
-        """The topics of which the same offsets may stand for records of several incarnations."""
+        """The topics in which one offset may belong to records of several incarnations."""
         return sorted(topic for topic, incarnations in self._topics.items() if _overlap(incarnations))
 
     def expression(self) -> str:
-        """The incarnation as Spark's SQL makes it of topic, partition and offset; null where the batch has no such
-        record. Of no use for topics that are ``ambiguous``."""
+        """A Spark SQL expression that gives the incarnation for topic, partition and offset.
+
+        It gives null for records that are not in the batch, and is not valid for ``ambiguous`` topics.
+        """
         names: dict[int, list[str]] = {}
         cases = []
         for topic, incarnations in sorted(self._topics.items()):
@@ -77,7 +79,7 @@ def lacks_incarnation(names: Collection[str]) -> bool:
 
 
 def needs_incarnation(output: Output) -> bool:
-    """Whether the ids or versions of the output's documents are right only by the incarnation. For others it only helps
+    """Whether the ids or versions of the output's documents depend on the incarnation. For other outputs it only serves
     to find the record of a dead letter."""
     if not isinstance(output, ElasticsearchOutput):
         return False

@@ -1,8 +1,8 @@
-"""The receiver job's log, bounded: the driver looks at it now and then, and moves what it has into compressed parts.
+"""Limits the size of the receiver job's log: the driver checks it regularly and moves its content to compressed parts.
 
-The file is the standard output of the JVM, the driver and the Python workers, opened for appending by what started the
-job. None of them can open another one, so the file stays and is emptied: what they write next stands at its beginning.
-Lines that are written in the moment between the copy and that, less than a millisecond, are lost.
+The file is the standard output of the JVM, the driver and the Python workers. The process that started the job opened
+it for appending, and none of them can open another file, so it is copied and then truncated. Lines written between the
+copy and the truncation, less than a millisecond, are lost.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LOG_VARIABLE = "HEADRACE_JOB_LOG"
-"""In the environment of a job whose output goes into a file: that file."""
+"""The environment variable with the path of the file to which the job's output goes."""
 
 MAX_BYTES = 16 * 1024 * 1024
 KEPT_PARTS = 7
-"""Besides the file itself. At INFO a job writes 40 to 100 MB a day, a tenth of it compressed."""
+"""The parts kept besides the file itself. At INFO a job writes 40 to 100 MB a day, a tenth of it compressed."""
 
 _LOOK_SECONDS = 10.0
 
@@ -38,12 +38,13 @@ def parts_of(log: Path) -> list[Path]:
 
 
 def rotate(log: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT_PARTS) -> bool:
-    """Move what the log has into a part if it is larger than ``max_bytes``; whether it was. The oldest parts go.
+    """Move the log's content to a part if it is larger than ``max_bytes``. Deletes the oldest parts.
 
-    A part that cannot be written is left out: on a full disk the room is worth more than the log.
+    If the part cannot be written, the content is dropped: on a full disk the space is more important than the log.
+    Returns whether the log was larger.
 
     Raises:
-        OSError: the log is gone, or cannot be emptied.
+        OSError: the log is missing, or cannot be truncated.
     """
     if log.stat().st_size <= max_bytes:
         return False
@@ -54,7 +55,7 @@ def rotate(log: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT_PARTS) -> 
             else:
                 path.rename(log.with_name(f"{log.name}.{number + 1}.gz"))
         with log.open("rb") as source, gzip.open(log.with_name(f"{log.name}.1.gz"), "wb", compresslevel=1) as part:
-            # What is written meanwhile is copied too.
+            # Lines that are appended during the copy are copied too.
             shutil.copyfileobj(source, part)
     except OSError as error:
         logger.warning("What %s held is dropped, since it cannot be kept beside it: %s", log, error)
@@ -65,7 +66,7 @@ def rotate(log: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT_PARTS) -> 
 
 @contextlib.contextmanager
 def bounded_log() -> Iterator[None]:
-    """Keep this process's log within its bounds for the length of a ``with`` block, if its output goes into one."""
+    """Limit the size of this process's log during the ``with`` block, if ``LOG_VARIABLE`` names one."""
     path = os.environ.get(LOG_VARIABLE)
     if not path or not Path(path).is_file():
         yield

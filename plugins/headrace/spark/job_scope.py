@@ -1,4 +1,4 @@
-"""One attempt's Spark jobs: named where people look for them, and cancelled without touching anyone else's."""
+"""Names one attempt's Spark jobs in Spark's user interface, and cancels them without affecting other jobs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ POOL = "batches"
 
 
 class JobScope:
-    """Marks the jobs that the calling thread starts from now on. Classic sessions show group and description in Spark's
-    user interface; a Connect server sets these two itself, and shows the tags."""
+    """Marks the jobs that the calling thread starts. Classic sessions show job group and description in Spark's user
+    interface; a Connect server sets these two itself and shows the tags."""
 
     def __init__(self, spark: SparkSession, attempt: Attempt) -> None:
         self._spark = spark
@@ -26,18 +26,18 @@ class JobScope:
 
     @property
     def tag(self) -> str:
-        """On every job of the attempt."""
+        """The tag of every job of the attempt."""
         return self._tag
 
     def enter(self, part: str) -> None:
-        """Name this thread's jobs by ``part``: an output's id, or what comes before the outputs."""
+        """Name this thread's jobs by ``part``: an output's id, or "state"."""
         group = f"{self._tag}/{part}"
         if is_connect(self._spark):
             self._spark.clearTags()
             self._spark.addTag(self._tag)
             self._spark.addTag(group)
             return
-        # A writer looks its data source up in its thread's active session, and a new thread has none.
+        # A writer looks up its data source in its thread's active session, and a new thread has none.
         jvm: Any = self._spark._jvm
         self._spark._get_j_spark_session_class(jvm).setActiveSession(self._spark._jsparkSession)
         context = self._spark.sparkContext
@@ -46,7 +46,7 @@ class JobScope:
         context.addJobTag(self._tag)
 
     def cancel(self) -> None:
-        """Cancel the attempt's running jobs, the session's last work; callable from any thread."""
+        """Cancel the attempt's running jobs. Call it last in a session; it may be called from any thread."""
         if is_connect(self._spark):
             fail_fast(self._spark)
             self._spark.interruptTag(self._tag)

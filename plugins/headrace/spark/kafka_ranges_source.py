@@ -1,16 +1,16 @@
-"""The "kafka_ranges" data source: the records of batches, read again from Kafka by the offsets that they recorded.
+"""The "kafka_ranges" data source: reads the records of batches again from Kafka, by their recorded offset ranges.
 
     spark.dataSource.register(KafkaRangesDataSource)
     (spark.read.format("kafka_ranges").option("manifests", json.dumps([uri])).option("input", "clicks")
         .option("stream", source.model_dump_json()).load())
 
 Options (their names are case-insensitive): ``manifests``, the URIs of the batches' manifests as a JSON list; ``input``,
-the id of the input whose records are wanted; ``stream``, this input of the stream (a ``KafkaInput``) as JSON;
-``numPartitions``, about how many partitions to make (default: this machine's cores); ``stallSeconds``, how long Kafka
-may bring nothing (default 60). Columns and rows are those of the "wal" data source, to the byte. It works in classic
-sessions and over Spark Connect.
+the id of the input to read; ``stream``, this input of the stream (a ``KafkaInput``) as JSON; ``numPartitions``, the
+approximate number of partitions (default: this machine's cores); ``stallSeconds``, how long Kafka may return nothing
+(default 60). Columns and rows are byte for byte those of the "wal" data source. It works in classic sessions and over
+Spark Connect.
 
-The input's connection is looked up where Spark plans the read, in that process's environment; its secrets travel to
+The input's connection is resolved in the environment of the process that plans the read. Its secrets are sent to
 executors inside the pickled reader, and are in no option and no plan.
 """
 
@@ -36,7 +36,7 @@ FORMAT = "kafka_ranges"
 
 @dataclass
 class RangesPartition(InputPartition):
-    """What one task reads."""
+    """The offset ranges that one task reads."""
 
     runs: tuple[RangeRun, ...]
 
@@ -46,7 +46,7 @@ class RangesPartition(InputPartition):
 
 
 class KafkaRangesDataSource(DataSource):
-    """The data source as Spark knows it."""
+    """The data source that Spark registers."""
 
     @classmethod
     def name(cls) -> str:
@@ -60,7 +60,7 @@ class KafkaRangesDataSource(DataSource):
         try:
             source = KafkaInput.model_validate_json(given["stream"])
         except ValidationError as error:
-            # Without the values, as elsewhere.
+            # The error does not repeat the values.
             problems = "; ".join(detail["msg"] for detail in error.errors(include_url=False, include_input=False))
             raise SourceOptionError(
                 f'The option stream of the "{FORMAT}" data source is no input: {problems}.'
@@ -70,7 +70,7 @@ class KafkaRangesDataSource(DataSource):
 
 
 class KafkaRangesReader(DataSourceReader):
-    """Plans the partitions where the plan is made, and reads one on an executor."""
+    """Plans the partitions in the planning process, and reads a partition on an executor."""
 
     def __init__(self, options: SourceOptions, clients: RangeClients, stall_seconds: float = STALL_SECONDS) -> None:
         self._options = options
@@ -78,16 +78,16 @@ class KafkaRangesReader(DataSourceReader):
         self._stall_seconds = stall_seconds
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks. Raises RangesGoneError where Kafka no longer has all of it, before anything is read."""
+        """Plan the tasks. Raises RangesGoneError, before anything is read, if Kafka no longer has all records."""
         manifests = self._options.load()
         ranges = [each for manifest in manifests for each in manifest.ranges(self._options.input_id)]
         check_ranges(self._clients, joined(in_order(ranges)))
         tasks = deal(ranges, self._options.partitions)
-        # Spark takes no plan without a partition.
+        # Spark requires at least one partition.
         return [RangesPartition(task) for task in tasks] or [RangesPartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task's records; raises what ``KafkaRangeReader.read`` raises."""
+        """Yield one task's records; raises the errors of ``KafkaRangeReader.read``."""
         if not isinstance(partition, RangesPartition):
             raise TypeError(f"{FORMAT} reads its own partitions, not {type(partition).__name__}")
         if not partition.runs:

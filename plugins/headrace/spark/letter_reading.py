@@ -1,4 +1,4 @@
-"""Dead letters made documents by the stream's decoders and its transform, as they are today."""
+"""Turns dead letters into documents with the stream's current decoders and transform."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class ThroughTheTransform:
-    """Reads letters as the records that they hold, which go through decoder and transform again, by batch time.
+    """Reads letters as the records that they hold, and applies decoder and transform again, by batch time.
 
-    The transform gets the records of the letters and no others; the stream's other inputs are empty for it.
+    The transform gets only the records of the letters; the stream's other inputs are empty.
 
     Raises:
-        LettersNotReplayableError: one record alone makes no document of this output.
+        LettersNotReplayableError: the output's documents cannot be made from single records.
     """
 
     def __init__(self, stream: Stream, output: ElasticsearchOutput, session: Callable[[], SparkSession]) -> None:
@@ -45,7 +45,7 @@ class ThroughTheTransform:
         self._refuse_sums()
 
     def cannot(self, letter: StoredLetter) -> str | None:
-        """Why not: the letter is of no record, or does not hold it."""
+        """The reason why not: it has no single record, does not hold it, or its input is unclear. None if it can."""
         if letter.coordinates is None:
             return "it is of no record, but of a row that was made of many"
         if letter.record is None:
@@ -55,7 +55,10 @@ class ThroughTheTransform:
         return None
 
     def read(self, letters: Sequence[StoredLetter]) -> Iterator[LetterRows]:
-        """The documents that the transform makes of each batch's records, by incarnation, which it may drop."""
+        """The documents that the transform makes from each batch's records.
+
+        Each incarnation is a separate group, because the transform may drop the column.
+        """
         groups: dict[tuple[int, int], list[StoredLetter]] = {}
         for letter in letters:
             incarnation = 1 if letter.coordinates is None else letter.coordinates[3]
@@ -68,7 +71,7 @@ class ThroughTheTransform:
         for place, letter in enumerate(letters):
             places.setdefault(letter.coordinates, place)
         owners = [places[letter.coordinates] for letter in letters]
-        # A record of which several rows were rejected goes through the transform once.
+        # A record with several rejected rows is transformed only once.
         records = [letters[place] for place in places.values()]
         inputs = {source.id: self._decoded(source, records) for source in self._stream.inputs}
         rejected = {}
@@ -117,7 +120,7 @@ class ThroughTheTransform:
         return decode_input(self._session().createDataFrame(table, schema=RECORD_SCHEMA), source)
 
     def _source(self, letter: StoredLetter) -> KafkaInput | None:
-        """The input that the letter's topic is of."""
+        """The input to which the letter's topic belongs; None if that is not clear."""
         if len(self._stream.inputs) == 1:
             return self._stream.inputs[0]
         found = [source for source in self._stream.inputs if letter.fields.get("topic") in source.topics]

@@ -1,8 +1,8 @@
-"""One attempt at a batch, from its manifest to its results in the ledger.
+"""Runs one attempt at a batch, from its manifest to its results in the ledger.
 
-The work is done by a thread of its own, while the calling thread waits for it and renews the attempt's lease: a lease
-is renewed only as long as someone waits for the work, and whoever is fenced, or told to end, cancels the work's Spark
-jobs, and no others.
+A separate thread does the work. The calling thread waits for it and renews the attempt's lease, so the lease is renewed
+only as long as a caller waits. If the attempt is fenced or terminated, the calling thread cancels this attempt's Spark
+jobs and no others.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
     from headrace.ledger.rows import Attempt, BatchOrigin, BatchRow
     from headrace.stream import Stream
 
-# An attempt whose process is gone holds the batch for this long.
+# How long an attempt holds its batch after its process has died.
 LEASE_MS = 30_000
 
-# How long cancelled Spark jobs are waited for.
+# How long to wait for cancelled Spark jobs to end.
 _CANCEL_SECONDS = 15.0
 _ERROR_CHARACTERS = 2_000
 
 
 class BatchFailedError(HeadraceError):
-    """The batch's work failed; ``reason`` is the innermost one, the cause has Spark's own account."""
+    """The batch's work failed; ``reason`` is the innermost reason, the error's cause has Spark's full text."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What an attempt did. ``outputs`` holds each step's counts, ``seconds`` is what the work took.
+    """The result of an attempt. ``outputs`` has each step's counts, ``seconds`` is the attempt's duration.
 
-    ``state`` is the batch's after it: "completed", or another as long as other outputs of the batch are not done.
+    ``state`` is the batch's state afterwards: "completed", or another one while other outputs are not done.
     """
 
     stream: str
@@ -73,7 +73,7 @@ class BatchResult:
     code_version: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The result as JSON fields."""
         return asdict(self)
 
 
@@ -88,22 +88,22 @@ def run_micro_batch(
     progress: Callable[[str], None] | None = None,
     partitions: int | None = None,
 ) -> BatchResult:
-    """Run a begun attempt (``ledger.batches.begin_attempt``) at an allocated batch and complete it.
+    """Run an attempt (from ``ledger.batches.begin_attempt``) at an allocated batch and complete it.
 
-    It runs the attempt's outputs and no others. Where one fails the others are written and recorded all the same, and
-    the attempt fails in the end.
+    Only the attempt's outputs are run. If one fails, the others are still written and recorded, and the attempt fails
+    at the end.
 
     Args:
-        spark: a session, classic or Connect, or what makes one when the batch needs it.
-        stream: the replay's definition, for an attempt of a replay.
-        parameters: what transforms find in ``batch.parameters``; by default the stream's own.
+        spark: a session, classic or Connect, or a function that opens one when the batch needs it.
+        stream: the stream's definition; for an attempt of a replay, the replay's definition.
+        parameters: the value of ``batch.parameters`` for transforms; by default the stream's own.
         out: where console outputs print, by default stdout.
-        tell: gets a line at each step, for people.
-        partitions: about how many tasks read an input; by default the session's parallelism.
+        progress: receives a line of text at each step.
+        partitions: the approximate number of tasks that read an input; by default the session's parallelism.
 
     Raises:
-        BatchFailedError: the transform, an output or Spark failed. The attempt has failed, the batch can be run again.
-        AttemptFencedError: a newer attempt took the batch. This one's Spark jobs are cancelled.
+        BatchFailedError: the transform, an output or Spark failed. The attempt has failed; the batch can be run again.
+        AttemptFencedError: a newer attempt took the batch. This attempt's Spark jobs are cancelled.
     """
     run = _Run(spark if callable(spark) else lambda: spark, stream, ledger, attempt, progress or (lambda _: None))
     return run.to_the_end(stream.parameters if parameters is None else parameters, out or sys.stdout, partitions)
@@ -131,7 +131,7 @@ class _Run:
 
     def _report(self, line: str) -> None:
         if line.startswith(report_files.WARNING):
-            # Whoever looks into the ledger is to know as well, with the next renewal.
+            # The next renewal of the lease also writes it to the ledger.
             self._warning = line.removeprefix(report_files.WARNING)
         self._report_people(line)
 
@@ -145,7 +145,7 @@ class _Run:
             self._wait()
         except BaseException as error:
             self._cancel()
-            # What has not ended may begin to write yet.
+            # Work that has not ended may still begin to write to any output.
             self._fail(error, work.written if self._ended.is_set() else list(self._attempt.outputs))
             raise
         failure = self._failure or _failure_of(work)
@@ -172,7 +172,7 @@ class _Run:
         )
 
     def _plan(self, batch: BatchRow, parameters: Mapping[str, Any], out: IO[str], partitions: int | None) -> BatchWork:
-        """What there is to do; an attempt that cannot even be planned has failed."""
+        """Plan the work. If that fails, the attempt is recorded as failed."""
         attempt, stream = self._attempt, self._stream
         try:
             own = self._own(batch)
@@ -208,7 +208,7 @@ class _Run:
         return origin
 
     def _leaving(self, batch_time_ms: int) -> tuple[BatchOrigin, ...]:
-        """The batches whose records leave the state's window at this one."""
+        """The batches whose records leave the state's window with this batch."""
         if STATE_STEP not in self._attempt.outputs:
             return ()
         from headrace.spark.state.eviction import evicted_batches
@@ -239,7 +239,7 @@ class _Run:
         return f"{', '.join(self._attempt.outputs)} done in {seconds} s; the batch is {after.state.value} until all are"
 
     def _wait(self) -> None:
-        """Wait for the work; every third of the lease, renew it. Raises AttemptFencedError."""
+        """Wait for the work, and renew the lease after each third of its time. Raises AttemptFencedError."""
         period = self._attempt.lease_ms / 3000
         held_until = time.monotonic() + self._attempt.lease_ms / 1000
         while not self._ended.wait(period):
@@ -248,14 +248,14 @@ class _Run:
                 self._ledger.batches.renew_attempt(self._attempt, attributes=held_up)
                 held_until = time.monotonic() + self._attempt.lease_ms / 1000
             except LedgerUnavailableError:
-                # The lease holds until it is out; then someone else may have begun.
+                # The attempt goes on until its lease expires; then another attempt may have begun.
                 if time.monotonic() > held_until:
                     raise
 
     def _cancel(self) -> None:
         self._cancelled.set()
         deadline = time.monotonic() + _CANCEL_SECONDS
-        # A job may be just about to start when the others are cancelled.
+        # Repeated, because a job may start just after the others are cancelled.
         while not self._ended.is_set() and time.monotonic() < deadline:
             if self._scope is not None:
                 with contextlib.suppress(Exception):
@@ -263,20 +263,23 @@ class _Run:
             self._ended.wait(0.5)
 
     def _end_if_fenced(self, failure: BaseException) -> None:
-        """A later attempt ends this one's work in Spark, which then fails before it is known to be fenced."""
+        """Raise AttemptFencedError if a later attempt has replaced this one.
+
+        A later attempt interrupts this one's work in Spark, so the work can fail before the fencing is noticed.
+        """
         try:
             self._ledger.batches.renew_attempt(self._attempt)
         except AttemptFencedError as fenced:
             raise fenced from failure
         except LedgerUnavailableError:
-            # The failure itself is all that can be told.
+            # Fencing cannot be checked, so the caller raises the failure itself.
             return
 
     def _fail(self, error: BaseException, written: list[str]) -> None:
         if isinstance(error, AttemptFencedError):
             return
         with contextlib.suppress(HeadraceError):
-            # Whoever decides about another try reads it there.
+            # The decision about another try reads these attributes.
             attributes = {**self._attributes_of(error), WRITTEN: written}
             self._ledger.batches.renew_attempt(self._attempt, attributes=attributes)
             self._ledger.batches.fail_attempt(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
@@ -304,7 +307,7 @@ def _records_line(batch: BatchRow, own: BatchOrigin, plans: list[OutputPlan]) ->
 
 
 def _failure_of(work: BatchWork) -> HeadraceError | None:
-    """The one error of all steps that failed: the first one's, with the others named."""
+    """One error for all failed steps: the first one's, with the others named."""
     if not work.failures:
         return None
     failures = list(work.failures.values())
@@ -320,7 +323,7 @@ def _batch_failed(reason: str, causes: Sequence[BaseException], *, remedy: str |
     error = BatchFailedError(f"The batch failed: {reason}", remedy=remedy)
     error.reason = reason
     error.__cause__ = causes[0]
-    # Where one of several steps may succeed when it is tried again, the attempt is worth another try.
+    # If any of several failed steps may succeed on a retry, the attempt is worth another try.
     kinds = {failure_of(cause) for cause in causes}
     error.failure = next(kind for kind in Failure if kind in kinds)
     return error

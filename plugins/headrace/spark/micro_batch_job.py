@@ -1,7 +1,7 @@
 """The command that runs one attempt at a batch: ``spark_jobs/micro_batch.py``, plain (connect) or under spark-submit.
 
-Exit codes: 0 the attempt's outputs are done (or were before), 1 failed, 75 a newer attempt took the batch, 143 told to
-end. Other outputs of the batch may still be to do: the result's ``state`` tells.
+Exit codes: 0 the attempt's outputs are done (or were done before), 1 failed, 75 a newer attempt took the batch, 143
+ended by SIGTERM. The result's ``state`` shows whether other outputs of the batch are still to be done.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class AttemptUnknownError(HeadraceError):
-    """The ledger has no such attempt at the batch, or it does not run any more."""
+    """The ledger has no such attempt at the batch."""
 
 
 class TaskGoneError(HeadraceError):
-    """Nothing reads what this process prints: the task that runs the attempt was killed, and could not end it."""
+    """The reader of this process's output is gone: the task that ran the attempt was killed and could not end it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return the exit code."""
     options = _parse(arguments)
     raise_on_sigterm()
     progress = _reporter(options.stream, options.batch_time)
@@ -115,7 +115,7 @@ def _session(options: argparse.Namespace, ledger: Ledger, stream: Stream, attemp
 
 
 def definition_of(attempt: Attempt, ledger: Ledger) -> Stream:
-    """The definition that the attempt began with, which need not be the stream's newest any more."""
+    """The definition with which the attempt began; the stream may have a newer one."""
     if attempt.definition is not None:
         return Stream.from_json(attempt.definition)
     row = ledger.streams.get(attempt.stream)
@@ -125,10 +125,10 @@ def definition_of(attempt: Attempt, ledger: Ledger) -> Stream:
 
 
 def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
-    """An attempt begun here by the stream's newest definition, and what it is given of parameters."""
+    """Begin an attempt with the stream's newest definition. Returns it and the given parameters."""
     newest = ledger.streams.get(options.stream)
     given = None if options.parameters is None else parameters.parse(options.parameters)
-    # Before the attempt begins: one that cannot be run should not take the batch from another.
+    # Checked before the attempt begins: an attempt that cannot be run must not take the batch from another one.
     parameters.merged(Stream.from_json(newest.definition), given)
     attempt = ledger.batches.begin_attempt(
         options.stream,
@@ -145,7 +145,10 @@ def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
 
 
 def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
-    """The attempt that the caller began, and what it was given of parameters then: a command line is for all to see."""
+    """The attempt that the caller began, and its parameters from the ledger.
+
+    They are not on the command line, which every user of the machine can read.
+    """
     for row in ledger.batches.attempts(options.stream, options.batch_time):
         if row.number == options.attempt:
             return row.claim(), row.attributes.get(parameters.ATTRIBUTE)
@@ -157,7 +160,7 @@ def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
 
 
 class _Sessions:
-    """The session that the batch opened, if it did."""
+    """Opens the batch's session if it is needed, and closes it."""
 
     def __init__(self) -> None:
         self._spark: SparkSession | None = None
@@ -213,7 +216,7 @@ def _reporter(stream: str, batch_time_ms: int) -> Callable[[str], None]:
 
 
 class ReadByTask(io.TextIOBase):
-    """A stream that the attempt's task reads. Without a reader the attempt ends, with the cause."""
+    """An output stream that the attempt's task reads. If the reader is gone, writing raises TaskGoneError."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Finds the record behind a transformed row for its dead letter, by the batch's manifest: in the log, or in Kafka."""
+"""Finds the original record of a transformed row for its dead letter, by the batch's manifest: in the log or Kafka."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
 
 BLOCKS_KEPT = 4
-"""Dead letters come in the order of their records, so the block of the last one is the likeliest next."""
+"""Dead letters come in the order of their records, so the next record is probably in the block of the last one."""
 OFFSETS_AT_ONCE = 500
-"""As many offsets are read from Kafka for one record: where one is rejected, its neighbours often are."""
+"""The number of offsets read from Kafka for one record: the neighbours of a rejected record are often rejected too."""
 
 
 class BatchOriginalRecords(OriginalRecords, Protocol):
-    """The records of one batch, for one task. Close it."""
+    """The records of one batch, for one task. Must be closed."""
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close what was opened."""
         ...
 
 
 class ManifestOriginalRecords:
-    """Reads the log. The manifest is read at the first call: most tasks have no dead letter."""
+    """Reads records from the log. The manifest is read at the first call, because most tasks have no dead letters."""
 
     def __init__(self, manifest_uri: str) -> None:
         self._manifest_uri = manifest_uri
@@ -42,12 +42,12 @@ class ManifestOriginalRecords:
         self._read = lru_cache(maxsize=BLOCKS_KEPT)(self._read_block)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is kept open."""
 
     def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
         """The record as Kafka gave it; None if the batch has no such record.
 
-        Raises the log's own errors if the block cannot be read: a dead letter without its record is one too few.
+        Raises the log's errors if the block cannot be read: a dead letter must not be written without its record.
         """
         handle = self._find(topic, partition, offset, incarnation)
         if handle is None:
@@ -82,18 +82,18 @@ class ManifestOriginalRecords:
 
 
 class WindowOriginalRecords:
-    """Looks through several batches in their order."""
+    """Searches several batches in the given order."""
 
     def __init__(self, batches: Sequence[BatchOriginalRecords]) -> None:
         self._batches = batches
 
     def close(self) -> None:
-        """Close each."""
+        """Close all of them."""
         for batch in self._batches:
             batch.close()
 
     def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
-        """The record of the batch that has it, as that batch's look-up gives it."""
+        """The record from the first batch that has it; None if no batch has it. Raises the errors of the batches."""
         for batch in self._batches:
             found = batch.fetch(topic, partition, offset, incarnation)
             if found is not None:
@@ -102,9 +102,9 @@ class WindowOriginalRecords:
 
 
 class KafkaOriginalRecords:
-    """Reads Kafka by the manifest's ranges, where the log has let the batch go or never had it.
+    """Reads records from Kafka by the manifest's ranges, if the log no longer has the batch or never had it.
 
-    ``clients`` holds the settings of the stream's inputs by their ids. Nothing is opened before the first call.
+    ``clients`` has the settings of the stream's inputs by their ids. Nothing is opened before the first call.
     """
 
     def __init__(self, manifest_uri: str, clients: Mapping[str, RangeClients]) -> None:
@@ -116,14 +116,14 @@ class KafkaOriginalRecords:
 
     @classmethod
     def clients_of(cls, inputs: list[KafkaInput]) -> dict[str, RangeClients]:
-        """The inputs' settings, their connections looked up in this process's environment.
+        """The inputs' settings, with connections resolved in this process's environment.
 
         Raises ClientSettingError, ConnectionNotFoundError or ConnectionFormatError.
         """
         return {source.id: RangeClients.of(source).for_offsets(OFFSETS_AT_ONCE) for source in inputs}
 
     def close(self) -> None:
-        """Leave Kafka."""
+        """Close the readers."""
         for reader in self._readers.values():
             reader.close()
         self._readers = {}
@@ -137,8 +137,8 @@ class KafkaOriginalRecords:
     def fetch(self, topic: str, partition: int, offset: int, incarnation: int) -> OriginalRecord | None:
         """The record as Kafka gives it; None if the batch has no such offset.
 
-        Raises RangesGoneError, also of a record that compaction removed since the batch read it, and
-        RangesUnreadableError: a dead letter without its record is one too few.
+        Raises RangesUnreadableError and RangesGoneError, also if compaction has removed the record since the batch read
+        it: a dead letter must not be written without its record.
         """
         found = self._find(topic, partition, offset, incarnation)
         if found is None:
@@ -171,14 +171,14 @@ class KafkaOriginalRecords:
         return None
 
     def _read(self, input_id: str, taken: RecordedRange, offset: int) -> tuple[RecordedRange, pa.RecordBatch | None]:
-        """The first records from ``offset`` on, and of which offsets they are all."""
+        """Read the first records from ``offset`` on. Returns them with the offset range that they cover."""
         until = min(taken.until_offset, offset + OFFSETS_AT_ONCE)
         run = RangeRun(taken.partition, offset, (until,), (None,))
         reader = self._readers.get(input_id)
         if reader is None:
             reader = self._readers[input_id] = KafkaRangeReader(self._clients[input_id])
         reading = reader.read([run])
-        # One batch, which is bounded in bytes; what is left of the run is not waited for.
+        # Only the first batch, which is bounded in bytes; the rest of the run is not read.
         records = next(reading, None)
         reading.close()
         reader.check_topics([run])

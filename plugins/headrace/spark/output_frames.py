@@ -1,4 +1,4 @@
-"""The rows of outputs that share a transform and a window: computed once for all of them."""
+"""Computes the rows of outputs that share a transform and a window, once for all of them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class StateNotUpdatedError(HeadraceError):
-    """An output's transform takes the state, whose update failed in this attempt."""
+    """An output's transform takes the state, and the state's update failed in this attempt."""
 
 
 def sharing_a_frame(stream: Stream, plans: Iterable[OutputPlan]) -> list[list[OutputPlan]]:
-    """The plans in groups of the same transform (or none) over the same window (or none)."""
+    """Group the plans by transform (or none) and window (or none)."""
     groups: dict[Any, list[OutputPlan]] = {}
     for plan in plans:
         groups.setdefault((stream.transform_of(plan.output), plan.output.window), []).append(plan)
@@ -34,12 +34,12 @@ def sharing_a_frame(stream: Stream, plans: Iterable[OutputPlan]) -> list[list[Ou
 
 
 class OutputFrames:
-    """The frames of one group; a context manager, which lets go of what Spark kept for it.
+    """The frames of one group; a context manager that releases the frames that Spark persisted.
 
-    The transform is called when the first frame is asked for. What several outputs read as a whole, Spark keeps until
-    the end, in memory, and on its disk where that is short: 100,000 records of JSON, parsed and written twice, took
-    3.8 s instead of 5.9 s, an aggregate of them 2.7 s instead of 5.5 s. Records as they are in the log are as soon read
-    again, and so are the few rows that a console takes (3.4 s, kept 4.6 s).
+    The transform is called when the first frame is requested. A frame that several outputs read completely is persisted
+    until the end, in memory, or on disk if memory is short: 100,000 records of JSON, parsed and written twice, took
+    3.8 s instead of 5.9 s, an aggregate of them 2.7 s instead of 5.5 s. Undecoded records of the log are not persisted,
+    since reading them again is as fast; nor are frames for the few rows of a console (3.4 s, persisted 4.6 s).
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class OutputFrames:
 
     def __exit__(self, *_: object) -> None:
         for frame in self._kept:
-            # An application that is gone keeps nothing.
+            # If the application is gone, nothing is persisted any more.
             with contextlib.suppress(Exception):
                 frame.unpersist()
 
     def of(self, output: Output) -> DataFrame:
-        """The output's rows. What the transform raised is raised for each of the group."""
+        """The output's rows. An error of the transform is raised again for each output of the group."""
         if self._error is not None:
             raise self._error
         if self._frames is None:
@@ -87,7 +87,7 @@ class OutputFrames:
         inputs = self._reading.inputs(self._plans[0].origins)
         transform = load_transform(self._stream, output)
         if transform is None:
-            # The value's own bytes are what is sent: nothing is gained by parsing and writing them anew.
+            # These outputs send the value's own bytes, so parsing and serialising them again would gain nothing.
             (views,) = inputs.values()
             sent = {plan.output.id: views.original for plan in self._plans if _sends_bytes(plan.output)}
             rows = {plan.output.id: views.decoded for plan in self._plans if not _sends_bytes(plan.output)}
@@ -109,7 +109,7 @@ class OutputFrames:
             [plan.output.id for plan in self._plans],
             self._context,
             more=self._state_frames(transform),
-            # A replay has some of the stream's outputs, the transform may know all of them.
+            # A replay has only some of the stream's outputs, but the transform may return all of them.
             known=None if self._context.target else [known.id for known in self._stream.outputs],
         )
 
@@ -120,8 +120,11 @@ class OutputFrames:
         numbers: Iterable[int],
         outputs: Iterable[Output],
     ) -> dict[str, DataFrame]:
-        """The rows of these outputs with their incarnation, which the transform drops: it is called with the records of
-        each incarnation by themselves, as if a batch had ended where the topic was created again."""
+        """The rows of these outputs with their incarnation, for a transform that drops it.
+
+        The transform is called separately with the records of each incarnation, as if a batch had ended when the topic
+        was created again.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         parts = {}
@@ -132,7 +135,7 @@ class OutputFrames:
         frames = {}
         for output in outputs:
             rows = {number: part[output.id] for number, part in parts.items()}
-            # Outputs that share a frame still share it, so that it is kept for them.
+            # Outputs that shared a frame share the new one too, so that it is persisted for them.
             same = tuple(map(id, rows.values()))
             if same not in made:
                 marked = [frame.withColumn(INCARNATION, F.lit(number)) for number, frame in rows.items()]

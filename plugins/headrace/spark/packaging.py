@@ -1,7 +1,7 @@
-"""What executors on other hosts get from the application: the package as one archive, a stream's code, its connections.
+"""Sends the package (as one archive), a stream's code and its connections to executors on other hosts.
 
-Executors get the core and the Spark layer: neither the Airflow side, nor the command line, nor the embedded servers.
-The libraries below (pyarrow, confluent-kafka, SQLAlchemy ...) must be installed where executors run.
+Executors get the core and the Spark layer, without the Airflow side, the command line and the embedded servers. The
+libraries that these need (pyarrow, confluent-kafka, SQLAlchemy ...) must be installed where executors run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from headrace.stream import Stream
 
-# Folders of the package that executors need; whatever stands beside them at the top (stream, blocks ...) goes too.
+# The folders of the package that executors need. The modules at the package's top level are sent too.
 _LAYERS = ("batch", "elasticsearch", "kafka", "ledger", "receiver", "spark", "stream", "wal")
-# A zip's times must not depend on the checkout, or equal sources would give unequal bytes.
+# The times in the zip must not depend on the checkout: equal sources must give equal bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _CONNECTIONS = "headrace-connections.json"
 _MODULE = ".py"
@@ -39,12 +39,12 @@ class PackageSourceError(HeadraceError):
 
 
 def send_code(context: SparkContext, stream: Stream) -> None:
-    """Give an application the package and the files that the stream names, if its executors are elsewhere.
+    """Send an application the package and the files that the stream names, if its executors are on other hosts.
 
-    The package is unpacked as the folder ``headrace`` where Spark keeps an application's files, which is on the path of
-    executors' workers and of those by which the driver plans reads. They are the application's, and so are there for
-    batches over Spark Connect, too. Files that a session adds are no way: under the plugin every later task has to
-    fetch them, and Spark deletes them when the session is closed.
+    The package is unpacked as the folder ``headrace`` in the folder of the application's files, which is on the path of
+    executors' workers and of the workers with which the driver plans reads. The files belong to the application, so
+    batches over Spark Connect can use them too. Files that a session adds do not work: under the plugin every later
+    task has to fetch them, and Spark deletes them when the session is closed.
 
     Raises:
         PackageSourceError: the package is not in plain files.
@@ -52,7 +52,7 @@ def send_code(context: SparkContext, stream: Stream) -> None:
     if is_local_master(str(context.master)):
         return
     context.addArchive(f"{package_zip()}#{Path(headrace.__file__).parent.name}")
-    # Airflow has given them to spark-submit already; Spark refuses one name by two paths.
+    # Airflow has already given these to spark-submit, and Spark refuses two paths with the same file name.
     brought = {Path(name).name for name in (context.getConf().get("spark.submit.pyFiles") or "").split(",")}
     for file in stream.spark.py_files:
         if "://" not in file and file.endswith((_MODULE, *_ARCHIVES)) and Path(file).name not in brought:
@@ -60,18 +60,18 @@ def send_code(context: SparkContext, stream: Stream) -> None:
 
 
 def connections_conf(master: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The settings by which executors elsewhere find what `send_connections` sends them: no secret."""
+    """The settings with which remote executors find the file from `send_connections`; they contain no secret."""
     if is_local_master(master) or not _connections(environment):
         return {}
     return {f"spark.executorEnv.{FILE_VARIABLE}": _CONNECTIONS}
 
 
 def send_connections(context: SparkContext, environment: Mapping[str, str] = os.environ) -> None:
-    """Give executors that are elsewhere the connections in ``environment``, in a file of the application.
+    """Send remote executors the connections in ``environment``, in a file of the application.
 
-    As settings (``spark.executorEnv.…``) they would stand in clear in the application's description, which the cluster
-    keeps. The file lies in the driver's temporary folder, which is its user's alone, and in the executors' folders. On
-    its way it is as safe as Spark's network is (``spark.authenticate``, ``spark.network.crypto.enabled``).
+    As settings (``spark.executorEnv.…``) they would be in clear text in the application's description, which the
+    cluster keeps. The file is in the driver's temporary folder, which only its user can read, and in the executors'
+    folders. Its transfer is as safe as Spark's network (``spark.authenticate``, ``spark.network.crypto.enabled``).
     """
     found = _connections(environment)
     if is_local_master(str(context.master)) or not found:
@@ -87,18 +87,18 @@ def _connections(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def executors_path(stream: Stream) -> list[str]:
-    """What workers of batches over Spark Connect need on their PYTHONPATH: the stream's archives.
+    """The stream's archives, which workers of batches over Spark Connect need on their PYTHONPATH.
 
-    Relative: Spark puts the application's files into the folder in which an executor and its workers run.
+    The paths are relative: Spark puts the application's files into the working folder of an executor and its workers.
     """
     return [Path(file).name for file in stream.spark.py_files if file.endswith(_ARCHIVES)]
 
 
 def package_zip(cache: Path | None = None, *, root: Path | None = None) -> Path:
-    """The zip of what is in the package's folder, named by its content; built once, then found again.
+    """The zip of the package's sources, with a hash of its content in the name; built once, then reused.
 
     ``cache`` is a folder of this user only (default: ``$XDG_CACHE_HOME/headrace``), ``root`` the package's folder.
-    Raises PackageSourceError when the package is not in plain files (it runs from such a zip itself).
+    Raises PackageSourceError if the package is not in plain files (for example if it runs from such a zip itself).
     """
     root = Path(headrace.__file__).parent if root is None else root
     if not root.is_dir():
@@ -123,7 +123,7 @@ def _sources(root: Path) -> dict[str, bytes]:
     files = list(root.glob("*.py"))
     for layer in _LAYERS:
         files += (root / layer).rglob("*.py")
-    # Migrations are run by whoever owns the ledger, not by executors.
+    # Executors do not run migrations of the ledger.
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(files)

@@ -1,8 +1,7 @@
-"""Driver, JVM and task processes end together.
+"""Ends a process when the process that it depends on is gone: driver, JVM and task processes end together.
 
-A driver's Python whose JVM was killed lived on under PID 1, renewed its lease and stored nothing; so each process
-watches the one it depends on, and ends itself when that is gone. (The other way round Spark does it: a JVM whose Python
-driver has ended exits by itself.)
+Without this, a driver's Python whose JVM was killed lived on under PID 1, renewed its lease and stored nothing. So each
+process watches the one it depends on. Spark handles the other direction: a JVM exits when its Python driver has ended.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Not a code of Python's or of a signal's: "the other half is gone" can be told in a log.
+# Neither a code of Python's nor of a signal's, so a log shows that the other process was gone.
 EXIT_CODE = 70
 
 _PERIOD_SECONDS = 0.2
-# What the last wishes may take: they talk to the ledger, which may hang as well.
+# How long ``last_wishes`` may take: they write to the ledger, which may hang as well.
 _LAST_WISHES_SECONDS = 5.0
 
 
 def under_spark_submit() -> bool:
-    """Whether spark-submit started this process: then the JVM is its parent."""
+    """Whether spark-submit started this process. If so, the JVM is its parent."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -39,7 +38,7 @@ class ProcessWatch:
         return self
 
     def dismiss(self) -> None:
-        """Stop watching: the process is ending in its own order."""
+        """Stop watching: the process is ending regularly."""
         self._dismissed.set()
 
     def _watch(self) -> None:
@@ -57,13 +56,16 @@ class ProcessWatch:
 
 
 def parent_gone() -> Callable[[], bool]:
-    """A test for the end of this process's present parent."""
+    """A function that returns whether this process's current parent has ended."""
     parent = os.getppid()
     return lambda: os.getppid() != parent
 
 
 def jvm_gone(gateway: Any) -> Callable[[], bool]:
-    """A test for the end of the driver's JVM: the parent under spark-submit, else the child that pyspark started."""
+    """A function that returns whether the driver's JVM has ended.
+
+    Under spark-submit the JVM is the parent, otherwise the child that pyspark started.
+    """
     process = getattr(gateway, "proc", None)
     if process is None:
         return parent_gone()

@@ -1,4 +1,4 @@
-"""The receiver job's Spark application: its settings, its warm-up, its Spark Connect server."""
+"""Starts the receiver job's Spark application: its settings, its warm-up, its Spark Connect server."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the variable's name, not a token
 
-# Spark Streaming's dummy job, by which executors are really up before receivers are placed: 50 tasks.
+# As in Spark Streaming's dummy job, which ensures that executors are up before receivers are placed.
 _WARM_UP_TASKS = 50
 SLOTS_SECONDS = 60.0
-"""How long the executors of a cluster may take to be enough, after the first one has come."""
-# Spark's own pattern, and more names of secrets.
+"""How long to wait for enough executors of a cluster, after the first one has registered."""
+# Spark's own pattern, extended with more names of secrets.
 _REDACTION = "(?i)secret|password|passwd|token|access[.]?key|api[.]?key|AIRFLOW_CONN"
 
 
@@ -52,16 +52,19 @@ class TaskSlotsError(HeadraceError):
 
 
 class ExecutorVersionError(HeadraceError):
-    """An executor has another Python, or lacks what headrace needs."""
+    """An executor has other versions than the driver, or lacks a library that headrace needs."""
 
 
 class PythonUnknownError(HeadraceError):
-    """The JVM was started without being told which Python its workers are to run."""
+    """The JVM was started without a setting for its workers' Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverApplication:
-    """A started application. ``connect_url`` is None where batches are submitted; ``batch_slots`` are tasks at once."""
+    """A started application.
+
+    ``connect_url`` is None if batches run in their own applications. ``batch_slots``: the task slots left for batches.
+    """
 
     spark: SparkSession
     application_id: str
@@ -72,7 +75,7 @@ class ReceiverApplication:
     batch_slots: int
 
     def attributes(self) -> dict[str, Any]:
-        """What the lease tells others about the application."""
+        """The application's attributes for the job's lease."""
         return {
             "application_id": self.application_id,
             "master": self.master,
@@ -85,9 +88,9 @@ class ReceiverApplication:
 
 
 def start_application(stream: Stream, *, token: str | None) -> ReceiverApplication:
-    """Start Spark for the stream's receivers; with a Spark Connect server behind ``token`` unless that is None.
+    """Start Spark for the stream's receivers, with a Spark Connect server that requires ``token`` unless that is None.
 
-    Raises TaskSlotsError and ExecutorVersionError, after stopping what was started.
+    Raises TaskSlotsError, ExecutorVersionError and PythonUnknownError, after stopping the application.
     """
     from pyspark.sql import SparkSession
 
@@ -119,7 +122,7 @@ def receiver_conf(
 ) -> dict[str, str]:
     """The settings of the receiver job's application.
 
-    ``given`` (spark-submit's) wins over the stream's ``conf``, and what a receiver job needs wins over both.
+    ``given`` (spark-submit's settings) overrides the stream's ``conf``. What a receiver job needs overrides both.
     """
     local = is_local_master(master)
     conf = {
@@ -133,11 +136,11 @@ def receiver_conf(
     conf.update(
         {
             "spark.app.name": f"headrace receiver {stream.name}",
-            # A receiver holds its slot for weeks: a speculative twin would be a second reader, and an executor is
-            # never idle enough to be given back.
+            # A receiver holds its slot for weeks. A speculative copy would be a second reader, and an executor with a
+            # receiver is never idle, so it would not be released.
             "spark.speculation": "false",
             "spark.dynamicAllocation.enabled": "false",
-            # Batches are in the default pool; receivers' tasks, in their own, never queue before them.
+            # Receivers have their own pool, so their tasks never delay those of batches.
             "spark.scheduler.mode": "FAIR",
             "spark.redaction.regex": _REDACTION,
         }
@@ -145,7 +148,7 @@ def receiver_conf(
     if local:
         conf.update({"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"})
         if environment.get("SPARK_LOCAL_IP") != "127.0.0.1":
-            # The JVM is already running, and its user interface would listen on every interface.
+            # The JVM is already running, and its user interface would listen on every network interface.
             conf.setdefault("spark.ui.enabled", "false")
     else:
         conf.update(connections_conf(master, environment))
@@ -170,7 +173,7 @@ def receiver_conf(
 
 
 def check_task_slots(slots: int, receivers: int) -> None:
-    """Refuse an application whose receivers would take every slot: batches would hang beside them, without an error."""
+    """Raise TaskSlotsError if the receivers would take every slot: batches would hang without an error."""
     if slots < receivers + 1:
         raise TaskSlotsError(
             f"The Spark application has {slots} task slot(s), and its {receivers} receiver(s) hold one each for as "
@@ -200,7 +203,7 @@ def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> Receiver
 
 
 def _warm_up(spark: SparkSession) -> None:
-    """Run a small job on every executor, which also tells what they have installed; raises ExecutorVersionError."""
+    """Run a small job on every executor and check the versions installed there; raises ExecutorVersionError."""
     context = spark.sparkContext
     tasks = 2 * context.defaultParallelism if is_local_master(str(context.master)) else _WARM_UP_TASKS
     ours = current_versions()
@@ -213,7 +216,7 @@ def _warm_up(spark: SparkSession) -> None:
 
 
 def _check_python(spark: SparkSession) -> None:
-    """The Connect server asks its own environment, and nothing else, for its workers' Python."""
+    """Raise PythonUnknownError if PYSPARK_PYTHON is unset: the Connect server reads its workers' Python only there."""
     jvm: Any = spark._jvm
     if not jvm.System.getenv("PYSPARK_PYTHON"):
         raise PythonUnknownError(
@@ -234,8 +237,9 @@ def _executor_versions(_: int) -> tuple[str, tuple[tuple[str, str], ...], str]:
 
 
 def _await_task_slots(spark: SparkSession, wanted: int) -> int:
-    """The slots of the executors that there are, after waiting for more while they are too few: on a cluster the first
-    one can have done all of the warm-up before the others have registered.
+    """The number of task slots, after waiting up to ``SLOTS_SECONDS`` while there are fewer than ``wanted``.
+
+    On a cluster the first executor can finish the whole warm-up before the others have registered.
     """
     until = time.monotonic() + (0.0 if is_local_master(str(spark.sparkContext.master)) else SLOTS_SECONDS)
     while (slots := task_slots(spark.sparkContext)) < wanted and time.monotonic() < until:
@@ -245,9 +249,9 @@ def _await_task_slots(spark: SparkSession, wanted: int) -> int:
 
 
 def warm_up_connect(url: str, token: str) -> threading.Thread:
-    """Run a batch of nothing over Spark Connect in the background: the first such query takes 7 s, the next ones one.
+    """Run an empty batch over Spark Connect in the background: the first such query takes 7 s, later ones 1 s.
 
-    The classes are loaded then and the workers that plan reads are up. It matters to nobody whether it succeeds.
+    Afterwards the classes are loaded and the workers that plan reads are running. A failure is only logged.
     """
 
     def warm_up() -> None:

@@ -1,6 +1,6 @@
-"""The executors of a Spark application, their task slots, which of them runs a job, and a job's task near one of them.
+"""Lists a Spark application's executors and task slots, finds the executor of a job, and places a job's task.
 
-Through the JVM, for pyspark has none of it. What goes wrong here costs a receiver its place, not its start.
+It uses the JVM, because pyspark offers none of this. An error here affects a receiver's placement, not its start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DRIVER = "driver"
 
 
 def executors_of(context: SparkContext) -> list[Executor]:
-    """The executors that live now; none in local mode, where the driver runs the tasks."""
+    """The live executors; none in local mode, where the driver runs the tasks."""
     spark: Any = context._jsc.sc()
     blocks = spark.env().blockManager().master().getMemoryStatus().keysIterator()
     found = []
@@ -32,13 +32,13 @@ def executors_of(context: SparkContext) -> list[Executor]:
 
 
 def task_slots(context: SparkContext) -> int:
-    """How many tasks the executors that live now run at once, those that are running included."""
+    """How many tasks the live executors can run at once, including those that are running."""
     spark: Any = context._jsc.sc()
     return int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
 
 
 def executor_of_group(context: SparkContext, group: str) -> Executor | None:
-    """Where the one task of the group's job runs; None before it does."""
+    """The executor that runs the single task of the group's job; None before it runs."""
     store: Any = context._jsc.sc().statusStore()
     tracker = context.statusTracker()
     for job_id in tracker.getJobIdsForGroup(group):
@@ -53,8 +53,10 @@ def executor_of_group(context: SparkContext, group: str) -> Executor | None:
 
 
 def placed(context: SparkContext, item: Any, locations: Sequence[Location]) -> RDD[Any]:
-    """An RDD of one partition that holds ``item``, to be computed at one of ``locations`` (anywhere, if there are
-    none, or if no slot there is free within ``spark.locality.wait``)."""
+    """An RDD of one partition with ``item``, to be computed at one of ``locations``.
+
+    It is computed anywhere if there are no locations, or if no slot there is free within ``spark.locality.wait``.
+    """
     from pyspark import RDD
     from pyspark.serializers import CPickleSerializer
 
@@ -72,7 +74,7 @@ def placed(context: SparkContext, item: Any, locations: Sequence[Location]) -> R
 def _location(location: Location) -> str:
     if isinstance(location, str):
         return location
-    # Spark takes such a name apart at its underscores.
+    # Spark splits such a name at its underscores, so a host with one is given without the executor's id.
     if "_" in location.host:
         return location.host
     return f"executor_{location.host}_{location.executor_id}"

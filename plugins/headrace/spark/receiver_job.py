@@ -1,9 +1,9 @@
-"""The receiver job's driver: one lease, one Spark application, one tracker, from start to end.
+"""The receiver job's driver: runs one lease, one Spark application and one tracker from start to end.
 
-The lease comes first and goes last: whatever fails in between is written into it, and nothing of a job that failed
-stays behind. A killed driver or JVM takes the other with it (``coupling``), and the lease runs out.
+The lease is acquired first, and any failure after that is written into it; a failed job leaves nothing running. If the
+driver or the JVM is killed, the other ends too (``process_watch``), and the lease expires.
 
-Exit codes: 0 stopped when asked to, 1 failed, 75 another job holds or took the stream, 143 told to end by SIGTERM.
+Exit codes: 0 stopped as requested, 1 failed, 75 another job holds or took the stream, 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from headrace.stream import Stream
 
 logger = logging.getLogger(__name__)
 
-# A driver whose garbage collector, disk or ledger pauses keeps its job; one that is gone is replaced this much later.
+# Long enough for pauses of the driver's garbage collector, disk or ledger. A dead driver is replaced after this time.
 LEASE_MS = 30_000
 
 _RENEW_SECONDS = 5.0
 _CANCEL_SECONDS = 10.0
-# Spark's own end can hang on a lost executor; the process ends all the same.
+# Stopping Spark can hang on a lost executor; after this time the process ends anyway.
 _STOP_SECONDS = 30.0
-# How long a job that has stopped in order tries to say so to a ledger that does not answer. One that cannot counts as
+# How long a regularly stopped job tries to record this in a ledger that does not answer. If it cannot, it counts as
 # dead, and its task in Airflow as failed.
 _RELEASE_SECONDS = 300.0
 _RELEASE_PERIOD_SECONDS = 2.0
@@ -58,7 +58,7 @@ class StorageNotUsableError(HeadraceError):
 
 
 class ReceiverJob:
-    """Runs a stream's receivers until the ledger says stop. Use once."""
+    """Runs a stream's receivers until a stop is requested in the ledger. Use once."""
 
     def __init__(self, stream: Stream, ledger: Ledger, *, revision: int, holder: str, lease_ms: int = LEASE_MS) -> None:
         self._stream = stream
@@ -72,7 +72,7 @@ class ReceiverJob:
         self._watches: list[ProcessWatch] = []
 
     def run(self) -> int:
-        """The process's exit code. Raises LeaseHeldError when another job is alive."""
+        """Run the job and return the process's exit code. Raises LeaseHeldError if another job is alive."""
         if under_spark_submit():
             self._watch(parent_gone())
         self._lease = self._ledger.jobs.acquire(
@@ -106,14 +106,14 @@ class ReceiverJob:
             raise
 
     def _secret(self) -> dict[str, str]:
-        """By which batches know whether they have the same secret."""
+        """The attribute with which batches check that they have the same secret; empty without a secret."""
         secret = os.environ.get(connect_token.SECRET_VARIABLE)
         return {connect_token.FINGERPRINT: connect_token.fingerprint(secret, self._stream.name)} if secret else {}
 
     def _start(self, lease: JobLease) -> None:
         storage = check_storage(self._stream)
         if storage.error is not None:
-            # Nothing could be stored. What Kafka lacks may come, and receivers wait for it.
+            # Without storage nothing can be received. Problems with Kafka do not end the job: receivers wait.
             raise StorageNotUsableError(f"{storage.where} cannot be written to: {storage.error}", remedy=storage.remedy)
         threading.Thread(target=self._look_at_inputs, args=(lease,), name="headrace-check", daemon=True).start()
         token = None
@@ -134,7 +134,7 @@ class ReceiverJob:
         )
 
     def _look_at_inputs(self, lease: JobLease) -> None:
-        """Say what is wrong with Kafka and topics while Spark starts. From then on the tracker does."""
+        """Log and record problems with Kafka and topics while Spark starts. After that the tracker does this."""
         found = [each for source in self._stream.inputs for each in check_input(source)]
         wrong = [str(each) for each in found if each.error is not None]
         for text in wrong:
@@ -165,8 +165,8 @@ class ReceiverJob:
         return 0
 
     def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
-        """End the receivers, then the lease, then Spark. No step keeps the next one from happening, and the process
-        ends with ``exit_code`` also when one hangs."""
+        """End the receivers, then the lease, then Spark. A step that fails does not prevent the next one; if a step
+        hangs, the process ends with ``exit_code``."""
         release_seconds = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
         ending = threading.Timer(_STOP_SECONDS + release_seconds, os._exit, (exit_code,))
         ending.daemon = True
@@ -185,7 +185,7 @@ class ReceiverJob:
             logger.warning("some receivers did not end in %.0f s; they are fenced by the next epoch", _CANCEL_SECONDS)
 
     def _release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
-        """End the lease; for ``release_seconds`` seconds also where the ledger does not answer."""
+        """End the lease, with retries for ``release_seconds`` while the ledger does not answer."""
         if self._lease is None:
             return
         until = time.monotonic() + release_seconds
@@ -208,14 +208,14 @@ class ReceiverJob:
         self._watches.append(ProcessWatch(gone, last_wishes=self._jvm_is_gone).start())
 
     def _jvm_is_gone(self) -> None:
-        """The receivers have ended with the JVM, so the next job need not wait for the lease to run out."""
+        """Release the lease: the receivers ended with the JVM, so the next job need not wait for its expiry."""
         self._release(JobState.FAILED, "the driver's JVM is gone")
 
 
 class _Renewing:
-    """Renews the lease while Spark starts, which can take longer than a lease holds where executors are slow to come.
+    """Renews the lease while Spark starts: with slow executors the start can take longer than a lease.
 
-    The one exception to "whoever stores renews": nothing is received yet, and it ends with the start.
+    This is the one exception to the rule that the storing loop renews: nothing is received before the start is done.
     """
 
     def __init__(self, ledger: Ledger, lease: JobLease) -> None:
@@ -232,7 +232,7 @@ class _Renewing:
         self._thread.join()
 
     def _renew(self) -> None:
-        # Bounded: a start that hangs must not hold the stream for good.
+        # Bounded: a start that hangs must not hold the stream forever.
         for _ in range(60):
             if self._over.wait(_RENEW_SECONDS):
                 return
@@ -241,7 +241,7 @@ class _Renewing:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command ``spark_jobs/receiver.py``; the exit code."""
+    """Run the command ``spark_jobs/receiver.py`` and return the exit code."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Receivers as Spark tasks: one Spark job of one task each, as Spark Streaming launched them."""
+"""Launches receivers as Spark tasks: each is one Spark job with one task, as in Spark Streaming."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POOL = "receivers"
-# How often Spark is asked where a receiver runs that it has not begun: each question takes it some 20 ms.
+# The time between two queries for the executor of a receiver that has not begun: each takes Spark about 20 ms.
 _ASK_SECONDS = 2.0
 
 
 class TaskRetriedError(HeadraceError):
-    """Spark started a receiver's task again by itself; the tracker decides about that, so the task ended at once."""
+    """Spark retried a receiver's task. Only the tracker decides about restarts, so the task ended at once."""
 
 
 class NoFreeSlotError(HeadraceError):
-    """Executors were lost, and a receiver more would take the last task slot: batches would wait without an end."""
+    """Executors were lost, and another receiver would take the last task slot: batches would wait forever."""
 
 
 class SparkReceiverHandle:
@@ -51,7 +51,7 @@ class SparkReceiverHandle:
         self._executor: Executor | None = None
         self._next_question = time.monotonic() + _ASK_SECONDS
         self._error: str | None = None
-        # pyspark pins a JVM thread to each of its own: group and pool are this receiver's alone.
+        # pyspark pins a JVM thread to each Python thread, so job group and pool apply to this receiver only.
         self._thread = threading.Thread(target=self._run, name=f"headrace-{task.receiver_id}", daemon=True)
         self._thread.start()
 
@@ -60,7 +60,7 @@ class SparkReceiverHandle:
         return self._task.receiver_id
 
     def running_on(self) -> Executor | None:
-        """The executor that runs it, None before one is known to."""
+        """The executor that runs it; None while it is not known."""
         if self._executor is None and time.monotonic() >= self._next_question:
             self._next_question = time.monotonic() + _ASK_SECONDS
             self._executor = executor_of_group(self._context, self._group)
@@ -77,7 +77,7 @@ class SparkReceiverHandle:
             self._context.cancelJobGroup(self._group)
 
     def join(self, seconds: float) -> bool:
-        """Wait until the job has ended; whether it has."""
+        """Wait up to ``seconds`` for the job to end. Returns whether it has ended."""
         self._thread.join(max(0.0, seconds))
         return self.done()
 
@@ -94,9 +94,9 @@ class SparkReceiverHandle:
 
 class SparkReceiverLauncher:
     """Starts the stream's receivers in a Spark application (``headrace.receiver.launchers.ReceiverLauncher``), each
-    on the executor that its placement has for it.
+    on the executor that ``ReceiverPlacement`` chooses.
 
-    One task slot is kept for batches, also after executors were lost: a receiver that finds none besides waits.
+    One task slot is reserved for batches, also after executors were lost. A receiver waits if no other slot is free.
     """
 
     def __init__(self, context: SparkContext, stream: Stream) -> None:
@@ -109,7 +109,7 @@ class SparkReceiverLauncher:
         """Start the receiver of ``task``.
 
         Raises:
-            NoFreeSlotError: it would take the last task slot.
+            NoFreeSlotError: the receiver would take the last task slot.
         """
         self._handles = [known for known in self._handles if not known.done()]
         slots, running = task_slots(self._context), len(self._handles)
@@ -126,7 +126,7 @@ class SparkReceiverLauncher:
         return handle
 
     def crowding(self) -> str | None:
-        """Why batches cannot run now: the receivers hold every task slot that the lost executors have left."""
+        """The reason why batches cannot run, if the receivers hold every task slot after a loss of executors."""
         running = sum(not known.done() for known in self._handles)
         try:
             slots = task_slots(self._context) if running else 1
@@ -145,7 +145,7 @@ class SparkReceiverLauncher:
             executors = executors_of(self._context)
             found = self._placement.candidates(receiver, executors, self._running)
         except Exception:
-            # Anywhere is better than nowhere.
+            # Without a placement the receiver starts on any executor.
             logger.exception("the executors are not known, so receiver %s is not placed", receiver)
             return ()
         logger.info("receiver %s is to run on %s", receiver, ", ".join(map(str, found)) or "any executor")
@@ -155,7 +155,7 @@ class SparkReceiverLauncher:
         return {known.receiver_id: known.running_on() for known in self._handles}
 
     def cancel_all(self, seconds: float) -> bool:
-        """Cancel every receiver that still runs and wait for them, all together for ``seconds``; whether all ended."""
+        """Cancel all running receivers and wait for them, for ``seconds`` in total. Returns whether all have ended."""
         until = time.monotonic() + seconds
         for handle in self._handles:
             handle.cancel()
@@ -163,14 +163,14 @@ class SparkReceiverLauncher:
 
 
 def run_receiver_task(task: ReceiverTask) -> ReceiverReport:
-    """What the Spark task runs."""
+    """Run a receiver within its Spark task. Raises TaskRetriedError in a retry of the task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is not None and context.attemptNumber() > 0:
         raise TaskRetriedError(f"Spark tried the task of receiver {task.receiver_id} again by itself.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # The task waits on Kafka, not on Spark: it would not notice that its daemon and JVM are gone.
+    # The task waits for Kafka, not for Spark, so it would not notice that its daemon and JVM are gone.
     watch = ProcessWatch(parent_gone()).start()
     try:
         return run_receiver(task)

@@ -1,8 +1,8 @@
-"""Spark sessions: classic ones, and Spark Connect sessions with a receiver job's application.
+"""Opens and ends Spark sessions: classic ones, and Spark Connect sessions in a receiver job's application.
 
-A Connect server runs whatever it is sent, so a session needs the application's token (``connect_token``), and the
-token leaves this machine over TLS only. pyspark allows a token without TLS for the host ``localhost`` alone, where
-gRPC's local credentials then check that the peer is on this machine; 127.0.0.1 is therefore spelled ``localhost``.
+A Connect server runs any code it is sent, so a session needs the application's token (``connect_token``), and the token
+leaves this machine only over TLS. pyspark allows a token without TLS only for the host ``localhost``, where gRPC's
+local credentials check that the peer is on this machine. So 127.0.0.1 is replaced by ``localhost``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 USER_ID = "headrace"
-# Batches are small: of Spark's own 200 partitions most would be empty tasks of 10 ms each.
+# Batches are small: with Spark's default of 200 partitions most tasks would be empty and take 10 ms each.
 LOCAL_CONF = {"spark.sql.shuffle.partitions": "8"}
 
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _SESSIONS = uuid.UUID("6f1c3d0a-7e0f-5d0b-9a55-0f6f9d6f2c11")
-# 0.2 s doubled eight times is 50 s of retry_budget with a server that is busy or gone; pyspark's own is ten minutes,
-# while a receiver job that died is noticed by its lease long before.
+# 0.2 s doubled eight times gives 50 s of retries with a server that is busy or gone. pyspark's default is ten minutes,
+# but the lease shows much earlier that a receiver job has died.
 _RETRIES: dict[str, Any] = {"max_retries": 8, "initial_backoff": 200, "backoff_multiplier": 2.0, "max_backoff": 30_000}
 
 
 class AttemptName(Protocol):
-    """As much of an attempt's row or claim as its sessions and jobs are named by."""
+    """The part of an attempt's row or claim that names its sessions and jobs."""
 
     @property
     def stream(self) -> str: ...
@@ -47,18 +47,18 @@ class AttemptName(Protocol):
 
 
 class ConnectUrlError(HeadraceError):
-    """The URL is no Spark Connect URL, or would carry the token in clear."""
+    """The URL is not a Spark Connect URL, contains a token, or would send the token unencrypted."""
 
 
 class ConnectRefusedError(HeadraceError):
-    """The Spark Connect server did not take the session: not there, or another token."""
+    """The Spark Connect server did not accept the session: it is not reachable, or has another token."""
 
 
 def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """This process's own Spark session.
 
-    Under spark-submit the master and the confs given there win over ``master`` and ``conf``. Times are handled in
-    UTC unless ``conf`` says otherwise, so that a batch gives the same documents on every machine.
+    Under spark-submit the master and the settings given there override ``master`` and ``conf``. The session's time zone
+    is UTC unless ``conf`` sets another, so that a batch gives the same documents on every machine.
     """
     from pyspark.sql import SparkSession
 
@@ -77,45 +77,46 @@ def classic_session(name: str, *, master: str | None = None, conf: Mapping[str, 
 
 
 def given_conf() -> dict[str, str]:
-    """What spark-submit was told; nothing where this process starts its own JVM."""
+    """The settings given to spark-submit; empty if this process starts its own JVM."""
     from pyspark import SparkConf, SparkContext
 
     if under_spark_submit():
-        # Without it SparkConf knows of no JVM, and would be empty.
+        # Without this SparkConf has no JVM and would be empty.
         SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
 
 def is_local_master(master: str) -> bool:
-    """Whether driver and executors are on this machine."""
+    """Whether driver and executors run on this machine."""
     return master.startswith("local")
 
 
 def prepare_environment(master: str | None) -> None:
-    """Set what a JVM and Python workers started by this process inherit.
+    """Set the environment that a JVM and Python workers inherit from this process.
 
-    Workers get this Python (left alone they take the first ``python3`` of the path, without pyarrow) and may keep its
-    compiled modules (or pyspark is compiled again in every worker); with a local master all listen on loopback only.
+    Workers run this Python; by default they would run the first ``python3`` of the path, without pyarrow. They may
+    store compiled modules; otherwise pyspark would be compiled again in every worker. With a local master all of them
+    listen on loopback only.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Under spark-submit the JVM is there already, with the environment that it was started with.
+    # Under spark-submit the JVM is already running, with its own environment.
     if master is not None and is_local_master(master) and not under_spark_submit():
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 def connect_session(url: str, token: str, *, session_id: str | None = None) -> SparkSession:
-    """A session with the Spark Connect server at ``url`` (``sc://host:port``), checked by one call.
+    """Open a session with the Spark Connect server at ``url`` (``sc://host:port``) and check it with one call.
 
-    The process is Spark Connect's from then on: ``pyspark.sql.functions`` build Connect expressions.
-    Raises ConnectUrlError, and ConnectRefusedError when the server is not there or refuses the token.
+    From then on this process uses Spark Connect: ``pyspark.sql.functions`` builds Connect expressions.
+    Raises ConnectUrlError, and ConnectRefusedError if the server is not reachable or refuses the token.
     """
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     return remote_session(url, token, session_id=session_id)
 
 
 def remote_session(url: str, token: str, *, session_id: str | None = None) -> SparkSession:
-    """As `connect_session`, for a process that keeps its classic session: use the session's own methods only."""
+    """Like `connect_session`, for a process that keeps its classic session. Use only the session's own methods."""
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as RemoteSession
@@ -134,7 +135,7 @@ def remote_session(url: str, token: str, *, session_id: str | None = None) -> Sp
 
 
 def protected_url(url: str) -> str:
-    """``url`` as pyspark takes it; raises ConnectUrlError unless it is loopback or carries ``use_ssl=true``."""
+    """``url`` in pyspark's form; raises ConnectUrlError unless it is loopback or has ``use_ssl=true``."""
     parts = urlsplit(url)
     host = parts.hostname
     if parts.scheme != "sc" or not host or parts.path.split(";")[0] not in ("", "/"):
@@ -153,26 +154,26 @@ def protected_url(url: str) -> str:
 
 
 def attempt_session_id(attempt: AttemptName) -> str:
-    """The session id of one attempt at a batch: always the same, so that a later attempt can end an earlier one's."""
+    """The session id of an attempt, derived from its name, so that a later attempt can end an earlier one's session."""
     return str(uuid.uuid5(_SESSIONS, "\n".join(_parts(attempt))))
 
 
 def attempt_tag(attempt: AttemptName) -> str:
     """The tag (and job group) of one attempt's Spark jobs."""
-    # Spark joins tags with commas, so a tag has none; a stream's name has none either, but this must not break on it.
+    # Spark joins tags with commas, so a tag must not contain one. Stream names have none; this is only a safeguard.
     return "/".join(["headrace", *_parts(attempt)]).replace(",", "_")
 
 
 def _parts(attempt: AttemptName) -> list[str]:
-    """What tells an attempt from all others: attempts at a batch's outputs have a number each, replays a target."""
+    """The parts that identify an attempt: stream, batch time, a replay's target, and number."""
     replay = [attempt.target] if attempt.target else []
     return [attempt.stream, str(attempt.batch_time_ms), *replay, str(attempt.number)]
 
 
 def end_session(url: str, token: str, session_id: str, tag: str) -> list[str]:
-    """Interrupt the operations of another session with ``tag`` and release it; the interrupted operations' ids.
+    """Interrupt the operations with ``tag`` of another session and release it. Returns the operations' ids.
 
-    A session that the server does not know (any more) has nothing to interrupt.
+    Returns an empty list if the server does not know the session (any more) or does not answer.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.client import SparkConnectClient
@@ -202,7 +203,7 @@ def _channel(url: str, token: str, session_id: str | None) -> DefaultChannelBuil
 
 
 def fail_fast(spark: SparkSession) -> None:
-    """Let a Connect session's further calls fail at once when the server does not answer: it is being closed."""
+    """Make further calls of a Connect session fail soon if the server does not answer: the session is being closed."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     cast("Any", spark).client.set_retry_policies([DefaultPolicy(**{**_RETRIES, "max_retries": 1})])
@@ -216,7 +217,7 @@ def is_connect(spark: SparkSession) -> bool:
 def _first_line(error: Exception) -> str:
     text = str(error)
     for line in text.splitlines():
-        # A gRPC error's first line is a class name, its details the reason.
+        # A gRPC error's first line is a class name; its details have the reason.
         if line.strip().startswith("details = "):
             return line.strip().removeprefix("details = ").strip('"')
     return text.splitlines()[0] if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What the data sources that read batches are told: the batches' manifests, the input, and how many partitions."""
+"""The options of the data sources that read batches: the batches' manifests, the input, the number of partitions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MANIFEST_READERS = 8
 
 
 class SourceOptionError(HeadraceError):
-    """A data source was not told what to read, or an option has no sense."""
+    """A data source lacks an option, or an option is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a data source that reads one input's records of some batches."""
+    """The options of a data source that reads one input's records of one or more batches."""
 
     manifests: tuple[str, ...]
     input_id: str
@@ -29,13 +29,13 @@ class SourceOptions:
 
     @classmethod
     def of(cls, source: str, options: Mapping[str, str]) -> Self:
-        """The options as Spark gives them, whose names are case-insensitive. Raises SourceOptionError."""
+        """Parse options as Spark passes them, with case-insensitive names. Raises SourceOptionError."""
         given = required(source, options, "manifests", "input")
         partitions = _number_of_partitions(source, given.get("numpartitions"))
         return cls(_uris(source, given["manifests"]), given["input"], partitions)
 
     def load(self) -> list[Manifest]:
-        """The manifests, several at a time: a window has one for each of its batches, and a store far away is slow.
+        """Load the manifests, several at a time: a window has one per batch, and a remote storage is slow.
 
         Raises ManifestError.
         """
@@ -46,7 +46,7 @@ class SourceOptions:
 
 
 def required(source: str, options: Mapping[str, str], *names: str) -> dict[str, str]:
-    """The options by their names in small letters. Raises SourceOptionError where one of ``names`` is missing."""
+    """The options by lower-case names. Raises SourceOptionError if one of ``names`` is missing."""
     given = {str(name).lower(): str(value) for name, value in options.items()}
     missing = [name for name in names if not given.get(name)]
     if missing:

@@ -1,4 +1,4 @@
-"""How the two applications end before their time: by SIGTERM, or because what they held is another's."""
+"""Exit codes and SIGTERM handling of the two Spark applications."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from typing import NoReturn
 
 EXIT_FAILED = 1
 EXIT_NOT_OURS = 75
-"""Somebody else has the stream or the batch; sysexits.h calls it a temporary failure."""
+"""Another process holds the stream or the batch; sysexits.h calls this code a temporary failure."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class Terminated(BaseException):
-    """SIGTERM came: a crash, as far as the stream is concerned, and safe."""
+    """SIGTERM was received. For the stream this is like a crash, and safe."""
 
     def __str__(self) -> str:
         return "the process was told to end (SIGTERM)"
 
 
 def raise_on_sigterm() -> None:
-    """From now on SIGTERM raises `Terminated` in the main thread, once: a second one must not break the end that the
-    first began."""
+    """Make SIGTERM raise `Terminated` in the main thread, once: a second SIGTERM must not interrupt the shutdown."""
     signal.signal(signal.SIGTERM, _terminate)
 
 
 def run_and_leave(main: Callable[[], int]) -> NoReturn:
     """Run a command and end this process at once with its exit code.
 
-    Python would wait at its end for the threads of every pool, and those of a Spark Connect client go on asking for
-    50 s where the server has gone: so long a receiver job took to end that had been told to.
+    Python would wait at exit for the threads of every pool. Those of a Spark Connect client retry for 50 s if the
+    server is gone, which delayed the requested stop of a receiver job by that time.
     """
     try:
         code = main()

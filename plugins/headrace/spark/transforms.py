@@ -1,4 +1,4 @@
-"""The user's functions: found, made ready to travel, and called."""
+"""Loads the user's functions, prepares them for pickling to executors, checks their parameters and calls them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 Transform = Callable[..., Any]
 
-# What transforms of outputs find by these parameters in a stream with state: the table, and its changed rows.
+# Parameters of outputs' transforms in a stream with state: the table, and its changed rows.
 STATE_FRAMES = ("state", "changes")
-# What the state's update finds by these: the table before the batch, and what a window and a timeout add.
+# Parameters of the state's update: the table before the batch, what leaves the window, and what is timing out.
 UPDATE_FRAMES = ("state", "leaving", "timing_out")
 
 
@@ -37,11 +37,11 @@ class TransformError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What a transform may know of its batch: pass it a parameter named ``batch``.
+    """The batch's properties for a transform, which gets them in a parameter named ``batch``.
 
-    The batch holds the data interval ``[batch_time - interval, batch_time)``; with a window the records are those of
-    ``[window_start, batch_time)``. ``attempt`` counts from 1. ``parameters`` are the stream's, with what the DAG run
-    gave in their place; ``target`` names the replay that this is, "" for the stream itself.
+    The batch covers the data interval ``[batch_time - interval, batch_time)``; with a window the records are those of
+    ``[window_start, batch_time)``. ``attempt`` counts from 1. ``parameters`` are the stream's, overridden by those of
+    the DAG run. ``target`` is the name of a replay, "" for the stream itself.
     """
 
     stream: str
@@ -81,17 +81,17 @@ def _datetime(time_ms: int) -> datetime:
 
 
 def load_transform(stream: Stream, output: Output | None = None) -> Transform | None:
-    """The transform of an output, or the stream's own, as `load_function` finds it."""
+    """Load an output's transform, or the stream's if there is no output; None if there is none. See `load_function`."""
     reference = stream.transform if output is None else stream.transform_of(output)
     return None if reference is None else load_function(stream, reference, "transform")
 
 
 def load_function(stream: Stream, reference: str, what: str) -> Callable[..., Any]:
-    """Import "module:function" with ``spark.py_files`` on the path; its modules travel to executors by value.
+    """Import "module:function" with ``spark.py_files`` on the path; its modules are pickled by value for executors.
 
-    By value, so that they need not be importable there, and so that a warm application's workers, which keep what they
-    imported, run the code of today. ``what`` is the function's role in the definition, for errors:
-    StreamDefinitionError when it cannot be found, TransformError when ``py_files`` cannot.
+    So they need not be importable there, and workers of a warm application, which keep imported modules, run the
+    current code. ``what`` is the function's role in the definition, for error texts. Raises StreamDefinitionError if
+    the function cannot be found, TransformError if it is not a function or a file of ``py_files`` is missing.
     """
     roots = add_py_files(stream)
     function = load_reference(reference, what)
@@ -103,11 +103,11 @@ def load_function(stream: Stream, reference: str, what: str) -> Callable[..., An
 
 
 def add_py_files(stream: Stream) -> list[Path]:
-    """Put ``spark.py_files`` on this process's path, as far as they are files here; where they are.
+    """Put the local files of ``spark.py_files`` on this process's path and return their paths.
 
-    Raises TransformError when one is not there.
+    Raises TransformError if one does not exist.
     """
-    # What has a URL spark-submit has fetched, and put on the path already.
+    # spark-submit has already fetched files with a URL and put them on the path.
     roots = [Path(name).resolve() for name in stream.spark.py_files if "://" not in name]
     for path in roots:
         if not path.exists():
@@ -119,10 +119,10 @@ def add_py_files(stream: Stream) -> list[Path]:
 
 
 def check_transform(stream: Stream) -> None:
-    """Find every output's transform as a batch would, with ``spark.py_files``, and see that it takes the inputs.
+    """Load every output's transform as a batch does, with ``spark.py_files``, and check that it takes the inputs.
 
-    So with the state's update, and the functions of ForeachBatchOutputs. Raises StreamDefinitionError or
-    TransformError. They are not called: there is no Spark here.
+    The state's update and the functions of ForeachBatchOutputs are checked in the same way. The functions are not
+    called, because there is no Spark session. Raises StreamDefinitionError or TransformError.
     """
     from headrace.spark.outputs.foreach_batch import load_foreach
 
@@ -149,15 +149,19 @@ def apply_transform(
     more: Mapping[str, Any] | None = None,
     known: Collection[str] | None = None,
 ) -> dict[str, DataFrame]:
-    """The DataFrame of each output: the transform's, or the one input where there is no transform.
+    """The DataFrame of each output: the transform's result, or the only input if there is no transform.
 
-    The transform gets its inputs as keyword arguments by their ids ("-" written "_"); one alone also as its first
-    argument, whatever that is called. It returns a DataFrame for all outputs, or a mapping from output ids to one each.
+    The transform gets its inputs as keyword arguments by their ids ("-" written as "_"). A single input is passed as
+    the first argument if that parameter has another name. The transform returns one DataFrame for all outputs, or a
+    mapping from output ids to DataFrames.
 
     Args:
-        outputs: the ids that are wanted.
-        more: what else the transform finds by name, if it has such parameters.
-        known: ids that a mapping may hold beside the wanted ones; None allows any.
+        outputs: the ids of the outputs to return.
+        more: further values, passed by name if the transform has such parameters.
+        known: other ids that a returned mapping may have; None allows any.
+
+    Raises:
+        TransformError: the parameters do not fit the inputs, or the result does not fit the outputs.
     """
     if transform is None:
         (result,) = inputs.values()
@@ -187,10 +191,10 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 def arguments(
     transform: Transform, inputs: Mapping[str, Any], batch: BatchContext, more: Mapping[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How to call ``transform``; raises TransformError when its parameters do not fit the inputs.
+    """The positional and keyword arguments for ``transform``; raises TransformError if its parameters do not fit.
 
-    ``more`` holds what it finds by name, as it finds ``batch``, if it has such parameters. An input comes first where
-    both have the same name.
+    The values of ``more``, and ``batch``, are passed by name if it has such parameters. If an input has the same name,
+    the input is passed.
     """
     signature = inspect.signature(transform)
     parameters = signature.parameters
@@ -224,7 +228,7 @@ def _check_frame(output: str, frame: object) -> None:
 
 
 def _own_modules(transform_module: str, roots: list[Path]) -> list[ModuleType]:
-    """The transform's module, and all that was imported from ``py_files``."""
+    """The transform's module and all modules imported from ``py_files``, without headrace's and pyspark's."""
     found = [sys.modules[transform_module]]
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)

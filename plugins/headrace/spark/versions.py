@@ -1,6 +1,6 @@
-"""The versions that both ends of a Spark Connect session must share.
+"""Determines and compares the versions that must be equal at both ends of a Spark Connect session.
 
-Functions travel between them by cloudpickle, which holds between equal Pythons only.
+Functions are sent between them with cloudpickle, which works only between equal Python versions.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from headrace import __version__
 from headrace.errors import HeadraceError
 
 REPLACED_BY = "replaced_by"
-"""The attribute of a receiver job that was asked to stop for a newer version: that version."""
+"""The attribute with the newer version for which a receiver job was asked to stop."""
 
 
 class VersionMismatchError(HeadraceError):
-    """The receiver job runs with other versions than the batch that wants to use its application."""
+    """The receiver job runs with other versions than the batch that needs its application."""
 
 
 def current_versions() -> dict[str, str]:
@@ -30,12 +30,12 @@ def current_versions() -> dict[str, str]:
 
 
 def _pyspark_version() -> str:
-    # A task of Airflow's has not imported pyspark, which would cost it half a second and more.
+    # Importing pyspark in an Airflow task would take half a second or more.
     if "pyspark" not in sys.modules:
         try:
             return importlib.metadata.version("pyspark")
         except importlib.metadata.PackageNotFoundError:
-            # As with a SPARK_HOME, whose folder is on the path without having been installed.
+            # pyspark is not an installed package: for example with SPARK_HOME its folder is only on the path.
             pass
     from pyspark.version import __version__ as version
 
@@ -43,7 +43,7 @@ def _pyspark_version() -> str:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """What differs, in words: ``headrace 0.1.0 there, 0.2.0 here``."""
+    """The differences as texts such as ``headrace 0.1.0 there, 0.2.0 here``."""
     return [
         f"{name} {theirs.get(name, 'unknown')} there, {version} here"
         for name, version in ours.items()
@@ -52,7 +52,7 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]
 
 
 def check_versions(theirs: Mapping[str, str], ours: Mapping[str, str] | None = None) -> None:
-    """Refuse a receiver job whose versions differ from ours; raises VersionMismatchError naming each difference."""
+    """Raise VersionMismatchError, with each difference, if a receiver job's versions differ from ours."""
     different = differences(theirs, current_versions() if ours is None else ours)
     if different:
         raise VersionMismatchError(

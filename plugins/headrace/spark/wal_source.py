@@ -1,10 +1,10 @@
-"""The "wal" data source: the records of batches, read from the write-ahead log by the batches' manifests.
+"""The "wal" data source: reads the records of batches from the write-ahead log, by the batches' manifests.
 
     spark.read.format("wal").option("manifests", json.dumps([uri])).option("input", "clicks").load()
 
 Options (their names are case-insensitive): ``manifests``, the URIs of the batches' manifests as a JSON list, so that a
-window is one scan however many batches it holds (none give no rows); ``input``, the id of the input whose records are
-wanted; ``numPartitions``, about how many partitions to make (default: this machine's cores).
+window of any number of batches is one scan (an empty list gives no rows); ``input``, the id of the input to read;
+``numPartitions``, the approximate number of partitions (default: this machine's cores).
 The columns are named as in Spark's Kafka source. It works in classic sessions and over Spark Connect.
 """
 
@@ -54,10 +54,10 @@ RECORD_SCHEMA = StructType(
     ]
 )
 
-# Blocks of 200 ms are often small; handed on in runs of about this many records, Spark's cost per Arrow batch vanishes.
+# Blocks of 200 ms are often small. Combined into batches of this many records, Spark's cost per Arrow batch is small.
 _ROWS_PER_BATCH = 16_384
 _BYTES_PER_BATCH = 16 * 1024 * 1024
-# Beyond these, milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
+# Larger values in milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
 
@@ -66,18 +66,18 @@ class UnreadableBlockError(HeadraceError):
 
 
 class DamagedBlockError(UnreadableBlockError):
-    """The log has something else in the block's place."""
+    """The log has other bytes at the block's position, or the block is damaged."""
 
     failure = Failure.FINAL
 
 
 class UnknownVersionError(UnreadableBlockError):
-    """The log was written by a newer version of headrace than this executor has; an upgrade will mend that."""
+    """The log was written by a newer version of headrace than the executor's; upgrade the executor."""
 
 
 @dataclass
 class WalPartition(InputPartition):
-    """A run of blocks that one task reads; ``log_root`` is the URL of the log's root."""
+    """The blocks that one task reads; ``log_root`` is the URL of the log's root."""
 
     log_root: str
     blocks: tuple[ListedBlock, ...]
@@ -89,7 +89,7 @@ class WalPartition(InputPartition):
 
 
 class WalDataSource(DataSource):
-    """The data source as Spark knows it."""
+    """The data source that Spark registers."""
 
     @classmethod
     def name(cls) -> str:
@@ -103,7 +103,7 @@ class WalDataSource(DataSource):
 
 
 class WalReader(DataSourceReader):
-    """Plans the partitions where the plan is made, and reads one on an executor."""
+    """Plans the partitions in the planning process, and reads a partition on an executor."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -118,7 +118,7 @@ class WalReader(DataSourceReader):
             for log_root, blocks in logs.items()
             for group in group_blocks(blocks, self._options.partitions)
         ]
-        # Spark takes no plan without a partition.
+        # Spark requires at least one partition.
         return planned or [WalPartition("", ())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -128,7 +128,7 @@ class WalReader(DataSourceReader):
 
 
 def read_partition(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:
-    """The blocks' records as Arrow batches of ``RECORD_SCHEMA``; raises UnreadableBlockError naming the handle."""
+    """Yield the blocks' records as Arrow batches of ``RECORD_SCHEMA``; raises UnreadableBlockError with the handle."""
     if not blocks:
         return
     target = to_arrow_schema(RECORD_SCHEMA, timezone="UTC")
@@ -146,9 +146,9 @@ def read_partition(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.
 
 
 def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """A block's records with exactly the Arrow types that Spark expects for ``RECORD_SCHEMA``.
+    """Convert a block's records to the exact Arrow types that Spark expects for ``RECORD_SCHEMA``.
 
-    A timestamp that Spark cannot hold (beyond the year 294,000) becomes null.
+    A timestamp that Spark cannot represent (beyond the year 294,000) becomes null.
     """
     columns = []
     for field in target:
@@ -164,7 +164,7 @@ def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:
-    # In the order in which read_blocks gives them, so that the block that cannot be read is the next one.
+    # In the order of read_blocks, so that ``place`` is the unreadable block if reading fails.
     ordered = sorted(blocks, key=lambda block: block.handle)
     place = 0
     try:
@@ -177,7 +177,7 @@ def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.Record
             yield read.batch
             place += 1
     except (WalError, OSError, pa.ArrowException) as error:
-        # A file that is missing may come back, with its file system or from a copy.
+        # A missing file is not damage: it may come back with its file system or from a copy.
         damaged = isinstance(error, DamagedFrameError | FrameTooLongError | PayloadError | pa.ArrowException)
         kind = DamagedBlockError if damaged else UnreadableBlockError
         if isinstance(error, LogVersionError):
