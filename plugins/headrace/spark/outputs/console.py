@@ -1,4 +1,4 @@
-"""The console output: the first rows of every batch, as Spark Streaming's ``print()`` wrote them."""
+"""The console output: prints the first rows of every batch in the form of Spark Streaming's ``print()``."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _RULE = "-------------------------------------------"
 
 
 class ConsoleWriter:
-    """Prints to the batch's ``out``. An empty batch has its header."""
+    """Prints batches to their ``out``. For an empty batch only the header is printed."""
 
     def __init__(self, output: ConsoleOutput) -> None:
         self._output = output
 
     @property
     def needs_empty_batches(self) -> bool:
-        """Any row can be printed."""
+        """True: any row can be printed."""
         return True
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
-        """Print the batch; counts ``printed`` rows."""
+        """Print the batch. Returns the count ``printed``, in rows."""
         rows = print_batch(frame, batch_time_ms=batch.batch_time_ms, rows=self._output.rows, out=batch.out)
         return {"printed": rows}
 
 
 def print_batch(frame: DataFrame | None, *, batch_time_ms: int, rows: int, out: IO[str]) -> int:
-    """Print the batch's header and at most ``rows`` rows, "..." if there are more; the number of rows printed.
+    """Print the batch's header, at most ``rows`` rows, and "..." if there are more. Returns the number of rows printed.
 
     ``frame`` is None for an empty batch that needs no Spark.
     """
@@ -44,7 +44,7 @@ def print_batch(frame: DataFrame | None, *, batch_time_ms: int, rows: int, out: 
     lines += [_row(row) for row in taken[:rows]]
     if len(taken) > rows:
         lines.append("...")
-    # One write: other outputs' progress may go to the same place.
+    # A single write, because other outputs' progress may be printed to the same stream.
     out.write("\n".join([*lines, "", ""]))
     out.flush()
     return min(len(taken), rows)

@@ -1,7 +1,7 @@
-"""How the counts of a write come to whoever asked for it.
+"""Passes the counts of a write from its commit to the caller, in a JSON file.
 
-Over Spark Connect the write's commit runs in a process of the server, out of the caller's reach. So it leaves a small
-JSON file in the stream's folder, which the caller reads, and deletes: the ledger has the counts then.
+Over Spark Connect the write's commit runs in a process of the server and cannot return values to the caller. So it
+writes a small JSON file to the stream's folder. The caller reads and deletes it, and the counts go into the ledger.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def counted(write: Callable[[str], None], batch: WrittenBatch, output_id: str) -> Counts:
-    """Call ``write`` with the URI for its report; the counts that it left there with `leave_counts`.
+    """Call ``write`` with the URI for its report. Returns the counts that it wrote there with `leave_counts`.
 
-    Raises CountsMissingError when it left none.
+    Raises CountsMissingError if it wrote none.
     """
     with report_file(batch, f"{output_id}-counts") as uri:
         write(uri)
@@ -37,6 +37,6 @@ def counted(write: Callable[[str], None], batch: WrittenBatch, output_id: str) -
 
 
 def leave_counts(uri: str, counts: Counts) -> None:
-    """Write the counts to the URI that `counted` gave."""
+    """Write the counts to the URI from `counted`."""
     folder, _, name = uri.rpartition("/")
     open_storage(folder).write_atomically(name, json.dumps(counts).encode())

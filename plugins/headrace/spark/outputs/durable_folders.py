@@ -1,4 +1,4 @@
-"""Folders of a local or shared file system: made durably, and exchanged in one step."""
+"""Creates folders durably and exchanges them atomically, on a local or shared file system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_FDCWD = -100
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two folders change places, atomically; whether the file system can."""
+    """Exchange two folders atomically. Returns False if the file system does not support this."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
@@ -28,7 +28,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def make_directory(path: Path) -> None:
-    """The directory and its parents, each one's name durable in the one above it."""
+    """Create the directory and its parents, with each name durable in its parent."""
     if path.is_dir():
         return
     make_directory(path.parent)

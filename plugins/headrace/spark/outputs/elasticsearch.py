@@ -1,4 +1,4 @@
-"""The Elasticsearch output: documents, and the dead letters of records that do not decode."""
+"""The Elasticsearch output: writes rows as documents, and undecodable records as dead letters."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 class ElasticsearchOutputWriter:
-    """Writes rows as documents, each once however often it is written (rule 7 of the design)."""
+    """Writes rows as documents. Repeated writes give no duplicates (rule 7 of the design)."""
 
     def __init__(self, output: ElasticsearchOutput) -> None:
         self._output = output
 
     @property
     def needs_empty_batches(self) -> bool:
-        """Rows made of nothing have no record's coordinates: only ids of columns can be made of them."""
+        """Whether ids come from columns: rows that are made without records have no coordinates for other ids."""
         return isinstance(self._output.document_ids, ColumnIds)
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
         """Write the undecodable records to the dead letters, then index the rows.
 
-        In this order, since the second write deletes the dead letters of earlier attempts that this one has not
-        written. Counts are those of `headrace.elasticsearch.counts.IndexingCounts`, and ``index``: the concrete one,
-        where documents went into it.
+        The order matters: the second write deletes the dead letters of earlier attempts that this one has not written.
+        Returns the counts of `headrace.elasticsearch.counts.IndexingCounts`, and ``index``, the concrete index, if it
+        is known.
 
         Raises:
-            TooManyDeadLettersError: there are more dead letters than the output's limit allows. They are written, and
-                so are all other documents.
+            TooManyDeadLettersError: there are more dead letters than the output's limit allows. They and all other
+                documents were written.
         """
         if frame is None:
             return {"rows": 0}
@@ -73,7 +73,7 @@ class ElasticsearchOutputWriter:
             )
         total.add(report.counts)
         self._check_limit(total, batch.stream.name)
-        # An alias may mean another index tomorrow.
+        # An alias may point to another index later.
         written_to = {} if report.concrete_index is None else {"index": report.concrete_index}
         return {**total.to_dict(), **written_to}
 
@@ -96,7 +96,7 @@ class ElasticsearchOutputWriter:
 def write_undecodable(
     undecodable: DataFrame, output: ElasticsearchOutput, batch: WrittenBatch, *, report: str
 ) -> IndexingReport:
-    """Write records that do not decode to the output's dead letters, with the bytes that Kafka gave."""
+    """Write records that do not decode to the output's dead letters, with their bytes from Kafka."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from headrace.spark.decoding import REASON

@@ -1,4 +1,4 @@
-"""What can stop a batch from being written to an output. None of these ever carries a credential."""
+"""The errors of writing a batch to an output. None of them ever contains a credential."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from headrace.failure import Failure
 
 
 class OutputError(HeadraceError):
-    """The root of the errors of outputs."""
+    """The base class of the errors of outputs."""
 
 
 class OutputRowsError(OutputError):
-    """The rows have a column that the output cannot take, or lack one that it needs."""
+    """The rows have a column that the output cannot write, or lack one that it needs."""
 
     failure = Failure.CODE
 
 
 class OutputOptionsError(OutputError):
-    """The data source behind the output was not told what it needs."""
+    """An option of the output's data source is missing or invalid."""
 
     failure = Failure.CODE
 
 
 class AttemptReplacedError(OutputError):
-    """A later attempt at the batch took the output over; what this one wrote does not count."""
+    """A later attempt at the batch replaced this one; what this attempt wrote is discarded."""
 
 
 class CountsMissingError(OutputError):
-    """The write ended without telling what it wrote."""
+    """The write ended without reporting its counts."""
 
 
 class OutputFolderError(OutputError):
@@ -35,7 +35,7 @@ class OutputFolderError(OutputError):
 
 
 class KafkaOutputError(OutputError):
-    """Kafka did not take the batch; none of it is visible to consumers that read committed records."""
+    """Kafka did not accept the batch; none of it is visible to consumers that read committed records."""
 
 
 class TopicMissingError(KafkaOutputError):
@@ -47,20 +47,23 @@ class KafkaRefusedError(KafkaOutputError):
 
 
 class MessageRefusedError(KafkaOutputError):
-    """One of the batch's messages cannot be written: it is too large, or names a partition that is not there."""
+    """Kafka refuses one of the batch's messages: for example it is too large, or names a partition that is missing."""
 
     failure = Failure.CODE
 
 
 class TransactionTimedOutError(KafkaOutputError):
-    """The batch took longer than its transaction may last, and Kafka has aborted it."""
+    """The batch took longer than the transaction timeout, and Kafka has aborted it."""
 
 
 class RowsCutOffError(OutputError):
-    """Spark's rows ended before their end was told: the job failed elsewhere, was cancelled, or its JVM died."""
+    """Spark's rows ended without the end marker: the job failed elsewhere, was cancelled, or its JVM died."""
 
 
 class FunctionFailedError(OutputError):
-    """A foreach_batch output's function raised, or returned what are no counts. What it raised says whose fault."""
+    """A foreach_batch output's function raised an error or returned invalid counts.
+
+    ``failure`` is set from the error that the function raised.
+    """
 
     failure = Failure.CODE

@@ -1,4 +1,4 @@
-"""The foreach_batch output: the user's own function writes the batch."""
+"""The foreach_batch output: calls the user's own function, which writes the batch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from headrace.stream import ForeachBatchOutput, Stream
 
 _UNDECODABLE = "undecodable"
-# Of a deep recursion the innermost frames tell most.
+# The number of frames in an error's text: of a deep recursion the innermost frames are the most useful.
 _FRAMES = 12
 
 
 class ForeachBatchWriter:
     """Calls ``function(frame, batch)`` in the batch's own process, with its DataFrame and its `BatchContext`.
 
-    A function with a parameter ``undecodable`` gets by it a mapping from input ids to DataFrames of the records that do
-    not decode, with their bytes and ``undecodable_reason``; inputs without such records are not in it. For any other
-    function they are counted and left out.
+    A function with a parameter ``undecodable`` gets in it a mapping from input ids to DataFrames of the records that do
+    not decode, with their bytes and ``undecodable_reason``; inputs without such records are not in it. For all other
+    functions these records are counted and left out.
     """
 
     def __init__(self, output: ForeachBatchOutput) -> None:
@@ -37,18 +37,18 @@ class ForeachBatchWriter:
 
     @property
     def needs_empty_batches(self) -> bool:
-        """Rows that are made of nothing are rows, and what the function does with none is its own."""
+        """True: rows that are made without records are valid, and the function decides what to do with no rows."""
         return True
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
-        """Call the function; the counts are what it returns, a mapping that JSON can hold, or none.
+        """Call the function. Returns its result, a mapping of counts that JSON can hold; empty if it returns None.
 
-        It is not called without a frame: there is no session then.
+        It is not called if ``frame`` is None: then there is no session.
 
         Raises:
-            FunctionFailedError: it raised, or its result is no mapping of counts. The text has the frames of its own
-                code, the cause is what it raised.
-            StreamDefinitionError, TransformError: it cannot be found, or does not take its arguments.
+            FunctionFailedError: the function raised an error, or its result is not a mapping of counts. The text has
+                the frames of the user's code; the function's error is the cause.
+            StreamDefinitionError, TransformError: the function cannot be found, or does not take its arguments.
         """
         if frame is None:
             return {}
@@ -87,7 +87,7 @@ class ForeachBatchWriter:
 
 
 def load_foreach(stream: Stream, output: ForeachBatchOutput) -> Callable[..., Any]:
-    """Import the output's function as transforms are, and see that it takes a DataFrame and a batch.
+    """Import the output's function in the same way as a transform, and check that it takes a DataFrame and a batch.
 
     Raises StreamDefinitionError or TransformError.
     """
@@ -107,7 +107,7 @@ def load_foreach(stream: Stream, output: ForeachBatchOutput) -> Callable[..., An
 
 
 def _own_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """The user's frames: without this file's and Spark's. Those of an executor follow where it failed there."""
+    """The user's frames in this process: at most ``_FRAMES``, without those of this file and of Spark."""
     frames = traceback.extract_tb(trace)
     return [frame for frame in frames if frame.filename != __file__ and not _is_sparks(frame.filename)][-_FRAMES:]
 

@@ -1,4 +1,4 @@
-"""The Kafka output: a batch is one transaction, committed once."""
+"""The Kafka output: sends a batch to a topic in one transaction, which is committed once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class KafkaWriter:
-    """Sends ``value``, and if they are there ``key``, ``headers`` and ``partition``, of every row to a topic.
+    """Sends ``value``, and if present ``key``, ``headers`` and ``partition``, of every row to a topic.
 
-    A consumer that reads committed records sees all of a batch or nothing. A batch is sent to a topic once: when it is
-    run again, after a crash or on purpose, its messages are counted as ``repeated`` and not sent, also when its
-    transform has changed since. To send it again, replay it to another topic.
+    A consumer that reads committed records sees all of a batch or nothing. A batch is sent to a topic once. If it is
+    run again, after a crash or on purpose, its messages are counted as ``repeated`` and not sent, even if the transform
+    has changed. To send it again, replay it to another topic.
 
-    One task sends it all, after all tasks have computed it and in the order of their rows, so a transaction is open no
-    longer than sending takes.
+    One task sends all rows, in their order, after all tasks have computed them. So the transaction is open only while
+    the rows are sent.
     """
 
     def __init__(self, output: KafkaOutput) -> None:
@@ -30,13 +30,13 @@ class KafkaWriter:
 
     @property
     def needs_empty_batches(self) -> bool:
-        """Rows that are made of nothing are messages."""
+        """True: rows that are made without records can be sent as messages."""
         return True
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
-        """Send the rows; counts ``messages``, ``repeated`` and ``bytes`` (of keys and values, before compression).
+        """Send the rows. Returns ``messages``, ``repeated`` and ``bytes`` (of keys and values, before compression).
 
-        Raises OutputRowsError; in Spark KafkaOutputError, AttemptReplacedError, or a connection's errors.
+        Raises OutputRowsError; within Spark KafkaOutputError, AttemptReplacedError, or a connection's errors.
         """
         if frame is None:
             return {"messages": 0, "repeated": 0, "bytes": 0}
@@ -54,7 +54,7 @@ class KafkaWriter:
 
     def _options(self, batch: WrittenBatch) -> dict[str, str]:
         output = self._output
-        # Ids of streams and outputs hold no ".", so no two of these are the same.
+        # Ids of streams and outputs contain no ".", so these names are unique.
         place = f"{output.id}.{batch.target}" if batch.target else output.id
         options = {
             "connection": output.connection,

@@ -1,4 +1,4 @@
-"""The Kafka clients of an output: their settings, and what Kafka's errors mean to whoever runs the batch."""
+"""The settings of a Kafka output's clients, the topic's id, and the mapping of Kafka's errors to headrace's errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.spark.outputs.errors import (
 
 Config = Mapping[str, Any]
 
-# What a connection may say beside security that means something to a producer too.
+# A connection's settings, besides security, that also apply to a producer.
 _CLIENT_SETTINGS = frozenset(
     {
         "client.id",
@@ -59,7 +59,7 @@ _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaEr
 
 
 def client_config(connection: str | None, bootstrap_servers: str | None) -> dict[str, Any]:
-    """What all clients of the output get; the connection, if any, is looked up here and now.
+    """The settings of all clients of the output. Resolves the connection, if there is one, at the time of the call.
 
     Raises ConnectionNotFoundError, ConnectionFormatError or ClientSettingError.
     """
@@ -83,7 +83,7 @@ def topic_id(config: Config, topic: str) -> str:
 
 
 def reported(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutputError:
-    """The error in our words; ``message`` says which of the messages it is about."""
+    """The headrace error for Kafka's error; ``message`` describes the message that it is about."""
     code = error.code()
     text = error.str()
     if code in _MISSING:

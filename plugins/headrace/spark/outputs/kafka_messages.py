@@ -1,7 +1,7 @@
-"""From any DataFrame to a Kafka output's messages: value, and key, headers and partition where they are there.
+"""Turns any DataFrame into a Kafka output's messages: value, and if present key, headers and partition.
 
-The columns are built by expressions of Spark's own, written as SQL text, which means the same in classic sessions and
-over Spark Connect.
+The columns are built by Spark's own expressions. They are SQL text, which works the same in classic sessions and over
+Spark Connect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 END = "_end"
-"""True in the row after the last message, which has nothing else."""
+"""The column that is true only in the row after the last message; that row's other columns are null."""
 
 _ORDER = "_order"
 _LAST = 2**63 - 1
@@ -35,12 +35,12 @@ _MESSAGE_COLUMNS = frozenset({KEY, VALUE, HEADERS, PARTITION})
 
 
 def prepare_messages(df: DataFrame, output: str) -> DataFrame:
-    """The rows of ``df`` as messages of the output with this id: binary ``value`` and ``key``, ``headers`` as in the
-    log, and an INT ``partition``, each but ``value`` only if it is there.
+    """The rows of ``df`` as messages of the output with this id.
 
-    Values and keys may be bytes, text, or a struct, map or array, which is written as JSON; a null value is a
-    tombstone. In rows with topic, partition and offset, which are records of the log, these and the record's other
-    columns say where it comes from and are not written. Any other column is refused: OutputRowsError.
+    The result has a binary ``value`` and, if ``df`` has them, a binary ``key``, ``headers`` as in the log and an INT
+    ``partition``. Values and keys may be bytes, text, or a struct, map or array, which is written as JSON; a null value
+    is a tombstone. Rows with topic, partition and offset are records of the log: these columns and the record's other
+    columns describe its source and are not written. Raises OutputRowsError for any other column.
     """
     types: dict[str, DataType] = {field.name: field.dataType for field in df.schema.fields}
     is_record = all(name in types for name in COORDINATES)
@@ -60,11 +60,11 @@ def prepare_messages(df: DataFrame, output: str) -> DataFrame:
 
 
 def in_one_partition(messages: DataFrame) -> DataFrame:
-    """The messages in one partition, in the order that they had, and after them a row whose ``_end`` is true.
+    """The messages in one partition, in their original order, followed by a row whose ``_end`` is true.
 
-    A Python worker cannot tell the end of its rows from the end of a JVM that failed, was cancelled or killed: both end
-    the stream. So it is the JVM that says where the rows end, by a row that its sort puts last. The sort also
-    has the transform computed by all cores and to its end before the first message is sent.
+    A Python worker cannot distinguish the end of its rows from the end of a JVM that failed, was cancelled or was
+    killed: both end the stream. So the JVM marks the end with a row that its sort puts last. Because of the sort, all
+    cores compute the transform completely before the first message is sent.
     """
     types = {field.name: field.dataType.simpleString() for field in messages.schema.fields}
     rows = messages.selectExpr("*", f"monotonically_increasing_id() AS {_ORDER}")

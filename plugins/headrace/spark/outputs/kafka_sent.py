@@ -1,9 +1,9 @@
-"""What Kafka and the stream's storage know of the batches that were sent to a topic.
+"""Records which batches were sent to a topic: in Kafka by a marker, and in the stream's storage by a sent record.
 
-A batch's transaction commits, together with its messages, an offset in a consumer group of the batch's own: the
-*marker*. So whether a batch was sent is known from Kafka itself also when the sender died before it could tell anyone.
-Then the *sent record* is written into the stream's folder, for ever, and the group is deleted: a broker forgets
-offsets after a while (offsets.retention.minutes, a week), and a batch may be run again later than that.
+A batch's transaction commits, together with its messages, an offset in the batch's own consumer group: the *marker*.
+So Kafka itself shows whether a batch was sent, even if the sender died before it could report it. After that the *sent
+record* is written to the stream's folder, where it stays forever, and the group is deleted. The record is needed
+because a broker deletes offsets after some time (offsets.retention.minutes, a week), and a batch may run again later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.wal.storage import open_storage
 logger = logging.getLogger(__name__)
 
 _QUESTION_SECONDS = 10.0
-# What a group's coordinator says while it moves, or is just being made.
+# The errors of a group's coordinator while it moves or is being created.
 _COORDINATOR_BUSY = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -41,7 +41,7 @@ _COORDINATOR_BUSY = (
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch that was sent: by which attempt, how many messages, and their keys' and values' bytes."""
+    """A sent batch: the topic's id, the attempt, the number of messages, and the bytes of their keys and values."""
 
     topic_id: str
     attempt: int
@@ -53,14 +53,15 @@ class Sent:
 class SentRecords:
     """The sent records of one batch: for each topic's id, a file at ``folder``/``<topic id>``/``name`` in a storage.
 
-    By its id, since one of that name on another cluster, or one that was made anew, has none of the messages.
+    The topic's id is used because a topic of the same name on another cluster, or one that was created again, does not
+    have the messages.
     """
 
     folder: str
     name: str
 
     def find(self, topic_id: str) -> Sent | None:
-        """What was sent to this topic, if anything."""
+        """The record for this topic; None if nothing was sent to it. Raises HeadraceError if the record is invalid."""
         try:
             fields: dict[str, Any] = json.loads(open_storage(self.folder).read(self._path(topic_id)))
             return Sent(**{name: fields[name] for name in Sent.__slots__})
@@ -73,7 +74,7 @@ class SentRecords:
             ) from None
 
     def write(self, sent: Sent) -> None:
-        """Durable on return."""
+        """Write the record, durable on return."""
         document = json.dumps({"version": 1, **asdict(sent)}).encode()
         open_storage(self.folder).write_atomically(self._path(sent.topic_id), document)
 
@@ -82,7 +83,7 @@ class SentRecords:
 
 
 class Marker:
-    """The batch's offset in its own group, at partition 0 of the topic."""
+    """The marker of a batch: an offset in its own consumer group, for partition 0 of the topic."""
 
     def __init__(self, config: Mapping[str, Any], group: str, topic: str, *, timeout_seconds: float) -> None:
         self._config = config
@@ -103,7 +104,7 @@ class Marker:
         producer.send_offsets_to_transaction([offset], self._consumer.consumer_group_metadata(), self._timeout_seconds)
 
     def find(self, topic_id: str) -> Sent | None:
-        """The marker of a committed transaction. Waits while one is being committed; raises KafkaException."""
+        """The marker, if a transaction has committed one. Waits during a commit; raises KafkaException."""
         deadline = time.monotonic() + self._timeout_seconds
         while True:
             try:
@@ -123,9 +124,9 @@ class Marker:
         return Sent(topic_id, int(fields["attempt"]), found.offset, int(fields["bytes"]))
 
     def remove(self, topic_id: str) -> None:
-        """Delete the group. If that fails the broker forgets it in its own time."""
+        """Delete the group. If that fails, it stays until the broker lets it expire."""
         try:
-            # Until its transaction's offsets are settled they would come back after the deletion.
+            # Waits until the transaction's offsets are committed: otherwise they would reappear after the deletion.
             self.find(topic_id)
             admin = AdminClient(dict(self._config))
             admin.delete_consumer_groups([self._group])[self._group].result(_QUESTION_SECONDS)

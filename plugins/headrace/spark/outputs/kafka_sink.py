@@ -1,8 +1,8 @@
 """The "headrace_kafka" data source: sends a DataFrame's rows as the transaction of one batch.
 
-One transaction has one producer, so the rows are to be in one partition, as `in_one_partition` makes them. The output's
-connection is looked up where Spark plans the write; its secrets travel inside the pickled writer, and are in no option
-and no plan.
+One transaction has one producer, so the rows must be in one partition, as from `in_one_partition`. The output's
+connection is resolved in the process that plans the write. Its secrets are sent inside the pickled writer, and are in
+no option and no plan.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ FORMAT = "headrace_kafka"
 
 
 class KafkaDataSource(DataSource):
-    """It can only be written to. Options: those of ``headrace.spark.outputs.kafka.KafkaWriter``."""
+    """The data source that Spark registers; it is write-only. ``headrace.spark.outputs.kafka.KafkaWriter`` sets its
+    options."""
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> KafkaSink:  # noqa: ARG002 - neither matters
-        """Sees that the topic is there. Raises KafkaOutputError, OutputOptionsError, or a connection's errors."""
+        """Check that the topic exists. Raises KafkaOutputError, OutputOptionsError, or a connection's errors."""
         options = self.options
         try:
             transaction = BatchTransaction(
@@ -51,14 +52,14 @@ class KafkaDataSource(DataSource):
 
 @dataclass
 class TaskMessages(WriterCommitMessage):
-    """The one task's commit message."""
+    """The single task's commit message; ``before``: whether the batch had been sent before."""
 
     sent: Sent
     before: bool
 
 
 class KafkaSink(DataSourceArrowWriter):
-    """Pickled to the task, and to the process that commits."""
+    """The writer. It is pickled to the task and to the process that commits."""
 
     def __init__(self, transaction: BatchTransaction, report: str) -> None:
         self._transaction = transaction
@@ -69,7 +70,7 @@ class KafkaSink(DataSourceArrowWriter):
         return TaskMessages(*self._transaction.send(iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave the counts for the caller."""
+        """Write the counts for the caller."""
         reported = [message for message in messages if isinstance(message, TaskMessages)]
         if len(reported) > 1:
             raise KafkaOutputError(f"The batch was in {len(reported)} partitions instead of one.")
@@ -80,7 +81,7 @@ class KafkaSink(DataSourceArrowWriter):
         leave_counts(self._report, messages_sent)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing to undo: the task has aborted its transaction, or the next attempt will."""
+        """Do nothing: the task has aborted its transaction, or the next attempt will."""
 
     def __repr__(self) -> str:
         return f"KafkaSink({self._transaction.topic!r})"

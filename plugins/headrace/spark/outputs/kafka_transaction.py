@@ -1,4 +1,4 @@
-"""One batch to one topic in one transaction, once in effect however often it is tried."""
+"""Sends one batch to one topic in one transaction; repeated attempts have the effect of one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SETTINGS: Mapping[str, Any] = {
     "linger.ms": 20,
     # Java's partitioner, so that a key goes to the partition where Kafka Connect and others put it.
     "partitioner": "murmur2_random",
-    # How large a message may be is the topic's to say.
+    # The topic limits the size of a message, not the producer.
     "message.max.bytes": 1_000_000_000,
-    # What is held in memory: the larger of these bytes and one message.
+    # Limits the memory to the larger of these bytes and one message.
     "queue.buffering.max.kbytes": 64 * 1024,
     "queue.buffering.max.messages": 200_000,
     "delivery.report.only.error": True,
@@ -49,10 +49,10 @@ _POLL_EVERY = 1_000
 
 @dataclass(frozen=True)
 class BatchTransaction:
-    """What a task needs to send a batch. ``config`` may hold secrets, and stays out of ``repr``.
+    """What a task needs to send a batch. ``config`` may contain secrets and is not in ``repr``.
 
-    ``name`` is the batch's own, the same for all its attempts: it is the transactional id, by which a new attempt
-    fences the ones before, and the marker's group.
+    ``name`` is unique for the batch and equal for all its attempts. It is the marker's group and the transactional id,
+    so a new attempt fences the earlier ones.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -63,15 +63,15 @@ class BatchTransaction:
     records: SentRecords
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> tuple[Sent, bool]:
-        """Send the rows (`in_one_partition`); what was sent, and whether it had been sent before, and was not again.
+        """Send the rows of `in_one_partition`. Returns what was sent, and whether an earlier attempt had sent it.
 
-        The rows are read only if they are sent.
+        A batch that was sent before is not sent again, and its rows are not read.
 
         Raises:
             AttemptReplacedError: another attempt at the batch began.
             TransactionTimedOutError: reading and sending the rows took longer than ``timeout_seconds``.
-            RowsCutOffError: the rows ended before their end; Spark failed or was cancelled, and tells why.
-            KafkaOutputError, or one below it: Kafka did not take them. Nothing of them is visible.
+            RowsCutOffError: the rows ended without the end marker; Spark failed or was cancelled and reports why.
+            KafkaOutputError, or a subclass: Kafka did not accept the rows. None of them is visible.
         """
         topic = topic_id(self.config, self.topic)
         known = self.records.find(topic)
@@ -81,9 +81,9 @@ class BatchTransaction:
         marker = Marker(self.config, self.name, self.topic, timeout_seconds=_TIMEOUT_SECONDS)
         sending = _Sending(producer, self)
         try:
-            # Fences earlier attempts: what they had begun is aborted, what they were committing is committed.
+            # Fences earlier attempts: an open transaction is aborted, one that is being committed is completed.
             producer.init_transactions(_TIMEOUT_SECONDS)
-            # The record again: it may have come, and the marker gone, since it was looked for.
+            # The record is checked again: it may have been written, and the marker deleted, since the first check.
             known = marker.find(topic) or self.records.find(topic)
             sent = known or sending.send(batches, marker, topic)
             if sent.messages:
@@ -129,7 +129,7 @@ class BatchTransaction:
 
 
 def _kafka_error(error: KafkaException | SystemError) -> KafkaError:
-    """Kafka's error. The client raises a fatal one between two callbacks, and Python wraps that into SystemErrors."""
+    """Kafka's error. The client raises a fatal error between two callbacks, and Python wraps it in SystemErrors."""
     cause: BaseException | None = error
     while isinstance(cause, SystemError):
         cause = cause.__cause__
@@ -153,7 +153,7 @@ class _Sending:
 
     @property
     def seconds(self) -> float:
-        """Since the transaction began."""
+        """The seconds since the transaction began; 0 before."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     def send(self, batches: Iterator[pa.RecordBatch], marker: Marker, topic: str) -> Sent:
@@ -175,14 +175,14 @@ class _Sending:
         return sent
 
     def look(self) -> None:
-        """See what Kafka has refused by now."""
+        """Process delivery reports, so that ``refused`` is up to date."""
         with contextlib.suppress(KafkaException, SystemError):
             self._producer.poll(0)
 
     def abort(self) -> None:
-        """Undo what is not committed, at once: left to its timeout it would hold up those who read the topic."""
+        """Abort an open transaction at once: until its timeout it would block the topic's consumers."""
         if self._open:
-            # Who comes next fences this producer, if Kafka does not answer now.
+            # If Kafka does not answer now, the next attempt fences this producer.
             with contextlib.suppress(KafkaException, SystemError):
                 self._producer.abort_transaction(_TIMEOUT_SECONDS)
 
@@ -193,7 +193,7 @@ class _Sending:
             self._began = time.monotonic()
 
     def _deliver(self) -> None:
-        """Wait until Kafka has taken all messages, or refused one, which the transaction's end would tell less well."""
+        """Wait until Kafka has accepted all messages or refused one: the commit's error would be less specific."""
         while self._producer.flush(1) and self.refused is None and self.seconds < self._batch.timeout_seconds:
             continue
         if self.refused is not None:
@@ -205,7 +205,7 @@ class _Sending:
                 self._producer.commit_transaction(_TIMEOUT_SECONDS)
                 break
             except KafkaException as error:
-                # Not known whether it is committed: asking again tells.
+                # It is unknown whether the transaction is committed, so the commit is repeated.
                 if not error.args[0].retriable() or self.seconds > 2 * self._batch.timeout_seconds + _TIMEOUT_SECONDS:
                     raise
         self._open = False
@@ -249,7 +249,7 @@ class _Sending:
             self._refuse(error, message.value(), message.key())
 
     def _refuse(self, error: KafkaError, value: bytes | None, key: bytes | None) -> None:
-        # The first tells why: those after it fail because of it.
+        # Only the first error has the reason: later messages fail because of it.
         if self.refused is None and error.code() not in (*_FENCED, *_CONSEQUENCES):
             size = len(value or b"") + len(key or b"")
             self.refused = reported(
@@ -257,5 +257,5 @@ class _Sending:
             )
 
 
-# What messages get that are dropped because the transaction is aborted, or took too long.
+# Errors of messages that are dropped because the transaction is aborted or took too long.
 _CONSEQUENCES = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._MSG_TIMED_OUT, KafkaError._STATE)

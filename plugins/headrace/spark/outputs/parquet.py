@@ -1,4 +1,4 @@
-"""The Parquet output: a folder for each batch, complete or not there."""
+"""The Parquet output: writes a folder for each batch, which is complete or missing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class ParquetWriter:
-    """Writes ``<path>/batch_time=<T>/part-….parquet``, one file for each of Spark's tasks that has rows.
+    """Writes ``<path>/batch_time=<T>/part-….parquet``, one file for each Spark task with rows.
 
-    A batch that runs again replaces its folder by one atomic rename (where the file system cannot, as NFS, by two). The
-    new files have other names, so a reader that listed the old ones finds them gone, and never a mixture. A batch
-    whose transform left no rows is one file with the columns and no rows.
+    A batch that runs again replaces its folder by one atomic rename, or by two if the file system (NFS) cannot do that.
+    The new files have other names, so a reader that listed the old files finds them missing, and never reads a mixture.
+    If the transform gives no rows, the batch is one file with the columns and no rows.
     """
 
     def __init__(self, output: ParquetOutput) -> None:
@@ -31,14 +31,14 @@ class ParquetWriter:
 
     @property
     def needs_empty_batches(self) -> bool:
-        """Rows that are made of nothing are rows, and no rows have columns."""
+        """True: rows that are made without records are valid, and without rows the columns are written."""
         return True
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
-        """Publish the rows; counts ``rows``, ``files`` and ``bytes``.
+        """Publish the rows. Returns the counts ``rows``, ``files`` and ``bytes``.
 
-        Without a frame there are no columns to tell, and nothing is published; what was stays.
-        Raises OutputRowsError; in Spark AttemptReplacedError and OutputFolderError.
+        Without a frame the columns are unknown: nothing is published, and what was published before stays.
+        Raises OutputRowsError; within Spark AttemptReplacedError and OutputFolderError.
         """
         if frame is None:
             return {"rows": 0, "files": 0, "bytes": 0}

@@ -1,4 +1,4 @@
-"""One task's rows as a Parquet file."""
+"""Writes one task's rows to a Parquet file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from headrace.spark.outputs.parquet_folder import Claim, WrittenFile, claim_gone
 from headrace.spark.outputs.parquet_schema import file_schema
 from headrace.wal.file_sync import sync_file
 
-# Rows are held in memory until they are a row group: this many, or this many bytes in Arrow's form.
+# The size of a row group, which is held in memory: this many rows, or this many bytes in Arrow's form.
 _GROUP_ROWS = 1_000_000
 _GROUP_BYTES = 64 * 1024 * 1024
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], claim: Claim, *, task: int, compression: str) -> list[WrittenFile]:
-    """Write a task's rows into the claim's folder; the file, synced, or nothing where there are no rows.
+    """Write a task's rows to a file in the claim's folder. Returns the synced file, or nothing if there are no rows.
 
-    Raises AttemptReplacedError when the claim's folder is gone, OutputFolderError when the disk is full, say.
+    Raises AttemptReplacedError if the claim's folder is gone, OutputFolderError for other errors, such as a full disk.
     """
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
@@ -32,7 +32,7 @@ def write_rows(batches: Iterator[pa.RecordBatch], claim: Claim, *, task: int, co
 def write_file(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, claim: Claim, *, task: int, compression: str
 ) -> WrittenFile:
-    """As `write_rows`, with a file also where there are no rows."""
+    """Like `write_rows`, but writes a file even if there are no rows."""
     name = f"part-{task:05d}-{secrets.token_hex(8)}.{compression}.parquet"
     wanted = file_schema(schema)
     rows = 0

@@ -1,16 +1,16 @@
-"""The folder of one batch below a Parquet output's path: written aside, and put into its place as a whole.
+"""The folder of one batch below a Parquet output's path: written to a hidden folder, then published as a whole.
 
     <path>/batch_time=<T>/part-….parquet, _headrace.json      what readers see
     <path>/.headrace/<T>.<target>.<attempt>.<token>/          an attempt's own folder, the *claim*
-    <path>/.headrace/trash.<seconds>.<token>/                 what was replaced, for another minute
+    <path>/.headrace/trash.<seconds>.<token>/                 replaced files, kept for one minute
 
-Spark, pandas and pyarrow pass over names that begin with "." or "_". DuckDB's ** does not, so files get their name's
-".parquet" when they are published.
+Spark, pandas and pyarrow ignore names that begin with "." or "_". DuckDB's ** does not, so files get the extension
+".parquet" only when they are published.
 
-An attempt claims the batch by making its folder, and then moves the claims of earlier attempts away. Tasks write into
-the claim, and never make it: once it was moved away they fail. Publishing is one rename out of the claim, so it fails
-too: whoever claimed last is the only one who can publish, without a lock. What is published keeps the number of its
-attempt, so that an attempt that wakes up late does not even claim.
+An attempt claims the batch by creating its folder, and then moves the claims of earlier attempts away. Tasks write into
+the claim and never create it, so they fail once it was moved away. Publishing is one rename out of the claim, so it
+fails then too. Thus only the attempt with the last claim can publish, without a lock. The published folder has the
+number of its attempt, so that an earlier attempt that continues late does not even claim.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ HIDDEN = ".headrace"
 RECORD = "_headrace.json"
 
 _DAY_SECONDS = 86_400.0
-# Replaced files stay for those who opened their folder before it was replaced: of a folder whose files are being
-# removed they would list the half.
+# Replaced files are kept for readers that opened the folder before it was replaced: while files are being removed, they
+# would list only some of them.
 _LISTING_SECONDS = 60.0
 _UNPUBLISHED = ".part"
 _TRASH = "trash"
@@ -55,10 +55,10 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class Claim:
-    """One attempt at one batch of one output; ``token`` tells apart two tries of the same attempt.
+    """One attempt at one batch of one output; ``token`` distinguishes two tries of the same attempt.
 
-    ``path`` is the output's folder, an absolute path. Every method may raise OutputFolderError, which says what the
-    file system did not do.
+    ``path`` is the output's folder, an absolute path. `take` and `publish` raise OutputFolderError if an operation of
+    the file system fails.
     """
 
     path: str
@@ -71,28 +71,28 @@ class Claim:
 
     @property
     def folder(self) -> Path:
-        """Where tasks write."""
+        """The folder to which tasks write."""
         return self._hidden / f"{self._series}{self.attempt}.{self.token}"
 
     @property
     def published(self) -> Path:
-        """What readers see."""
+        """The folder that readers see."""
         return Path(self.path) / f"batch_time={self.batch_time_ms}"
 
     def unpublished(self, name: str) -> Path:
-        """Where a task writes the file that is to have this name."""
+        """The path to which a task writes the file that is published under this name."""
         return self.folder / f"{name}{_UNPUBLISHED}"
 
     def take(self) -> None:
         """Claim the batch; may be repeated. Afterwards no earlier attempt can publish.
 
-        Raises AttemptReplacedError when a later attempt has claimed or published it, and OutputFolderError when the
-        published files are another output's.
+        Raises AttemptReplacedError if a later attempt has claimed or published the batch, and OutputFolderError if the
+        published files belong to another output.
         """
         with self._reported("claim"):
             make_directory(self._hidden)
             self.folder.mkdir(exist_ok=True)
-            # Looking comes after making: of two attempts that do this at the same time, the earlier one sees the other.
+            # Checked after creating the folder: of two simultaneous attempts, the earlier one then sees the later one.
             try:
                 self._refuse_later_claims()
                 self._refuse_other_records()
@@ -100,14 +100,14 @@ class Claim:
                 self.drop()
                 raise
             for other in self._claims():
-                # A later claim may have come since.
+                # A later claim may have been made since the check; it stays.
                 if other != self.folder and self._attempt_of(other) <= self.attempt:
                     self._discard(other)
 
     def publish(self, files: Sequence[WrittenFile]) -> None:
-        """Put these files, which are all in the claim, into the place of what was published before; durable on return.
+        """Publish these files of the claim in place of those published before; durable on return.
 
-        Raises AttemptReplacedError when a later attempt has claimed the batch.
+        Raises AttemptReplacedError if a later attempt has claimed the batch.
         """
         with self._reported("publish"):
             ready = self._prepare(files)
@@ -117,7 +117,7 @@ class Claim:
             self._sweep()
 
     def drop(self) -> None:
-        """Give the claim up; nothing is left of it."""
+        """Give up the claim and remove its files."""
         self._discard(self.folder)
 
     @property
@@ -126,7 +126,7 @@ class Claim:
 
     @property
     def _series(self) -> str:
-        """What the names of all claims of this batch begin with. Attempts of a replay are numbered by themselves."""
+        """The common prefix of the names of this batch's claims. A replay's attempts have their own numbers."""
         return f"{self.batch_time_ms}.{quote(self.target, safe='').replace('.', '%2E')}."
 
     def _claims(self) -> list[Path]:
@@ -172,7 +172,7 @@ class Claim:
         )
 
     def _prepare(self, files: Sequence[WrittenFile]) -> Path:
-        """The new folder, complete and synced, with the listed files alone: not those of tasks that did not count."""
+        """Make the new folder, complete and synced, with only the listed files and not those of unsuccessful tasks."""
         ready = self.folder / _READY
         shutil.rmtree(ready, ignore_errors=True)
         ready.mkdir()
@@ -202,7 +202,7 @@ class Claim:
         return ready
 
     def _put_in_place(self, ready: Path) -> bool:
-        """Make it the published folder; whether there was one before, which is in the claim then."""
+        """Make it the published folder. Returns whether there was one before; it is then in the claim."""
         if not self.published.exists():
             try:
                 ready.rename(self.published)
@@ -211,14 +211,14 @@ class Claim:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
         if not exchange(ready, self.published):
-            # Without an atomic exchange (NFS) there is a moment in which readers see nothing of the batch.
+            # Without an atomic exchange (NFS), readers see nothing of the batch for a moment.
             self.published.rename(self.folder / "replaced")
             ready.rename(self.published)
         return True
 
     def _discard(self, folder: Path, *, listed: bool = False) -> None:
-        """Remove a claim; later, if it holds files that a reader may just be listing."""
-        # A rename first: nobody is to find half of a claim, and a task that still writes into it is to fail.
+        """Remove a claim. If ``listed``, only move it away for later removal: readers may be listing its files."""
+        # It is renamed first, so that no process finds half of a claim, and tasks that still write into it fail.
         trash = self._hidden / f"{_TRASH}.{time.time():.0f}.{secrets.token_hex(8)}"
         try:
             folder.rename(trash)
@@ -228,7 +228,7 @@ class Claim:
             shutil.rmtree(trash, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Remove what was replaced a while ago, and what attempts at other batches left when they died."""
+        """Remove files that were replaced a minute ago or earlier, and claims without changes for a day."""
         now = time.time()
         for each in list(self._hidden.iterdir()):
             if each.name.startswith(f"{_TRASH}."):
@@ -251,7 +251,7 @@ class Claim:
 
 
 def claim_gone(claim: Claim) -> AttemptReplacedError:
-    """The error of whoever finds the claim's folder missing."""
+    """The error for a missing folder of a claim."""
     return AttemptReplacedError(
         f"The folder {claim.folder} of attempt {claim.attempt} is gone or not to be seen from here.",
         remedy="Either a later attempt took the batch over, or this host does not see the output's path: with "
@@ -260,7 +260,7 @@ def claim_gone(claim: Claim) -> AttemptReplacedError:
 
 
 def _last_change(folder: Path) -> float:
-    """Seconds since the epoch; now if it is just being removed."""
+    """The last change of the folder or its entries, in seconds since the epoch; now if it is just being removed."""
     try:
         return max(each.stat().st_mtime for each in (folder, *folder.iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""The columns of Parquet files as Spark, pandas and DuckDB all read them."""
+"""Checks and converts schemas, so that Spark, pandas and DuckDB can all read the Parquet files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 PARTITION_COLUMN = "batch_time"
 
-# What has no type in Parquet, or one that Spark itself does not read back, by Spark's names.
+# Spark's names of types that Parquet does not have, or that Spark itself does not read back.
 _WITHOUT_TYPE = ("void", "interval", "variant", "geometry", "geography")
 
 
 def check_columns(schema: StructType, output: str) -> None:
-    """Raises OutputRowsError for columns that cannot be in the files of the output with this id."""
+    """Raise OutputRowsError for columns that cannot be in the files of the output with this id."""
     names = Counter(name.lower() for name in schema.names)
     twice = sorted(name for name, count in names.items() if count > 1)
     if twice:
@@ -48,9 +48,9 @@ def check_columns(schema: StructType, output: str) -> None:
 
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of the files for rows of this one.
+    """The schema of the files for rows with this schema.
 
-    Times with a zone are in UTC whatever the session's zone is, and every column may be null, so that the files of all
+    Times with a zone are in UTC, whatever the session's zone is, and every column is nullable, so the files of all
     batches have the same types.
     """
     return pa.schema([pa.field(field.name, _file_type(field.type)) for field in schema])
@@ -69,7 +69,7 @@ def _file_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _types(kind: DataType) -> Iterator[DataType]:
-    """The type and all that are inside it."""
+    """Yield the type and all types nested in it."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     yield kind

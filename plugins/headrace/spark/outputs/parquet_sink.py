@@ -1,7 +1,7 @@
 """The "headrace_parquet" data source: writes a DataFrame as one batch's files, which appear together or not at all.
 
-Options: ``claim``, the `Claim` as JSON; ``compression``; ``report``, the URI for the counts. Works in classic sessions
-and over Spark Connect.
+Options: ``claim``, the `Claim` as JSON; ``compression``; ``report``, the URI for the counts. It works in classic
+sessions and over Spark Connect.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FORMAT = "headrace_parquet"
 
 
 class ParquetDataSource(DataSource):
-    """It can only be written to."""
+    """The data source that Spark registers; it is write-only."""
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> ParquetSink:  # noqa: ARG002 - a batch always replaces
-        """Claims the batch. Raises AttemptReplacedError, OutputFolderError, OutputOptionsError."""
+        """Claim the batch. Raises AttemptReplacedError, OutputFolderError, OutputOptionsError."""
         try:
             claim = Claim(**json.loads(self.options["claim"]))
             sink = ParquetSink(claim, self.options["compression"], self.options["report"], schema)
@@ -50,7 +50,7 @@ class TaskFiles(WriterCommitMessage):
 
 
 class ParquetSink(DataSourceArrowWriter):
-    """Pickled once to every task, and once to the process that commits."""
+    """The writer. It is pickled to every task and to the process that commits."""
 
     def __init__(self, claim: Claim, compression: str, report: str, schema: StructType) -> None:
         self._claim = claim
@@ -59,16 +59,16 @@ class ParquetSink(DataSourceArrowWriter):
         self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's rows; its file is synced when this returns, and nobody reads it yet."""
+        """Write one task's rows. On return the file is synced, and not yet visible to readers."""
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
         return TaskFiles(write_rows(iterator, self._claim, task=task, compression=self._compression))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks have succeeded: put their files in place of what an earlier attempt published."""
+        """Called after all tasks have succeeded: publish their files in place of an earlier attempt's files."""
         files = [file for message in messages if isinstance(message, TaskFiles) for file in message.files]
         if not files:
-            # Whoever reads this batch alone gets its columns and no rows, not an error.
+            # A reader of only this batch gets its columns and no rows, not an error.
             schema = to_arrow_schema(self._schema, timezone="UTC")
             files = [write_file(iter(()), schema, self._claim, task=0, compression=self._compression)]
         self._claim.publish(files)
@@ -78,7 +78,7 @@ class ParquetSink(DataSourceArrowWriter):
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Leave nothing behind; what an earlier attempt published stays."""
+        """Remove the claim; files that an earlier attempt published stay."""
         self._claim.drop()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which writer writes which kind of output. Imports no pyspark: Airflow asks what an empty batch needs."""
+"""Maps each kind of output to its writer. Imports no pyspark, because Airflow checks what an empty batch needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def writer_of(output: Output) -> OutputWriter:
-    """The writer for an output of a stream. Only its kind's own module, and what that needs, is imported."""
+    """The writer for an output of a stream. Imports only the module of its kind and what that needs."""
     if isinstance(output, ElasticsearchOutput):
         from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
 
@@ -35,9 +35,9 @@ def writer_of(output: Output) -> OutputWriter:
 
 
 def needs_empty_batches(output: Output, stream: Stream) -> bool:
-    """Whether a batch without records has to run Spark for this output.
+    """Whether a batch without records must run Spark for this output.
 
-    A transform can make rows of nothing (a count of 0), and some outputs can take them; without a transform nothing
-    comes of nothing.
+    A transform can make rows without records (a count of 0), and some outputs accept them. Without a transform there
+    are no rows.
     """
     return stream.transform_of(output) is not None and writer_of(output).needs_empty_batches

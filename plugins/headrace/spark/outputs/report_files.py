@@ -1,5 +1,4 @@
-"""Where a write leaves what it did, and warns of while it goes on, for whoever asked for it: a file for each write in
-the stream's folder."""
+"""Provides a report file in the stream's folder for each write, and passes on the write's warnings meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
 REPORTS_FOLDER = "reports"
 WARNING = "warning: "
-"""What a line for people begins with that is one."""
+"""The prefix of a progress line that is a warning."""
 _LOOK_SECONDS = 1.0
-# Every task of a write may warn of the same.
+# The least time between two reported warnings: every task of a write may warn of the same.
 _REPORT_SECONDS = 15.0
 
 logger = logging.getLogger(__name__)
@@ -28,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def report_file(batch: WrittenBatch, name: str) -> Iterator[str]:
-    """The URI of a write's report, which is deleted once it was read: the ledger has its counts then. What the write
-    warns of is told meanwhile.
+    """A context manager that gives the URI of a write's report and deletes the report at the end.
 
-    No other attempt has the same: not another output's at the same batch, nor a replay's.
+    During the ``with`` block the write's warnings are reported to ``batch.progress``. The URI is unique to the attempt:
+    no other output of the batch and no replay has the same.
     """
     folder = f"{batch.stream.folder_url}/{REPORTS_FOLDER}"
     replay = f"{batch.target}-" if batch.target else ""
@@ -51,7 +50,7 @@ def report_file(batch: WrittenBatch, name: str) -> Iterator[str]:
 
 
 def _listen(uri: str, name: str, progress: Callable[[str], None], over: threading.Event) -> None:
-    """Tell the first warning at once, then now and then how many there were."""
+    """Report the first warning at once; later ones at most every ``_REPORT_SECONDS``, with their number."""
     held = 0
     reported_at = -_REPORT_SECONDS
     while True:
@@ -59,7 +58,7 @@ def _listen(uri: str, name: str, progress: Callable[[str], None], over: threadin
         try:
             warnings = take_warnings(uri)
         except Exception as error:
-            # The write's own end says what became of it.
+            # Not an error: the write itself reports its result.
             logger.debug("the warnings of %s cannot be read: %s", uri, error)
             warnings = []
         held += len(warnings)

@@ -1,4 +1,4 @@
-"""What a writer of one kind of output is given, and gives back."""
+"""The interface of output writers: the batch that they get and the counts that they return."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
 
 Counts = dict[str, Any]
-"""What became of a batch's rows: an output's own names and numbers, as JSON has them."""
+"""The outcomes of a batch's rows: names and JSON values that each kind of output defines."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
     """The batch that is being written.
 
-    ``undecodable`` holds, by input id, the records that do not decode, as far as there are any. ``from_kafka``: the
-    records are read from Kafka again, since the log has let them go. ``earlier`` are the other batches that the output
-    reads, those of its window; ``incarnations`` gives the topics' incarnations of all that it reads.
-    ``written_before``: an earlier attempt may have written documents of this batch to the output; ``tried_before``: it
-    was to, and may have left dead letters. ``target`` names a replay's copy of the output, "" the output itself.
-    ``out`` is where a console prints, ``tell`` gets lines on the progress, for people.
+    ``undecodable``: the records that do not decode, by input id, for inputs that have any. ``from_kafka``: the records
+    are read again from Kafka, because the log does not have them. ``earlier``: the other batches that the output reads,
+    those of its window. ``incarnations``: returns the topic incarnations of all batches that it reads.
+    ``written_before``: an earlier attempt may have written documents of this batch to the output. ``tried_before``: an
+    earlier attempt included the output and may have written dead letters. ``target``: the name of a replay, "" for the
+    stream's own output. ``out``: where a console output prints. ``progress``: receives lines of text on the progress.
     """
 
     stream: Stream
@@ -51,13 +51,13 @@ class OutputWriter(Protocol):
 
     @property
     def needs_empty_batches(self) -> bool:
-        """Whether rows that a transform makes of a batch without records are of use to this output."""
+        """Whether this output can use rows that a transform makes from a batch without records."""
         ...
 
     def write(self, frame: DataFrame | None, batch: WrittenBatch) -> Counts:
-        """Write the rows, once in effect however often it is called for the same batch.
+        """Write the rows. Repeated calls for the same batch have the effect of one.
 
-        ``frame`` is None for an empty batch that needs no Spark, and where it is, no session is there either.
+        ``frame`` is None for an empty batch that needs no Spark; then there is no session.
 
         Raises:
             HeadraceError: the rows do not fit the output, or its server refuses them; the batch can be run again.
