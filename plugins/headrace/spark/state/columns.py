@@ -1,4 +1,4 @@
-"""The columns of a state's table: as they are declared, stored, and returned by an update."""
+"""Checks the columns of a state's table: as declared, as stored, and as returned by an update."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def declared_columns(spark: SparkSession, state: State) -> StructType:
 
 
 def check_stored(version: Version, columns: StructType, keys: Sequence[str]) -> None:
-    """The stored table must be one that the declared columns can go on with: wider numbers and new columns.
+    """Check that the declared columns fit the stored table; new columns and wider numbers are allowed.
 
     Raises:
-        StateDefinitionError: naming what differs.
+        StateDefinitionError: they do not fit; the text names the differences.
     """
     stored = StructType.fromJson(dict(version.schema))
     problems = []
@@ -74,10 +74,10 @@ def check_stored(version: Version, columns: StructType, keys: Sequence[str]) -> 
 
 
 def check_returned(returned: StructType, columns: StructType, *, may_remove: bool) -> None:
-    """What an update returned must have the state's columns, in any order.
+    """Check that what an update returned has the state's columns, in any order.
 
     Raises:
-        StateRowsError: naming each column that is missing, too many or of another type.
+        StateRowsError: a column is missing, unknown, duplicate or of another type; the text names each one.
     """
     allowed = {*columns.names, REMOVED_FLAG} if may_remove else set(columns.names)
     problems = [f"{name} is missing" for name in columns.names if name not in returned.names]
@@ -97,7 +97,7 @@ def check_returned(returned: StructType, columns: StructType, *, may_remove: boo
 
 
 def has_map(kind: DataType) -> bool:
-    """Whether values of this type hold a map, which Spark cannot compare."""
+    """Whether values of this type contain a map or a variant, which Spark cannot compare."""
     if isinstance(kind, ArrayType):
         return has_map(kind.elementType)
     if isinstance(kind, StructType):
@@ -106,12 +106,12 @@ def has_map(kind: DataType) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark's expressions take any."""
+    """A column's name, quoted for Spark's expressions."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _fits(given: DataType, wanted: DataType) -> bool:
-    """Whether every value of ``given`` is one of ``wanted``; what may be null is not asked."""
+    """Whether every value of type ``given`` fits type ``wanted``; nullability is ignored."""
     if type(wanted) in _WIDER.get(type(given), ()):
         return True
     return given.simpleString() == wanted.simpleString()

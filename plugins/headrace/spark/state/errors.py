@@ -1,4 +1,4 @@
-"""What can be wrong with a stream's state."""
+"""The errors of a stream's state."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from headrace.failure import Failure
 
 
 class StateError(HeadraceError):
-    """The root of the state's errors."""
+    """The base class of the state's errors."""
 
 
 class StateDefinitionError(StateError):
-    """``fields`` or ``keys`` of the stream's state cannot be used, or do not fit the table that is stored."""
+    """``fields`` or ``keys`` of the stream's state cannot be used, or do not fit the stored table."""
 
     failure = Failure.CODE
 
 
 class StateRowsError(StateError):
-    """What the update returned has other columns than the state's fields, a null in a key, or a key twice."""
+    """The update's result is not a DataFrame, has other columns than the fields, a null in a key, or a key twice."""
 
     failure = Failure.CODE
 
@@ -31,6 +31,6 @@ class StateFencedError(StateError):
 
 
 class StateDamagedError(StateError):
-    """A file of the state is missing, or is not what was written."""
+    """A file of the state is missing, damaged or not readable."""
 
     failure = Failure.FINAL

@@ -1,4 +1,4 @@
-"""What leaves the window of a state: the records of batches that are in the table, and in the window no more."""
+"""Finds the batches whose records leave a state's window: they are in the table, but no longer in the window."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def evicted_batches(ledger: Ledger, stream: Stream, batch_time_ms: int) -> tuple[BatchOrigin, ...]:
-    """Where the records are that leave the state's window with this batch, oldest first.
+    """The origins of the records that leave the state's window with this batch, oldest first.
 
-    Those of a batch that was abandoned leave too, if later versions of the table were built on its own.
+    The records of an abandoned batch leave too, if later versions of the table were built on its version.
     """
     times = evicted_batch_times(stream, batch_time_ms)
     if not times:
@@ -33,10 +33,10 @@ def evicted_batches(ledger: Ledger, stream: Stream, batch_time_ms: int) -> tuple
 
 
 def evicted_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
-    """The batch times whose records leave the state's window with this batch, oldest first; most often one.
+    """The batch times whose records leave the state's window with this batch, oldest first; usually one.
 
-    Several where earlier times have no state of their own, because they were coalesced say; none that was not in the
-    table, because it is from before the first state.
+    There are several if earlier batch times have no state of their own, for example because they were coalesced. Batch
+    times before the first state are not included, because their records are not in the table.
     """
     if stream.state is None or stream.state.window is None:
         return []
@@ -50,10 +50,10 @@ def evicted_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
 
 
 def _is_in_table(ledger: Ledger, stream: Stream, time_ms: int, until_ms: int) -> bool:
-    """Whether the table that the batch of ``until_ms`` starts from holds the records of the batch of ``time_ms``."""
+    """Whether the table from which the batch ``until_ms`` starts contains the records of the batch ``time_ms``."""
     built_on = StateStore.of(stream).is_built_on(time_ms, until_ms)
     if built_on is not None:
         return built_on
-    # The ledger's record comes after the version, so it lacks those of attempts that died in between.
+    # The ledger is updated after the version is written, so it lacks attempts that died in between.
     outputs = ledger.batches.outputs(stream.name, time_ms)
     return any(row.output_id == STATE_STEP and row.state is AttemptState.COMPLETED for row in outputs)

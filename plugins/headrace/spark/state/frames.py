@@ -1,4 +1,4 @@
-"""A version of the state as DataFrames."""
+"""Reads a version of the state as DataFrames, and writes DataFrames into the state's files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateFrames:
-    """What transforms of outputs find of a batch's state.
+    """The frames of a batch's state for outputs' transforms.
 
     ``state`` is the table after the batch. ``changes`` are the rows that the batch changed, with a boolean column
-    ``removed``: a removed key's row holds the values that it ended with.
+    ``removed``: a removed key's row has its last values.
     """
 
     state: DataFrame
@@ -35,11 +35,11 @@ class StateFrames:
 
 
 def state_frames(spark: SparkSession, stream: Stream, batch_time_ms: int) -> StateFrames:
-    """The state that a batch left. Nothing is read before the frames are used.
+    """The state after a batch. No rows are read before the frames are used.
 
     Raises:
         StateMissingError: the batch's update has not run, or its version has been pruned.
-        StateDefinitionError: the stored table does not fit the stream's definition.
+        StateDefinitionError: the stream has no state, or the stored table does not fit the stream's definition.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
@@ -62,9 +62,9 @@ def state_frames(spark: SparkSession, stream: Stream, batch_time_ms: int) -> Sta
 def read_table(
     spark: SparkSession, store: StateStore, version: Version, columns: StructType, *, document: str | None = None
 ) -> DataFrame:
-    """The table's rows: ``columns``, which hold the keys, and `CHANGED_MS`.
+    """The table's rows with `CHANGED_MS` and ``columns``, which must include the keys.
 
-    ``document`` is the path of a draft, for a version that does not exist yet.
+    ``document`` is the path of a draft, for a version that is not written yet.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -75,7 +75,7 @@ def read_table(
 
 
 def read_rows(spark: SparkSession, store: StateStore, document: str, files: str, columns: StructType) -> DataFrame:
-    """The rows as they stand in the files: ``columns`` and the hidden ones. The session knows the data source."""
+    """The rows as stored in the files: ``columns`` and the hidden ones. The data source must be registered."""
     from pyspark.sql.types import StructType
 
     from headrace.spark.state.source import FORMAT
@@ -85,7 +85,7 @@ def read_rows(spark: SparkSession, store: StateStore, document: str, files: str,
 
 
 def write_rows(rows: DataFrame, store: StateStore, *, files: str, report: str, keys: Sequence[str]) -> None:
-    """Write rows into new files whose names begin with ``files``, and tell of them in ``report``."""
+    """Write rows to new files whose names begin with ``files``, and list them in the file ``report``."""
     from headrace.spark.state.source import FORMAT
 
     options = {"folder": store.url, "files": files, "report": report, "keys": json.dumps(list(keys))}
@@ -93,7 +93,7 @@ def write_rows(rows: DataFrame, store: StateStore, *, files: str, report: str, k
 
 
 def newest_of_each_key(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Of each key the row that was changed last; a key is in a version's changes once."""
+    """The most recently changed row of each key. A version's changes contain a key only once."""
     from pyspark.sql import functions as F  # noqa: N812
 
     others = [name for name in rows.columns if name not in keys]

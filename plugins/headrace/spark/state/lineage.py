@@ -1,8 +1,8 @@
-"""How a version follows from the one before it, and when its lineage is cut.
+"""Derives a state's next version from the one before it, and decides when a whole table is written.
 
-A version costs as much to read as the files of its table: the newest whole table and the changes since. A version
-whose changes are the whole table, or after ``snapshot_every`` versions one that is written out whole, begins anew, so
-that the thousandth batch costs what the tenth did.
+Reading a version means reading all files of its table: the newest whole table and the changes since. The list of files
+begins again with a version whose changes are the whole table, and with the whole table that is written after
+``snapshot_every`` versions. So the thousandth batch costs the same as the tenth.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def next_version(
     schema: Mapping[str, Any],
     first_ms: int | None = None,
 ) -> Version:
-    """The version whose changes were ``written`` on top of ``base``, None for an empty table.
+    """The version that follows ``base`` (None: an empty table) with the changes in ``written``.
 
-    ``first_ms`` is the first batch time that the table has records of, where that is not this version's.
+    ``first_ms``: the first batch time whose records are in the table, if it is not this version's.
     """
     changes = tuple(sorted(written.files, key=lambda file: file.path))
     live = written.outcomes[Outcome.ADDED] + written.outcomes[Outcome.CHANGED]
@@ -51,21 +51,21 @@ def next_version(
         table=changes,
     )
     if base is None or live == rows:
-        # The changes hold every row that there is: they are the whole table.
+        # The changes contain every row, so they are the whole table.
         return version
     return replace(version, since_ms=base.since_ms, chain=base.chain + 1, table=(*base.table, *changes))
 
 
 def is_cut_due(version: Version, snapshot_every: int) -> bool:
-    """Whether the version's table is to be written out whole."""
+    """Whether the version's whole table must be written to its own files."""
     return version.chain > snapshot_every
 
 
 def cut(version: Version, table: Sequence[StoredFile]) -> Version:
-    """The version with its whole table in files of its own.
+    """The version with its whole table in the files ``table``.
 
     Raises:
-        StateError: they do not hold as many rows as the table has.
+        StateError: the files have another number of rows than the table.
     """
     rows = sum(file.rows for file in table)
     if rows != version.rows:

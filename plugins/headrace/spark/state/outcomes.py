@@ -1,4 +1,4 @@
-"""What an update did to each key: compares what it returned with the table before it."""
+"""Determines what an update did to each key, by comparing its result with the table before it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def changed_rows(
 ) -> DataFrame:
     """The rows that this batch changes or removes, with the hidden columns and `OUTCOME`.
 
-    A key that is null, or is there twice, has an outcome that says so.
+    Null and duplicate keys have the outcomes NULL_KEY and DOUBLE_KEY.
 
     Args:
-        returned: what the update returned, with the columns of ``columns`` and perhaps ``removed``.
-        before: the table before it, with `CHANGED_MS`; the keys alone are enough with ``whole=False`` and no timeout.
-        whole: whether ``returned`` is the whole new table, or what changes in it.
-        idle_since_ms: rows that were last changed at this batch time or earlier go, unless they are changed.
+        returned: what the update returned, with the columns of ``columns`` and optionally ``removed``.
+        before: the table before it, with `CHANGED_MS`; only the keys are needed with ``whole=False`` and no timeout.
+        whole: whether ``returned`` is the whole new table, or only its changes.
+        idle_since_ms: rows that were last changed at this batch time or earlier time out, unless they are changed.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
@@ -51,7 +51,7 @@ def changed_rows(
     ).withColumn(_COPIES, F.count(F.lit(1)).over(Window.partitionBy(*[quoted(key) for key in keys])))
     old = before.select(*[F.col(quoted(name)).alias(f"{_WAS}{name}") for name in before.columns])
     same_key = reduce(and_, [F.col(quoted(key)) == F.col(quoted(f"{_WAS}{key}")) for key in keys])
-    # Rows that only the table before has matter where the whole table was returned, and where rows time out.
+    # Rows that are only in the old table are needed if the whole table was returned, or if rows can time out.
     needs_old = whole or idle_since_ms is not None
     joined = new.join(old, same_key, "full_outer" if needs_old else "left_outer")
     outcome = _outcome(columns, keys, whole=whole, idle_since_ms=idle_since_ms)
@@ -100,7 +100,7 @@ def _outcome(columns: StructType, keys: Sequence[str], *, whole: bool, idle_sinc
             (is_new & ~goes, Outcome.CHANGED),
             (~is_new & is_idle, Outcome.TIMED_OUT),
         ]
-    # The first case that holds; none does for what stays as it is.
+    # The first case that applies; null for rows that do not change.
     return F.coalesce(*[F.when(holds, F.lit(outcome.value)) for holds, outcome in cases])
 
 
@@ -109,6 +109,6 @@ def _differs(name: str, incomparable: bool) -> Column:
 
     new, old = F.col(quoted(name)), F.col(quoted(f"{_WAS}{name}"))
     if incomparable:
-        # Maps with the same entries in another order count as changed, which costs a row and harms nothing.
+        # Maps with the same entries in another order count as changed. This only costs a written row.
         new, old = (F.to_json(F.struct(side.alias("it")), {"ignoreNullFields": "false"}) for side in (new, old))
     return ~new.eqNullSafe(old)

@@ -1,4 +1,4 @@
-"""What the tasks of one write did, as a file: over Spark Connect the commit is out of the caller's reach."""
+"""The report file of one write of the state: over Spark Connect the commit cannot return values to the caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.wal.storage import LogStorage
 
 @dataclass
 class WriteReport:
-    """The files of a write, how many keys had which outcome, and a key (as JSON) for each problem."""
+    """The files of a write, the number of keys by outcome, and an example key (as JSON) for each problem."""
 
     files: list[StoredFile] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -22,11 +22,11 @@ class WriteReport:
 
     @property
     def size(self) -> int:
-        """Bytes of the files."""
+        """The total size of the files in bytes."""
         return sum(file.size for file in self.files)
 
     def write(self, storage: LogStorage, path: str) -> None:
-        """Durable on return."""
+        """Write the report, durable on return."""
         files = [[file.path, file.rows, file.size] for file in self.files]
         storage.write_atomically(
             path, seal({"files": files, "outcomes": dict(self.outcomes), "examples": self.examples})
@@ -34,7 +34,7 @@ class WriteReport:
 
     @classmethod
     def read(cls, storage: LogStorage, path: str) -> WriteReport:
-        """Raises StateDamagedError when there is none, or it is not whole."""
+        """Read a report. Raises StateDamagedError if it is missing or damaged."""
         try:
             fields = unseal(storage.read(path))
         except (StoredFileMissingError, DocumentDamagedError) as error:

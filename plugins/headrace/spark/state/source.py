@@ -1,16 +1,16 @@
-"""The "state_table" data source: reads the files of one version of a state, and writes those of the next.
+"""The "state_table" data source: reads the files of one version of a state, and writes the files of the next one.
 
     spark.read.format("state_table").schema(columns).options(folder=url, document=path, files="table").load()
     rows.write.format("state_table").options(folder=url, files="1700000010000-1", report=path, keys='["word"]') …
 
 Reading needs ``folder`` (the URL of the state's folder), ``document`` (the path of a version or draft in it) and
-``files`` ("table" or "changes"); the columns are those asked for, of the fields and the two hidden ones, and one that
-a file does not have is null. It gives the rows as they stand in the files: which row of a key holds is for
-`headrace.spark.state.frames` to say.
+``files`` ("table" or "changes"). The columns are the requested ones of the fields and the two hidden columns; a column
+that a file does not have is null. The rows are returned as stored in the files: `headrace.spark.state.frames` selects
+the valid row of each key.
 
-Writing needs ``folder``, ``files`` (how the files' names begin), ``report`` (the path of the file that tells what was
-written) and ``keys`` (JSON). It works in classic sessions and over Spark Connect, where the commit runs in the server:
-it reports and no more, and the caller makes the version of it.
+Writing needs ``folder``, ``files`` (the prefix of the files' names), ``report`` (the path of the file that lists what
+was written) and ``keys`` (JSON). It works in classic sessions and over Spark Connect. There the commit runs in the
+server, so it only writes the report, and the caller makes the version from it.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from headrace.wal.storage import open_storage
 
 FORMAT = "state_table"
 OUTCOME = "_headrace_outcome"
-"""The column that tells the writer what became of a key; it is counted and not stored."""
+"""The column with a key's outcome for the writer, which counts it and does not store it."""
 
-# One task reads about this much, and no file gets much larger: of compressed bytes, which are several times as many
-# in memory.
+# One task reads about this many compressed bytes, and no file gets much larger. In memory they are several times as
+# large.
 _BYTES_PER_TASK = 16 * 1024 * 1024
 _ROWS_PER_BATCH = 65_536
 
 
 class StateTableSource(DataSource):
-    """The data source as Spark knows it."""
+    """The data source that Spark registers."""
 
     @classmethod
     def name(cls) -> str:
@@ -76,7 +76,7 @@ class StateTableSource(DataSource):
 
 @dataclass
 class StatePartition(InputPartition):
-    """Files that one task reads."""
+    """The files that one task reads."""
 
     files: tuple[StoredFile, ...]
 
@@ -86,7 +86,7 @@ class StatePartition(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """Plans the partitions where the plan is made, and reads one on an executor."""
+    """Plans the partitions in the planning process, and reads a partition on an executor."""
 
     def __init__(self, folder: str, document: str, files: str, schema: StructType) -> None:
         self._folder = folder
@@ -108,7 +108,7 @@ class StateReader(DataSourceReader):
 
 
 def group_files(files: Sequence[StoredFile]) -> list[tuple[StoredFile, ...]]:
-    """The files in runs that one task each reads, the largest first."""
+    """Group the files, largest first, into one group per task."""
     groups: list[tuple[StoredFile, ...]] = []
     size = 0
     for file in sorted(files, key=lambda file: -file.size):
@@ -122,7 +122,7 @@ def group_files(files: Sequence[StoredFile]) -> list[tuple[StoredFile, ...]]:
 
 
 def read_file(folder: str, file: StoredFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The file's rows with the columns of ``target``; raises StateDamagedError naming the file."""
+    """Yield the file's rows with the columns of ``target``; raises StateDamagedError with the file's name."""
     try:
         stored = pq.ParquetFile(pa.BufferReader(open_storage(folder).read(file.path)))
         if stored.metadata.num_rows != file.rows:
@@ -160,7 +160,7 @@ class TaskReport(WriterCommitMessage):
 
 
 class StateWriter(DataSourceArrowWriter):
-    """Pickled once to every task, and once to the process that commits."""
+    """The writer. It is pickled to every task and to the process that commits."""
 
     def __init__(self, folder: str, files: str, report: str, keys: tuple[str, ...]) -> None:
         self._folder = folder
@@ -169,7 +169,7 @@ class StateWriter(DataSourceArrowWriter):
         self._keys = keys
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's rows into files of its own, all durable when this returns."""
+        """Write one task's rows to its own files, all durable on return."""
         done = TaskReport()
         out = _FileWriter(self._folder, self._files, done.files)
         for batch in iterator:
@@ -178,7 +178,7 @@ class StateWriter(DataSourceArrowWriter):
         return done
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks have succeeded: tell the caller which files there are."""
+        """Called after all tasks have succeeded: report the files to the caller."""
         total = WriteReport()
         for message in messages:
             if not isinstance(message, TaskReport):
@@ -189,7 +189,7 @@ class StateWriter(DataSourceArrowWriter):
         total.write(open_storage(self._folder), self._report)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing to undo: no version names these files, and pruning removes them."""
+        """Do nothing: no version lists these files, and pruning removes them."""
 
     def __repr__(self) -> str:
         return f"StateWriter({self._files!r})"
@@ -208,7 +208,7 @@ class StateWriter(DataSourceArrowWriter):
 
 
 class _FileWriter:
-    """Cuts a task's rows into files, each written at once."""
+    """Splits a task's rows into files, each of which is written in one operation."""
 
     def __init__(self, folder: str, prefix: str, files: list[StoredFile]) -> None:
         self._storage = open_storage(folder)

@@ -1,4 +1,4 @@
-"""The versions of a stream's state: which there are, what a batch starts from, and which may go."""
+"""Lists, reads, writes and prunes the versions of a stream's state."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ FOLDER = "state"
 
 
 class StateStore:
-    """The state below ``storage``, the folder ``state`` of a stream."""
+    """The state in ``storage``, the folder ``state`` of a stream."""
 
     def __init__(self, storage: LogStorage) -> None:
         self.storage = storage
 
     @classmethod
     def of(cls, stream: Stream) -> StateStore:
-        """The stream's own."""
+        """The store of the stream."""
         return cls(open_storage(stream.folder_url).below(FOLDER))
 
     @property
     def url(self) -> str:
-        """Opens the same storage elsewhere; holds no secret."""
+        """The storage's URL, with which other processes open it; contains no secret."""
         return self.storage.url
 
     def names(self) -> list[VersionName]:
-        """Each batch time's version, that of its highest attempt; oldest first."""
+        """The version of each batch time, from its highest attempt; oldest first."""
         newest = {name.batch_time_ms: name for name in sorted(self._all_names())}
         return [newest[time] for time in sorted(newest)]
 
     def base_of(self, batch_time_ms: int) -> Version | None:
-        """The version that the update of a batch starts from: the newest before it, or None for an empty table.
+        """The version from which a batch's update starts: the newest before it, or None for an empty table.
 
         Raises:
-            StateMissingError: it has been pruned.
+            StateMissingError: that version has been pruned.
         """
         names = self.names()
         before = [name for name in names if name.batch_time_ms < batch_time_ms]
@@ -53,10 +53,10 @@ class StateStore:
         return None
 
     def version_of(self, batch_time_ms: int) -> Version:
-        """The version that a batch left.
+        """The version that a batch wrote.
 
         Raises:
-            StateMissingError: there is none (any more).
+            StateMissingError: it does not exist, or not any more.
         """
         names = self.names()
         for name in names:
@@ -70,9 +70,9 @@ class StateStore:
         )
 
     def is_built_on(self, batch_time_ms: int, until_ms: int) -> bool | None:
-        """Whether what the update of ``until_ms`` starts from was built on the version of an earlier batch time.
+        """Whether the version from which the update of ``until_ms`` starts was built on the one of ``batch_time_ms``.
 
-        None where that has been pruned, so that nobody knows.
+        None if that is unknown, because the version has been pruned.
         """
         names = [name for name in self.names() if name.batch_time_ms < until_ms]
         if not names or batch_time_ms < names[0].batch_time_ms:
@@ -87,15 +87,15 @@ class StateStore:
         return based_on is not None and based_on[0] == batch_time_ms
 
     def later_than(self, batch_time_ms: int) -> int:
-        """How many batches after this one have a version."""
+        """The number of later batches that have a version."""
         return sum(name.batch_time_ms > batch_time_ms for name in self.names())
 
     def read(self, name: VersionName) -> Version:
-        """The version of that name; StateDamagedError when it cannot be read."""
+        """Read the version with this name. Raises StateDamagedError if it cannot be read."""
         return self.read_document(name.path)
 
     def read_document(self, path: str) -> Version:
-        """A version, or a draft of one."""
+        """Read a version or a draft. Raises StateDamagedError if it is missing or damaged."""
         where = f"{self.url}/{path}"
         try:
             return Version.from_bytes(self.storage.read(path), where)
@@ -103,16 +103,16 @@ class StateStore:
             raise StateDamagedError(f"The state's version {where} is gone.", remedy="Run the batch again.") from error
 
     def write_draft(self, version: Version) -> str:
-        """Tell of files that are no version yet; the draft's path, which the caller deletes."""
+        """Write a draft that lists the files of a future version. Returns its path; the caller deletes it."""
         path = version.name.path.replace(VERSIONS, DRAFTS, 1)
         self.storage.write_atomically(path, version.to_bytes())
         return path
 
     def write(self, version: Version) -> None:
-        """Make the version exist: durable on return, or not there.
+        """Write the version atomically, durable on return.
 
         Raises:
-            StateFencedError: this attempt, or a later one, has a version of the batch already.
+            StateFencedError: this attempt, or a later one, has already written a version of the batch.
         """
         self.check_not_fenced(version.batch_time_ms, version.attempt)
         try:
@@ -121,18 +121,18 @@ class StateStore:
             raise self._fenced(version.batch_time_ms, version.attempt) from None
 
     def check_not_fenced(self, batch_time_ms: int, attempt: int) -> None:
-        """Raises StateFencedError when an attempt's version would come too late.
+        """Raise StateFencedError if this attempt, or a later one, has already written a version of the batch.
 
-        What comes after this check all the same does no harm: the highest attempt's version is the batch's.
+        A version that is written after this check is harmless: the highest attempt's version counts.
         """
         if any(name.batch_time_ms == batch_time_ms and name.attempt >= attempt for name in self._all_names()):
             raise self._fenced(batch_time_ms, attempt)
 
     def prune(self, keep_from_ms: int) -> int:
-        """Delete what no batch from ``keep_from_ms`` on needs; the number of files deleted.
+        """Delete the files that no batch from ``keep_from_ms`` on needs. Returns the number of deleted files.
 
-        Kept are these batches' versions, the one that the first of them starts from, and whatever their tables are
-        made of. All older files go, oldest versions first, so that a crash half-way leaves an unbroken row of versions.
+        The versions of these batches, the version from which the first of them starts, and all files of their tables
+        are kept. Older files are deleted, the oldest versions first, so that a crash leaves no gap between versions.
         """
         paths = self.storage.paths()
         names = _version_names(paths)

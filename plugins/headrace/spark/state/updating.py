@@ -39,22 +39,23 @@ def update_state(
     leaving: Mapping[str, DataFrame] | None = None,
     keep_from_ms: int | None = None,
 ) -> Counts:
-    """Run the stream's update for a batch, with or without records, and write the state's version of it.
+    """Run the stream's update for a batch, with or without records, and write the batch's version of the state.
 
     Args:
         inputs: the batch's decoded records by input id; for an empty batch DataFrames without rows.
-        batch: its batch time, attempt and context.
+        batch: the batch's time, attempt and context.
         leaving: with ``state.window``, the decoded records of the batches of `evicted_batches`, by input id; None
             when there are none.
-        keep_from_ms: the oldest batch time that may run again; by default as far back as ``state.remember`` says.
+        keep_from_ms: the oldest batch time that may run again; by default ``state.remember`` before this batch, or the
+            stream's remember if that is not set.
 
     Returns:
         ``rows`` of the table, keys ``added``, ``changed``, ``removed`` and ``timed_out``, ``bytes`` and ``files``
-        written, whether it is a ``snapshot``, the batch time ``based_on``, and how many ``later_versions`` there are,
-        of batches that ran before and are not computed again.
+        written, whether it is a ``snapshot``, the batch time ``based_on``, and the number of ``later_versions``: those
+        of later batches, which ran before and are not computed again.
 
     Raises:
-        StateRowsError: the update returned other columns, a null in a key, or a key twice; nothing is changed.
+        StateRowsError: the update returned other columns, a null in a key, or a key twice; the state is unchanged.
         StateDefinitionError: the stream's fields and keys do not fit the stored table.
         StateMissingError: the state before this batch has been pruned.
         StateFencedError: a later attempt has written its version.
@@ -128,7 +129,7 @@ class _Update:
         return self._write(base, rows, self.batch.batch_time_ms, self.batch.attempt)
 
     def begin_with_initial(self, reference: str) -> Version:
-        """Write what ``state.initial`` gives as the version before the first batch's; attempt 0, under any batch's."""
+        """Write the rows of ``state.initial`` as the version before the first batch, with attempt 0."""
         initial = load_function(self.stream, reference, "state's initial table")(self.spark)
         _check_frame(initial, reference)
         check_returned(initial.schema, self.columns, may_remove=False)
@@ -198,7 +199,7 @@ class _Update:
         }
 
     def _cut(self, version: Version) -> Version:
-        """Write the version's whole table, so that no older files are needed."""
+        """Write the version's whole table to new files, so that no older files are needed."""
         from pyspark.sql import functions as F  # noqa: N812
 
         draft = self.store.write_draft(version)
@@ -222,7 +223,10 @@ class _Update:
 def _as_given(
     inputs: Mapping[str, DataFrame], leaving: Mapping[str, DataFrame] | None
 ) -> DataFrame | Mapping[str, DataFrame]:
-    """What leaves the window: one DataFrame for one input, and one without rows where nothing leaves."""
+    """The rows that leave the window: a DataFrame for a single input, otherwise a mapping by input id.
+
+    An input from which nothing leaves has a DataFrame without rows.
+    """
     given = leaving or {}
     frames = {name: given[name] if name in given else frame.where("false") for name, frame in inputs.items()}
     return next(iter(frames.values())) if len(frames) == 1 else frames

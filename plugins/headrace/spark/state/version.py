@@ -1,17 +1,17 @@
-"""A version of the state: the table as one batch left it, told by a document that lists its files.
+"""A version of the state: the table after one batch, described by a document that lists its files.
 
-Everything stands in the stream's folder below ``state/``, and every file's name begins with the batch time and the
-attempt that wrote it:
+All files are in the stream's folder below ``state/``. Each name begins with the batch time and the attempt that wrote
+the file:
 
     versions/<batch time>-<attempt>-<since>.json   a version; a sealed document (`headrace.batch.sealed_document`)
     data/<batch time>-<attempt>-<random>.parquet   rows: the columns of ``fields`` and the two hidden ones
-    drafts/, reports/                              what an update under way leaves for itself
+    drafts/, reports/                              temporary files of a running update
 
-Only the document in ``versions`` makes a version exist, and it is written last; what a crash leaves behind is named by
-no version. Names are never reused: a later attempt writes a version of its own, and the highest attempt is the batch's.
+A version exists only by its document in ``versions``, which is written last; no version lists the files that a crash
+left behind. Names are never reused: a later attempt writes its own version, and the highest attempt's version counts.
 
-A version's ``table`` lists all files that it takes to read the whole table, back to the newest whole table, of the
-batch time ``since``; so a reader needs one document, and whoever prunes needs the names alone.
+A version's ``table`` lists all files that are needed to read the whole table, back to the newest whole table, which was
+written at the batch time ``since``. So a reader needs only one document, and pruning needs only the names.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ DRAFTS = "drafts"
 REPORTS = "reports"
 
 CHANGED_MS = "_headrace_changed_ms"
-"""The hidden column with the batch time that last changed the row; of a key's rows the newest holds."""
+"""The hidden column with the batch time that last changed the row. The newest row of a key is the valid one."""
 REMOVED = "_headrace_removed"
-"""The hidden column that says that the key is gone; its row holds the last values."""
+"""The hidden column that is true if the key was removed; the row has its last values."""
 
 _NAME = re.compile(rf"^{VERSIONS}/(\d+)-(\d+)-(\d+)\.json$")
 _OWN_FILE = re.compile(r"^[a-z]+/(\d+)-\d+-[^/]+$")
 
 
 class Outcome(StrEnum):
-    """What a batch did to a key, or what is wrong with it."""
+    """What a batch did to a key, or what is wrong with the key."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -53,7 +53,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class VersionName:
-    """What the name of a version's document tells; sorts by batch time, then attempt."""
+    """The parts of the name of a version's document; sorts by batch time, then attempt."""
 
     batch_time_ms: int
     attempt: int
@@ -61,18 +61,18 @@ class VersionName:
 
     @property
     def path(self) -> str:
-        """Thirteen digits sort as numbers until the year 2286."""
+        """The document's path. Times have 13 digits, which sort like numbers until the year 2286."""
         return f"{VERSIONS}/{stem(self.batch_time_ms, self.attempt)}-{self.since_ms:013d}.json"
 
     @classmethod
     def parse(cls, path: str) -> VersionName | None:
-        """None for a path that is no version's."""
+        """Parse a path; None if it is not a version's."""
         match = _NAME.match(path)
         return None if match is None else cls(*(int(part) for part in match.groups()))
 
 
 def stem(batch_time_ms: int, attempt: int) -> str:
-    """How the names of an attempt's files begin."""
+    """The prefix of the names of an attempt's files."""
     return f"{batch_time_ms:013d}-{attempt}"
 
 
@@ -93,11 +93,12 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Version:
-    """The table as the update of ``batch_time_ms`` left it.
+    """The table after the update of ``batch_time_ms``.
 
-    ``based_on`` is the version that the update began with, None for the first; ``first_ms`` the batch time of that
-    first one. ``changes`` are the files with the rows that it changed and removed, ``table`` those of the whole table,
-    of ``chain`` versions. ``rows`` counts the table's keys. ``schema`` is Spark's JSON of the columns.
+    ``based_on``: batch time and attempt of the version with which the update began, None for the first one.
+    ``first_ms``: the first batch time whose records are in the table. ``changes``: the files with the changed and
+    removed rows. ``table``: the files of the whole table, written by ``chain`` versions. ``rows``: the number of the
+    table's keys. ``schema``: Spark's JSON of the columns.
     """
 
     stream: str
@@ -119,11 +120,11 @@ class Version:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether the table is read without any older version."""
+        """Whether the table can be read without files of older versions."""
         return self.chain == 1
 
     def to_bytes(self) -> bytes:
-        """The document's bytes. Files that ``changes`` and ``table`` share are told once."""
+        """The document's bytes. A file that is in both ``changes`` and ``table`` is listed once."""
         files = list(dict.fromkeys((*self.table, *self.changes)))
         place = {file: index for index, file in enumerate(files)}
         return seal(
@@ -148,10 +149,10 @@ class Version:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Version:
-        """Read what `to_bytes` wrote; ``where`` is told in errors.
+        """Parse what `to_bytes` wrote; ``where`` is the document's location for error texts.
 
         Raises:
-            StateDamagedError: the bytes are damaged, or of a version that this headrace does not read.
+            StateDamagedError: the bytes are damaged, or have a format version that this headrace does not read.
         """
         try:
             fields = unseal(data)

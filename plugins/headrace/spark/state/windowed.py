@@ -1,4 +1,4 @@
-"""Aggregates over a window, kept by adding what enters and subtracting what leaves."""
+"""Sums over a sliding window, updated by adding the rows that enter and subtracting those that leave."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def add_and_subtract(
     values: str | Sequence[str],
     count: str | None = None,
 ) -> DataFrame:
-    """The sums over a window after this batch, for an update of a state with ``window``; the whole new table.
+    """The whole new table of sums over a window after this batch, for an update of a state with ``window``.
 
-    What reduceByKeyAndWindow with an inverse function was. Any sum has an inverse; a minimum or a distinct count has
-    none. Sums of doubles drift by rounding, since what is added is not what is subtracted later: keep decimals or
-    whole numbers.
+    It corresponds to reduceByKeyAndWindow with an inverse function. A sum has an inverse; a minimum or a distinct count
+    has none. Sums of doubles drift, because rounding differs between adding and subtracting: use decimals or whole
+    numbers.
 
     Args:
         entering: rows of the batch with the columns ``keys`` and ``values``, aggregated or not.
-        leaving: as ``entering``, of the batch that leaves the window.
-        state: the table before, whose columns are ``keys`` and ``values``.
+        leaving: like ``entering``, of the batches that leave the window.
+        state: the table before the batch, with the columns ``keys`` and ``values``.
         values: columns of numbers to sum up; a null adds nothing.
-        count: the one of ``values`` that counts the rows in the window, by default the first: a key at 0 leaves the
-            table (reduceByKeyAndWindow's filterFunction).
+        count: the column of ``values`` that counts the rows in the window, by default the first. A key whose count is 0
+            is removed from the table (reduceByKeyAndWindow's filterFunction).
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
     by = [keys] if isinstance(keys, str) else list(keys)
     summed = [values] if isinstance(values, str) else list(values)
     counted = summed[0] if count is None else count
-    # A batch is summed up before it meets the table: its rows are many, its keys few.
+    # A batch is aggregated before it is combined with the table: it has many rows but few keys.
     added = entering.groupBy(*by).agg(*[F.sum(name).alias(name) for name in summed])
     taken = leaving.groupBy(*by).agg(*[(-F.sum(name)).alias(name) for name in summed])
     rows = reduce(lambda one, other: one.unionByName(other), (state.select(*by, *summed), added, taken))
