@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.stream import Stream, Window
 
 
-class WorkStopped(Exception):  # noqa: N818 - no error: whoever stopped it tells why
+class WorkStopped(Exception):  # noqa: N818 - not an error: the code that stopped it reports why
     """The attempt was stopped before one of its steps."""
 
 
