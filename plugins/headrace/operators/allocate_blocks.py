@@ -1,4 +1,4 @@
-"""The operator that gives a batch its blocks."""
+"""The operator that allocates a batch's blocks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class AllocateBlocksOperator(BatchStepOperator):
     """Seals the run's batch time and allocates its blocks: as a manifest beside the log, then in the ledger.
 
-    A batch that is allocated already keeps its blocks, however often the task runs. Returns a small summary.
+    A batch that is already allocated keeps its blocks, however often the task runs. Returns a small summary.
 
-    Where the stream coalesces, the batch of a run of the schedule takes over the earlier times that have no batch. In
-    other streams those of them that hold records and have no run get one: nothing is left lying because the schedule
-    began later than the receiver, or does not reach back far enough. A batch time from before the stream began is
-    empty, unless the run asks for it to be built from Kafka.
+    If the stream coalesces, the batch of a scheduled run takes over the earlier batch times that have no batch. In
+    other streams, each earlier batch time that holds records and has no run gets a run. So no records remain
+    unprocessed because the schedule began later than the receiver, or does not reach back far enough. A batch time from
+    before the stream began is empty, unless the run asks to build it from Kafka.
 
     :param stream: the stream.
-    :param claim_missed: whether to trigger those runs; otherwise the task's log names them.
+    :param claim_missed: whether to trigger runs for such earlier batch times; otherwise the task's log names them.
     """
 
     ui_color = "#e3f1d8"
@@ -42,7 +42,7 @@ class AllocateBlocksOperator(BatchStepOperator):
         self.claim_missed = claim_missed
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Allocate, and tell how many blocks and records the batch has."""
+        """Allocate the run's batch. Returns its `summary`."""
         with self.opened() as (ledger, storage):
             try:
                 batch_time_ms = begin_run(context, self.stream, ledger)
@@ -63,10 +63,10 @@ def allocate_for_run(
     claim_missed: bool,
     log: Any,
 ) -> dict[str, Any]:
-    """Allocate the run's batch, and see to earlier batch times without a run; the batch in short, as an XCom.
+    """Allocate the run's batch, and handle earlier batch times that have no run. Returns the batch's `summary`.
 
     Raises:
-        AirflowFailException: the run asks for what the stream does not have.
+        AirflowFailException: the run asks for something that the stream does not have.
     """
     from headrace.batch.allocation import allocate
 
@@ -88,7 +88,7 @@ def allocate_for_run(
 
 
 def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> None:
-    """Say which batch times the batch took over, and how many are left for the next run."""
+    """Log which batch times the batch took over, and how many are left for the next run."""
     if batch.absorbed:
         log.info(
             "It took over %d earlier batch time(s) that nobody had run, from %s on.",
@@ -113,8 +113,8 @@ def _claim_missed(
     claim_missed: bool,
     log: Any,
 ) -> None:
-    """Trigger runs for earlier batch times that hold records and have none, or name them. Those whose run failed before
-    it could allocate them are allocated here; a later run takes the batches up."""
+    """Trigger runs for earlier batch times that hold records and have no run, or log them. Batch times whose run failed
+    before it could allocate them are allocated here; a later run runs these batches."""
     missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < batch_time_ms]
     if not missed:
         return
@@ -151,7 +151,7 @@ def _build(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: i
 
 
 def summary(allocation: Allocation) -> dict[str, Any]:
-    """What the next tasks and people want to know of an allocation, small enough for an XCom."""
+    """The main numbers of an allocation, for the next tasks and for people. Small enough for an XCom."""
     batch = allocation.batch
     return {
         "batch_time_ms": batch.batch_time_ms,

@@ -1,7 +1,7 @@
-"""Which task waits for the end of a receiver job, and whether a person ended that task without the job's hearing of it.
+"""Which task waits for the end of a receiver job, and whether a person ended that task unnoticed by the job.
 
-Airflow tells a trigger of its task's end once the trigger runs, about a second after the deferral. Whoever marks or
-clears the task before is heard by the next task that comes to the job.
+Airflow notifies a trigger of its task's end only once the trigger runs, about a second after the deferral. If a person
+marks or clears the task before that, the next task that attaches to the job detects it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from headrace.ledger.rows import JobRow
 
 ATTACHED = "attached"
-"""The attribute of a receiver job that names the task that waits for its end."""
+"""The attribute of a receiver job that names the task waiting for its end."""
 _TASK = "attached_task"
 
 
 def holder(context: Context) -> str:
-    """Who a lease or an attempt of this task belongs to, for people."""
+    """The name of this task as the holder of a lease or an attempt; people read it."""
     ti = context["ti"]
     return f"airflow:{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.try_number}"
 
 
 def attachment(context: Context) -> dict[str, Any]:
-    """What a job's attributes say of this task while it waits."""
+    """The attributes that this task sets on the job while it waits for it."""
     ti = context["ti"]
     reported = {name: getattr(ti, name) for name in ("dag_id", "run_id", "task_id", "try_number", "max_tries")}
     return {ATTACHED: holder(context), _TASK: reported}
@@ -40,12 +40,12 @@ def ended_unheard(job: JobRow, context: Context) -> bool:
     ti = context["ti"]
     if any(getattr(ti, name) != before[name] for name in ("dag_id", "run_id", "task_id")):
         return _was_marked(before, ti)
-    # Clearing gives a task its retries once more.
+    # Clearing a task gives it its retries again.
     return bool(ti.max_tries > before["max_tries"])
 
 
 def _was_marked(before: Mapping[str, Any], ti: Any) -> bool:
     states = ti.get_task_states(dag_id=before["dag_id"], task_ids=[before["task_id"]], run_ids=[before["run_id"]])
     state = states.get(before["run_id"], {}).get(before["task_id"])
-    # By itself it succeeds when its job has stopped, and fails when its tries are used up.
+    # Without a person the task succeeds only when its job has stopped, and fails only when its tries are used up.
     return state in ("success", "skipped") or (state == "failed" and before["try_number"] <= before["max_tries"])

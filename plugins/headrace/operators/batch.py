@@ -1,4 +1,4 @@
-"""What the operators of a batch's steps share."""
+"""Base classes of the operators that run a batch's steps."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class BatchStep:
 
     stream: Stream
     revision: int | None = None
-    """Of the stream's definition, as the ledger numbers it, once it is open."""
+    """The ledger's revision number of the stream's definition; None until the ledger is open."""
 
     def batch_time_ms(self, context: Context, ledger: Ledger) -> int:
-        """The batch that this run is about, in milliseconds since the epoch."""
+        """This run's batch time, in milliseconds since the epoch."""
         return batch_time_of_run(context, self.stream, ledger)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Ledger, LogStorage]]:
-        """The ledger, which knows the stream, and the stream's storage."""
+        """Register the stream in the ledger; yield the ledger and the stream's storage."""
         from headrace.wal.storage import open_storage
 
         with LedgerHook(self.stream.ledger).opened() as ledger:
@@ -43,7 +43,7 @@ class BatchStep:
 
 
 class BatchStepOperator(BatchStep, BaseOperator):
-    """A step that needs nothing but its stream.
+    """A step that needs only its stream.
 
     :param stream: the stream.
     """

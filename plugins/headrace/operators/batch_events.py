@@ -1,7 +1,7 @@
-"""The asset of a stream's batches: other DAGs run after a completed batch, and read its numbers.
+"""The Airflow asset of a stream's batches: other DAGs run after a completed batch, and read its numbers.
 
-A task's plain outlet brings an event whenever the task succeeds, and the checkpoint succeeds after a failed batch too.
-An alias brings one only when it is told to (`emit_batch_events`).
+A plain outlet emits an event whenever its task succeeds, and the checkpoint task succeeds after a failed batch too. An
+alias emits an event only when the task adds one (`emit_batch_events`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from headrace.runs.identity import RunIdentity
     from headrace.stream import Stream
 
-# Runs begin by Airflow's clock, and batches complete by the ledger's.
+# Allowed clock difference: a run's start is by Airflow's clock, a batch's completion by the ledger's.
 _CLOCKS_APART_MS = 60_000
-# A run that has done more of earlier batches reports the latest.
+# A run that has completed more earlier batches than this reports the latest of them.
 _MOST_AHEAD = 1_000
-# Of a stream that is not ordered: a run takes up failed batches for a bounded time.
+# The same for a stream that is not ordered, where a run retries failed batches for a bounded time.
 _MOST_TAKEN_UP = 100
 
 
 def batch_asset(stream: Stream | str) -> Asset:
-    """What stands for a stream's completed batches: ``DAG(schedule=[batch_asset("flights")])`` runs after them."""
+    """The asset of a stream's completed batches: ``DAG(schedule=[batch_asset("flights")])`` runs after each."""
     return Asset(uri=f"headrace://{_name(stream)}/batches", group="headrace")
 
 
@@ -42,12 +42,12 @@ def batch_alias(stream: Stream | str) -> AssetAlias:
 
 
 def emit_batch_events(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> list[int]:
-    """Have this task's success emit the event of the run's batch, if it completed in this run, and of each earlier
-    batch that the run has completed ahead; the batch times, in order.
+    """Emit, with this task's success, the event of the run's batch if this run completed it, and the event of each
+    earlier batch that this run completed. Returns their batch times, in order.
 
-    A run that finds its batch done emits nothing, nor does one whose batch failed. The task needs
-    ``outlets=[batch_alias(stream)]``. Airflow keeps the events with the task's success, in one transaction: a task that
-    dies before emits them in its next try.
+    A run that finds its batch already completed emits nothing, and neither does one whose batch failed. The task needs
+    ``outlets=[batch_alias(stream)]``. Airflow stores the events and the task's success in one transaction: a task that
+    dies before that emits them in its next try.
     """
     run = run_identity(context)
     reported = []
@@ -60,7 +60,7 @@ def emit_batch_events(context: Context, ledger: Ledger, stream: str, batch_time_
 
 
 def _completed_ahead(context: Context, ledger: Ledger, stream: str, batch_time_ms: int) -> list[int]:
-    """The earlier batch times that have completed since the run began: this run's work may be among them."""
+    """The earlier batch times that have completed since the run began. This run may have completed some of them."""
     from headrace.ledger.states import EventKind
 
     began = context["dag_run"].start_date
@@ -72,7 +72,8 @@ def _completed_ahead(context: Context, ledger: Ledger, stream: str, batch_time_m
 
 
 def _numbers_of_own(run: RunIdentity, ledger: Ledger, stream: str, batch_time_ms: int) -> dict[str, Any] | None:
-    """The batch's numbers if it is complete, and the last of it was done by this run since it was last cleared."""
+    """The batch's numbers if it is complete and this run, since it was last cleared, made the attempt that recorded
+    its last output; else None."""
     from headrace.ledger.states import BatchState
 
     batch = ledger.batches.find(stream, batch_time_ms)
@@ -89,7 +90,7 @@ def _numbers_of_own(run: RunIdentity, ledger: Ledger, stream: str, batch_time_ms
 
 
 def _numbers(batch: BatchRow, outputs: Sequence[BatchOutputRow], *, tried: int) -> dict[str, Any]:
-    """What a consumer finds in the event's ``extra``; times are epoch milliseconds, and the batch time also as text."""
+    """The event's ``extra``; times are milliseconds since the epoch, the batch time also as text."""
     first_ms = min((batch.batch_time_ms, *batch.absorbed))
     return {
         "stream": batch.stream,

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class CheckpointOperator(BatchStepOperator):
     """Writes the stream's checkpoint: positions, allocations and completed batches, for recovery without the ledger.
 
-    It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint. What is left
-    of a batch that is not complete is named in a warning: a run that asks for some of the outputs succeeds without it.
-    A batch that completed in this run emits its asset event, and so do those that the run completed ahead.
+    It runs whether the batch succeeded or not; a batch that was never allocated has nothing to checkpoint. If the batch
+    is not complete, a warning names the steps that are left: a run that asked for only some of the outputs succeeds
+    without the others. Emits the asset events of the batch and of earlier batches, if this run completed them.
 
     :param stream: the stream.
     """
@@ -41,7 +41,7 @@ class CheckpointOperator(BatchStepOperator):
 
 
 def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
-    """Write the stream's checkpoint if the batch is there and it is due; says so."""
+    """Write the stream's checkpoint if the batch is allocated and a checkpoint is due; log the result."""
     from headrace.batch.checkpointing import write_checkpoint
 
     if ledger.batches.find(stream.name, batch_time_ms) is None:
@@ -55,7 +55,7 @@ def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, 
 
 
 def warn_of_what_is_left(stream: Stream, ledger: Ledger, batch_time_ms: int, log: Any) -> None:
-    """Name the steps by which the batch is not complete and that no attempt is at, and how to have them run."""
+    """Warn of the steps that the batch still needs and that no live attempt is running, and of how to run them."""
     from headrace.ledger.states import AttemptState, BatchState
     from headrace.runs.steps_to_run import live_attempts
 

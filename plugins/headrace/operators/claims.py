@@ -1,7 +1,7 @@
-"""Runs for batch times that hold records and that no run has claimed.
+"""Triggers runs for batch times that hold records and have no run.
 
-They arise where the schedule does not reach: the receiver was started before the batch DAG, catching up is bounded,
-or a run was deleted. The blocks keep their batch time (a block gets it once), so it is the run that has to come.
+Such batch times arise where the schedule does not reach: the receiver was started before the batch DAG, catching up is
+bounded, or a run was deleted. A block keeps its batch time, so a run for that batch time is needed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A task should not create runs for an hour; the next batch's task goes on where this one stopped. In a stream whose
-# batches run in order it finds nothing to go on with: this run does all that comes before it, so that those of the
-# times beyond these are run without runs of their own.
+# Bounds the time that a task spends on creating runs; the next batch's task continues where this one stopped. In a
+# stream whose batches run in order nothing is left for it: this run also does all earlier batches, so the batch times
+# beyond this limit are run without runs of their own.
 MOST_AT_ONCE = 50
 
 
 def ended_without_a_batch(context: Context, batch_times_ms: Iterable[int], interval_ms: int) -> list[int]:
-    """Those of the batch times, which have no batch, whose run is over: it failed before it could allocate. Airflow
-    gives their date no other run."""
+    """Return the given batch times (which have no batch) whose run is over: it failed before it could allocate. Airflow
+    allows no other run for their logical date. At most ``MOST_AT_ONCE``."""
     ti = context["ti"]
     found: list[int] = []
     for batch_time_ms in batch_times_ms:
@@ -38,10 +38,13 @@ def ended_without_a_batch(context: Context, batch_times_ms: Iterable[int], inter
 
 
 def claim(context: Context, batch_times_ms: Iterable[int], interval_ms: int) -> list[int]:
-    """Trigger a run of this task's own DAG for each batch time that has none; the batch times triggered.
+    """Trigger a run of this task's own DAG for each batch time that has none, ``MOST_AT_ONCE`` at most.
 
-    A run of the schedule or of a backfill that waits in the queue has the same logical date, so it is seen here, and
-    Airflow gives a logical date one run.
+    A queued run of the schedule or of a backfill has the same logical date, so it is found here. Airflow allows one run
+    for each logical date.
+
+    Returns:
+        The batch times that runs were triggered for.
     """
     from airflow.sdk.execution_time import task_runner
     from airflow.sdk.execution_time.comms import TriggerDagRun

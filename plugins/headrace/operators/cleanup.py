@@ -1,4 +1,4 @@
-"""The operator that deletes what no batch needs any more."""
+"""The operator that deletes the log segments and files that no batch needs any more."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class BatchNotCheckpointedError(HeadraceError):
 
 
 class CleanupOperator(BatchStepOperator):
-    """Deletes log segments whose every block is in a batch that has completed, is checkpointed and is old enough.
+    """Deletes log segments whose blocks are all in batches that have completed, are checkpointed and have left the
+    remember window.
 
-    It decides by what the ledger says of each batch, never by age, so it is as safe after a failed batch as after
-    a good one. A completed batch without checkpoint is an error here: this is the last task of the run, and the
-    run must not look well.
+    The decision rests on the ledger's record of each batch, never on age alone, so it is as safe after a failed batch
+    as after a successful one. A completed batch whose checkpoint is missing is an error: this is the last task of the
+    run, and the run must not look successful.
 
     :param stream: the stream.
     """
@@ -34,13 +35,13 @@ class CleanupOperator(BatchStepOperator):
     ui_color = "#f3dede"
 
     def execute(self, context: Context) -> Any:
-        """Clean up, then check that this batch left nothing undone."""
+        """Clean up, then check that this batch is checkpointed if a checkpoint was due."""
         with self.opened() as (ledger, storage):
             clean_up_after(self.stream, ledger, storage, self.batch_time_ms(context, ledger), self.log)
 
 
 def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
-    """Delete what no batch needs any more, if the batch is there; says what went.
+    """Delete what no batch needs any more, if the batch is allocated; log what was deleted.
 
     Raises:
         BatchNotCheckpointedError: the batch completed, and its checkpoint was due and is missing.
@@ -62,7 +63,7 @@ def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_ti
 
 
 def _account(cleaned: Cleaned) -> str:
-    """What a cleanup did, in words."""
+    """A cleanup's result, in words."""
     numbers = {
         "segments of the log deleted": cleaned.segments,
         "blocks folded into their batches": cleaned.blocks,

@@ -30,33 +30,33 @@ if TYPE_CHECKING:
     from headrace.ledger.rows import JobRow, StreamRow
     from headrace.stream import Stream
 
-# The job's own heartbeat is of this order; a look costs the ledger a millisecond.
+# The job's own heartbeat interval is about this long; a poll of the ledger takes a millisecond.
 _START_POLL_SECONDS = 0.5
-# A job that cannot start is tried again for as long as nobody looks, with a log file each time.
+# A job that cannot start is retried until somebody intervenes, and each try writes a log file.
 _KEEP_LOGS = 30
 
 
 class ReceiverJobError(HeadraceError):
-    """The receiver job is over, and not because somebody asked for it."""
+    """The receiver job could not start, or ended without being asked to stop."""
 
 
 class KafkaReceiverOperator(BaseOperator):
     """Runs the receiver job of a stream until it ends: a Spark application that receives from Kafka into the log.
 
-    The job is a process of its own, in its own session and with its own log file; the lease it holds in the ledger
-    is all that ties it to this task. So the task can be retried, its worker or triggerer can die, Airflow can be
-    upgraded, and the job goes on receiving: whichever task comes next finds the lease and attaches to it. A second
-    job cannot start beside it, since the ledger gives the lease once.
+    The job is a separate process, with its own session and log file. Its only link to this task is the lease that it
+    holds in the ledger. So the job continues to receive when the task is retried, when its worker or triggerer dies,
+    and when Airflow is upgraded: the next task finds the lease and attaches to the job. A second job cannot start
+    beside it, because the ledger grants the lease to one job only.
 
-    The task waits for the job deferred, in the triggerer. It succeeds when the job was asked to stop and has
-    drained, and fails with the job's own error and its last log lines otherwise, so that Airflow's retry starts it
-    again. While the stream is to be stopped (``headrace stop``) it waits. Killing, clearing or marking the task
-    asks the job to stop.
+    The task waits for the job deferred, in the triggerer. It succeeds when the job was asked to stop and has drained.
+    Otherwise it fails with the job's own error and the last lines of its log, so that Airflow's retry starts the job
+    again. While the stream is stopped (``headrace stop``), the task waits. Killing, clearing or marking the task asks
+    the job to stop.
 
     :param stream: the stream.
-    :param start_timeout: seconds for the job to get its lease and run; Spark's start is some 15 of them.
-    :param poll_interval: seconds between two looks into the ledger; by default ``[headrace] poll_interval``.
-    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. By default as
+    :param start_timeout: seconds for the job to get its lease and run; about 15 of them are Spark's start.
+    :param poll_interval: seconds between two polls of the ledger; by default ``[headrace] poll_interval``.
+    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. Default:
         ``[operators] default_deferrable``.
     """
 
@@ -109,10 +109,10 @@ class KafkaReceiverOperator(BaseOperator):
             return self._wait_for_end(ledger, context, job.epoch)
 
     def on_kill(self) -> None:
-        """Airflow ends this task while it runs on a worker: ask the job to stop, and end one that has not begun.
+        """Called when Airflow kills this task on a worker: ask the job to stop, and terminate the process started here.
 
-        A job that a later task has attached to is that one's: Airflow takes a task for dead, starts a second try, and
-        ends the first one when it turns out to live.
+        A job that a later task has attached to is left alone: Airflow may take a task for dead, start a second try, and
+        then end the first try when it turns out to be alive.
         """
         try:
             with LedgerHook(self.stream.ledger).opened() as ledger:
@@ -129,7 +129,7 @@ class KafkaReceiverOperator(BaseOperator):
 
     def _end_process(self) -> None:
         if self._process is not None and self._process.alive():
-            # Without a lease it reads no stop request; with one, a crash is safe (rule 8 of the design).
+            # A job without a lease reads no stop request; a job with a lease may crash safely (rule 8 of the design).
             os.killpg(self._process.pid, signal.SIGTERM)
 
     # --- starting
@@ -151,7 +151,7 @@ class KafkaReceiverOperator(BaseOperator):
                     return job
             elif not process.alive():
                 if job is not None and job.alive(ledger.now_ms()):
-                    # Ours was refused the lease: another one, started just before, has it.
+                    # This task's job was refused the lease: another job, started just before, holds it.
                     self.log.info(
                         "Another receiver job got the lease first: that of %s, since %s. Attached to it.",
                         job.holder, _time(job.acquired_at_ms),
@@ -163,8 +163,8 @@ class KafkaReceiverOperator(BaseOperator):
             time.sleep(poll_seconds(self.poll_interval, otherwise=_START_POLL_SECONDS))
 
     def _newest(self, row: StreamRow) -> Stream:
-        """The stream as it is defined now. A run of an older version of the DAG tries again for days, and its job is to
-        adopt what was declared since."""
+        """The newest definition of the stream. A run of an older DAG version may be retried for days, and its job must
+        use what was declared since then."""
         from headrace.stream import Stream
 
         if row.revision == self._revision:
@@ -180,7 +180,7 @@ class KafkaReceiverOperator(BaseOperator):
 
         hook = StreamSparkSubmitHook(
             stream,
-            # A holder is one process: a try that is run again gets another.
+            # A holder name stands for one process, so a repeated try gets another name.
             application_args=[
                 *self._stream_arguments(),
                 "--revision",
@@ -230,13 +230,13 @@ class KafkaReceiverOperator(BaseOperator):
         self._conclude(ledger, context, outcome, epoch)
 
     def job_ended(self, context: Context, event: dict[str, Any]) -> None:
-        """Called when the trigger has seen the end of the job."""
+        """Called after the deferral: the job is over. Handle its outcome."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
             self._conclude(ledger, context, JobOutcome(event["outcome"]), event["epoch"])
 
     def _conclude(self, ledger: Ledger, context: Context, outcome: JobOutcome, epoch: int) -> None:
         if outcome is JobOutcome.SUPERSEDED:
-            # Somebody else started the next one; what matters is that there is one.
+            # Another task started the next job: attach to that one.
             return self.execute(context)
         job = ledger.jobs.current(self.stream.name)
         if job is not None and job.epoch == epoch:
@@ -258,7 +258,7 @@ class KafkaReceiverOperator(BaseOperator):
         return self.execute(context)
 
     def wanted(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
-        """Called when the stream is to run again."""
+        """Called after the deferral: the stream was started again."""
         self.execute(context)
 
     def _raise_ended(self, ledger: Ledger, outcome: JobOutcome, epoch: int) -> None:
@@ -271,7 +271,7 @@ class KafkaReceiverOperator(BaseOperator):
         end = f" The end of its log {log}:\n{lines}" if lines else f" Its log: {log or 'on the host that started it'}."
         raise ReceiverJobError(f"The receiver job (epoch {epoch}) of stream {self.stream.name!r} {what}.{end}")
 
-    # --- telling
+    # --- reporting
 
     def _watch(self, epoch: int) -> JobWatch:
         return JobWatch(
@@ -291,7 +291,7 @@ class KafkaReceiverOperator(BaseOperator):
             job.attributes.get("log") or (self._process.log if self._process else newest_log(self.stream.name)),
         )
         if link := browser_link(self.spark_ui_url):
-            # Airflow stores links when a task ends, and this one is meant never to.
+            # Airflow stores links when a task ends, and this task is not meant to end.
             context["ti"].xcom_push(key=SparkUiLink().xcom_key, value=link)
         elif self.spark_ui_url:
             self.log.info(
@@ -310,7 +310,8 @@ def log_folder(stream: str) -> Path:
 
 
 def log_file(stream: str) -> Path:
-    """A new log file for a job that starts now. The oldest of earlier jobs' files go, and parts but the last job's."""
+    """The path of a new log file for a job that starts now. Deletes the oldest log files of earlier jobs, and the
+    compressed parts of all but the last job."""
     from headrace.spark.job_log import parts_of
 
     earlier = sorted(log_folder(stream).glob("receiver-*.log"))

@@ -1,4 +1,4 @@
-"""The operator that does all of a batch in one task."""
+"""The operator that runs a whole batch in one task."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 class MicroBatchOperator(WalSparkSubmitOperator):
     """A whole batch in one task: waits for its blocks, allocates them, runs its steps, checkpoints and cleans up.
 
-    For short intervals, where five and more tasks a batch are too many: 10 s make 43,200 task instances a day. It does
-    what the tasks of ``batch_dag`` do, by the same functions and the same ledger, and waits deferred. The outputs are
-    written by one process, one after another; a retry runs those that have no record of success yet. The stream is
-    checkpointed and cleaned up after a failed try as well.
+    For short intervals, where five or more tasks for each batch are too many: with 10 s they make 43,200 task instances
+    a day. It does what the tasks of ``batch_dag`` do, with the same functions and the same ledger, and waits deferred.
+    One process writes the outputs, one after another; a retry runs those that have no record of success yet. The stream
+    is checkpointed and cleaned up after a failed try as well.
 
     :param stream: the stream.
     :param grace: how long to wait for blocks, see ``BlocksReadySensor``.
-    :param claim_missed: whether earlier batch times without a run get one, see ``AllocateBlocksOperator``.
+    :param claim_missed: whether to trigger runs for earlier batch times that have none, see ``AllocateBlocksOperator``.
 
     For the other parameters see ``WalSparkSubmitOperator``.
     """
@@ -56,8 +56,8 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         self.claim_missed = claim_missed
 
     def run_step(self, context: Context) -> Any:
-        """Take the run's batch and wait for its blocks; with them, do the batch."""
-        run_request(context, self.stream)  # Refused before anything is waited for.
+        """Determine the run's batch, wait for its blocks, then run the batch."""
+        run_request(context, self.stream)  # Refuse an invalid request before any wait.
         with self.opened() as (ledger, storage):
             awaited = FirstReceiverTrigger.awaited(context, self.stream, ledger)
             if awaited is not None and self.deferrable:
@@ -80,12 +80,12 @@ class MicroBatchOperator(WalSparkSubmitOperator):
             return self._do(ledger, storage, batch_time_ms, context, found)
 
     def receiver_began(self, context: Context, event: dict[str, Any]) -> Any:
-        """Called when the stream's first receiver has begun, or was waited for in vain."""
+        """Called after the deferral: the stream's first receiver has begun, or the wait for it timed out."""
         check_began(event, self.stream)
         return self.execute(context)
 
     def blocks_are_ready(self, context: Context, event: dict[str, Any]) -> Any:
-        """Called when the trigger has seen the blocks."""
+        """Called after the deferral: the trigger has found the blocks ready, or the wait has failed."""
         return self._until_done(context, lambda context: self._with_blocks(context, event))
 
     def _with_blocks(self, context: Context, found: dict[str, Any]) -> Any:
@@ -93,7 +93,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
             return self._do(ledger, storage, self.batch_time_ms(context, ledger), context, found)
 
     def run_again(self, context: Context) -> Any:
-        """The batch is allocated, so go on with its steps."""
+        """Continue after a wait: the batch is allocated, so run its steps."""
         with self.opened() as (ledger, storage):
             return self._run(ledger, storage, self.batch_time_ms(context, ledger), context)
 
@@ -113,7 +113,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
             try:
                 self._conclude(ledger, storage, batch_time_ms)
             except Exception:
-                # The batch's own failure is the one to tell.
+                # The batch's own failure is the one to raise.
                 self.log.exception("After the batch failed, its stream was not checkpointed and cleaned up.")
             raise
         self._conclude(ledger, storage, batch_time_ms)

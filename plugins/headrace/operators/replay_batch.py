@@ -1,4 +1,4 @@
-"""The operator that runs a batch again into another place, beside the stream's own outputs."""
+"""The operator that replays a batch: runs it again into another target, beside the stream's own outputs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class ReplayBatchOperator(SparkAttemptOperator):
-    """Runs an output of a batch with the replay's code, into the replay's place; the stream itself goes on.
+    """Runs one output of a batch with the replay's code, into the replay's target, while the stream itself continues.
 
-    The batch's records are those that it was allocated, whether it has been completed or not. It keeps its state, its
-    results and its slots: the ledger knows the replay by its name. A batch time that has no blocks of its own, because
-    nobody allocated it, or a later batch took them over, is skipped.
+    The replay reads the records that the batch was allocated, whether the batch has completed or not. It does not
+    change the batch's state, its results or its slots: the ledger records the replay under its own name. A batch time
+    that has no blocks of its own is skipped: it was never allocated, or a later batch took its blocks over.
 
     :param stream: the stream whose batches are replayed.
-    :param replay: the stream as the replay writes it (``headrace.stream.replays.replayed``).
+    :param replay: the stream definition with the replay's outputs (``headrace.stream.replays.replayed``).
     :param target: the replay's name in the ledger.
     :param step: the id of the output.
     """
@@ -108,5 +108,5 @@ class ReplayBatchOperator(SparkAttemptOperator):
         )
 
     def _attempts(self, ledger: Ledger, batch_time_ms: int) -> list[AttemptRow]:
-        """Those of this replay, oldest first."""
+        """The attempts of this replay, oldest first."""
         return [row for row in ledger.batches.attempts(self.stream.name, batch_time_ms) if row.target == self.target]

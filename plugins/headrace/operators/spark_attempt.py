@@ -1,4 +1,4 @@
-"""How an attempt at a batch is run in Spark: which way, in which process, and how that ends."""
+"""Base operator that runs an attempt at a batch in Spark: chooses the way, starts the process, handles its end."""
 
 from __future__ import annotations
 
@@ -38,23 +38,24 @@ if TYPE_CHECKING:
 
 Way = Literal["connect", "submit"]
 
-# An attempt is renewed by the process that runs it; until that is up (1 s for a plain process, 14 s for spark-submit,
-# both more on a busy machine) the lease given here has to last. A process that died keeps the slot for as long.
+# The process that runs an attempt renews its lease. The first lease has to last until that process is up (1 s for a
+# plain process, 14 s for spark-submit, both more on a busy machine). A process that died keeps the slot for as long.
 LEASE_MS: Mapping[Way, int] = {"connect": 30_000, "submit": 90_000}
-# How long a batch that is told to end may take to cancel its Spark jobs, in seconds.
+# How long a terminated batch process may take to cancel its Spark jobs, in seconds.
 _TERMINATION_GRACE = 15.0
 _TAIL_LINES = 40
-# A line of the batch's process that is a warning (headrace.spark.outputs.report_files).
+# Marks a warning in the output of the batch's process (headrace.spark.outputs.report_files).
 _WARNING = ": warning: "
-# A look from a deferral is a new start of the task, which takes two seconds.
+# A poll after a deferral starts the task again, which takes two seconds.
 _SLOT_POLL_SECONDS = 5.0
-# What is waited for where Spark is not there yet.
+# `waiting_for` while the receiver job's application is starting.
 _APPLICATION = "application"
 _EXIT_FENCED = 75
 
 
 class _LookAgain(BaseException):
-    """Waited in place: the step is to be begun anew. As Airflow's TaskDeferred it passes what handles errors."""
+    """Asks for a wait in place, after which the step starts again. Like Airflow's TaskDeferred it derives from
+    BaseException, so that error handlers do not catch it."""
 
     def __init__(self, waited: dict[str, Any]) -> None:
         super().__init__()
@@ -66,23 +67,23 @@ class BatchFailedError(HeadraceError):
 
 
 class AttemptFencedInSparkError(BatchFailedError):
-    """Another attempt took over what this one was doing."""
+    """Another attempt took over from this one."""
 
 
 class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
-    """Runs attempts at batches by one of two ways, and waits deferred for what has to come before.
+    """Runs attempts at batches in one of two ways, and waits deferred for other attempts that must finish first.
 
     :param stream: the stream.
     :param way: ``connect`` or ``submit``; by default the stream's ``spark.run_batches``.
-    :param start_timeout: how long to wait for a receiver job that is starting, or due since the last one died.
-    :param slot_timeout: how long to wait for the same other attempts, which hold the stream's slots, come first, or
-        are at the same batch. A run of the schedule waits for ``limits.retry_for`` at most.
-    :param slot_poll: how often to look whether it is over; by default ``[headrace] poll_interval``, else 5 s.
-    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. By default as
+    :param start_timeout: how long to wait for a receiver job that is starting, or is due because the last one died.
+    :param slot_timeout: how long to wait for the same other attempts: those that hold the stream's slots, come first,
+        or run the same batch. A scheduled run waits for ``limits.retry_for`` at most.
+    :param slot_poll: how often to check whether the wait is over; by default ``[headrace] poll_interval``, else 5 s.
+    :param deferrable: whether to wait in the triggerer; otherwise the task keeps its worker's slot. Default:
         ``[operators] default_deferrable``.
 
-    SparkSubmitOperator's own parameters are for spark-submit, so they need ``way="submit"``; some are the stream's or
-    this operator's in either way. One that would have no effect is refused by its name (``submit_arguments``).
+    SparkSubmitOperator's own parameters are for spark-submit, so they need ``way="submit"``. Some are set by the stream
+    or by this operator, whatever the way. A parameter that would have no effect is refused (``submit_arguments``).
 
     Raises:
         SubmitArgumentError: an argument that would have no effect.
@@ -105,7 +106,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self.way: Way = way or stream.spark.run_batches
         self._submit_options = submit_options(kwargs, way=self.way)
         kwargs["name"] = kwargs.get("name") or f"headrace batch {stream.name}"
-        # An application that an earlier try left is fenced by the attempt's number: there is nothing to attach to.
+        # An application left by an earlier try is fenced by the attempt's number, so a retry must not attach to it.
         kwargs["durable"] = False
         super().__init__(**kwargs)
         self.stream = stream
@@ -116,7 +117,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self.spark_ui_url: str | None = None
         self._process: subprocess.Popen[str] | None = None
         self._arguments: list[str] = []
-        # Seconds waited in all, what is waited for, and when (in these seconds) the wait for that began.
+        # Seconds waited in total, the current reason to wait, and the total when the wait for that reason began.
         self._waited = 0.0
         self._waiting_for = ""
         self._waiting_since = 0.0
@@ -125,22 +126,22 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         return self._until_done(context, self.run_step)
 
     def slot_may_be_free(self, context: Context, event: Any = None, **waited: Any) -> Any:  # noqa: ARG002
-        """Called after a deferral: look again whether what was waited for is over."""
+        """Called after a deferral: check again whether the step can run."""
         self.take_up(**waited)
         return self._until_done(context, self.run_again)
 
     @abc.abstractmethod
     def run_step(self, context: Context) -> Any:
-        """Do the task's work, from its beginning; `wait` where something has to come before."""
+        """Do the task's work, from its beginning; call `wait` if other work must finish first."""
 
     def run_again(self, context: Context) -> Any:
-        """The same after a wait."""
+        """Do the task's work again after a wait."""
         return self.run_step(context)
 
     # --- waiting
 
     def _until_done(self, context: Context, run: Callable[[Context], Any]) -> Any:
-        """Run, and run again after each wait in place."""
+        """Call ``run``, and `run_again` after each wait in place."""
         while True:
             try:
                 return run(context)
@@ -150,11 +151,15 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                 run = self.run_again
 
     def take_up(self, *, waited: float = 0.0, waiting_for: str = "", waiting_since: float = 0.0) -> None:
-        """Go on with the wait as it was before the deferral."""
+        """Restore the state of the wait from before the deferral; ``waited`` and ``waiting_since`` in seconds."""
         self._waited, self._waiting_for, self._waiting_since = waited, waiting_for, waiting_since
 
     def wait(self, reason: str, *, waiting_for: str, otherwise: Exception | None = None) -> NoReturn:
-        """Look again after a while. Raises ``otherwise`` where the same was waited for longer than ``slot_timeout``."""
+        """Wait for ``slot_poll``, then run the step again: deferred, or in place.
+
+        Raises ``otherwise`` (by default BatchFailedError) after waiting for the same ``waiting_for`` for
+        ``slot_timeout``.
+        """
         if waiting_for != self._waiting_for:
             self._waiting_for, self._waiting_since = waiting_for, self._waited
             self.log.info("%s", reason)
@@ -172,8 +177,9 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         self.defer(trigger=TimeDeltaTrigger(self.slot_poll), method_name="slot_may_be_free", kwargs=waited)
 
     def await_application(self, ledger: Ledger, batch: BatchRow, steps: Iterable[str]) -> None:
-        """Wait for a receiver job that is starting or due, if the steps need Spark: an application beside it would take
-        the machine from it, and be ready later. A job of an older version is asked to make way for the next one."""
+        """Wait for a receiver job that is starting or due, if the steps need Spark: a separate application would
+        compete with it for the machine, and be ready later. A job of an older version is asked to stop, so that the
+        next one replaces it."""
         replaced = replace_older_job(ledger, self.stream.name)
         waited = self._waited - self._waiting_since if self._waiting_for == _APPLICATION else 0.0
         if self.way != "connect" or waited >= self.start_timeout.total_seconds():
@@ -186,7 +192,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
     # --- running
 
     def choose_way(self, ledger: Ledger) -> Way:
-        """The way asked for, or ``submit`` where there is no application to connect to."""
+        """Return the requested way, or ``submit`` if there is no usable application to connect to."""
         from headrace.spark import connect_token
         from headrace.spark.versions import current_versions, differences
 
@@ -226,7 +232,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
     @property
     def written(self) -> Stream:
-        """The stream as the attempts write it: a replay writes elsewhere."""
+        """The stream definition that the attempts write by; a replay overrides it with its own."""
         return self.stream
 
     def run_attempt(
@@ -236,10 +242,10 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         batch: BatchRow,
         context: Context,
     ) -> None:
-        """Run a begun attempt to its end; what has nothing to write is done without Spark.
+        """Run a begun attempt to its end. An attempt that has nothing to write completes without Spark.
 
         Raises:
-            BatchFailedError: it did not complete; the ledger knows of the failure.
+            BatchFailedError: it did not complete; the failure is recorded in the ledger.
             AttemptFencedInSparkError: another attempt took over.
         """
         steps, at = ", ".join(attempt.outputs), time_text(batch.batch_time_ms)
@@ -274,7 +280,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         ]  # fmt: skip
         try:
             if spark and attempt.way == "submit":
-                # A task may run several attempts; the provider's operator would use the first one's arguments again.
+                # A task may run several attempts; with a kept hook the provider would reuse the first one's arguments.
                 self._hook = None
                 SparkSubmitOperator.execute(self, context)
             else:
@@ -291,7 +297,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             try:
                 ledger.batches.fail_attempt(attempt, _cause(error))
             except LedgerError as refused:
-                # The application has ended the attempt itself, or a later one has the batch now.
+                # The application has already ended the attempt, or a later attempt has the batch now.
                 self.log.debug("%s", refused)
                 reported = isinstance(refused, AttemptFencedError)
             if isinstance(error, Exception):
@@ -301,9 +307,9 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
                         f"Another attempt took over from attempt {attempt.number} at batch "
                         f"{time_text(attempt.batch_time_ms)}."
                     ) from error
-                # What a process that was killed could not say is the surroundings' fault.
+                # A killed process records no kind of failure; its failure counts as a passing one.
                 failure = Failure(row.attributes.get(FAILURE, Failure.PASSING))
-                # spark-submit's last lines may be the JVM's alone; those of our own process have the cause.
+                # spark-submit's last lines may come from the JVM alone; a plain process's last lines show the cause.
                 cause = row.error if reported and attempt.way == "submit" else None
                 if cause or failure is not Failure.PASSING:
                     failed = BatchFailedError(f"{cause}\n{error}" if cause else str(error))
@@ -346,12 +352,12 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
             name: getattr(self, name) if name in self.template_fields else value
             for name, value in self._submit_options.items()
         }
-        # OpenLineage's settings are added to what was given, so `conf` is there in any case.
+        # The provider adds OpenLineage's settings to `conf`, so it is always passed.
         options = rendered | {"name": self.name, "conf": self.conf or {}}
         return StreamSparkSubmitHook(self.written, application_args=self._arguments, **options)
 
     def on_kill(self) -> None:
-        """End this attempt's own Spark jobs: its process cancels them when it is told to terminate."""
+        """End this attempt's own Spark jobs: its process cancels them on SIGTERM."""
         process = self._process
         if process is None:
             if self._hook is not None:
@@ -372,14 +378,14 @@ def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:
 
 
 def _cause(error: BaseException) -> str:
-    """Why the attempt failed. A task whose supervisor was killed hears of that when it logs its next line."""
+    """Why the attempt failed. A task whose supervisor was killed gets a BrokenPipeError when it logs its next line."""
     if isinstance(error, BrokenPipeError):
         return "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
     return f"{type(error).__name__}: {error}"
 
 
 def _ending(code: int) -> str:
-    """An exit code in words; the codes are those of ``headrace.spark.micro_batch_job``."""
+    """An exit code of ``headrace.spark.micro_batch_job`` in words."""
     if code == _EXIT_FENCED:
         return "gave way to a newer attempt at the batch"
     if code in (-signal.SIGTERM, 128 + signal.SIGTERM):

@@ -1,8 +1,8 @@
-"""Which of SparkSubmitOperator's parameters a batch's operator takes: each is passed on to spark-submit, or refused.
+"""Which of SparkSubmitOperator's parameters a batch's operator accepts: each is passed on to spark-submit, or refused.
 
-In the way ``submit`` a batch is an application of its own, which spark-submit's options shape. In the way ``connect``
-it runs in the receiver job's application, which is there already: what would shape an application has no effect, and is
-refused. What a stream declares for both of its applications is not the operator's in either way.
+With ``way="submit"`` a batch is its own application, and spark-submit's options configure it. With ``way="connect"`` it
+runs in the receiver job's application, which exists already: an option that would configure an application has no
+effect and is refused. What a stream declares for both of its applications is refused in either way.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PASSED_ON = frozenset(
         "yarn_queue", "yarn_rm_auth", "yarn_track_via_rm_api",
     }
 )  # fmt: skip
-"""To the hook, in the way ``submit``."""
+"""Passed on to the hook with ``way="submit"``."""
 
 BY_THE_PROVIDER = frozenset({"openlineage_inject_parent_job_info", "openlineage_inject_transport_info"})
-"""SparkSubmitOperator acts on them itself, in the way ``submit``."""
+"""SparkSubmitOperator handles these itself, with ``way="submit"``."""
 
 REFUSED: Mapping[str, str] = {
     "application": "The application is headrace's own; give your code as the stream's transform.",
@@ -39,7 +39,7 @@ REFUSED: Mapping[str, str] = {
     "reconnect_on_retry": "There is no application to take up again: a retry is a new attempt, which fences the one "
     "before.",
 }
-"""In both ways, each with what to do instead."""
+"""Refused in both ways; each with the remedy that the error names."""
 
 
 class SubmitArgumentError(HeadraceError):
@@ -53,10 +53,10 @@ def provider_arguments() -> frozenset[str]:
 
 
 def submit_options(given: Mapping[str, Any], *, way: str) -> dict[str, Any]:
-    """The arguments for spark-submit among ``given``. None and False ask for nothing, so they may always be given.
+    """Return the arguments for spark-submit among ``given``. The values None and False are always accepted and ignored.
 
     Raises:
-        SubmitArgumentError: one that has no effect in this way, or that this version of headrace does not know.
+        SubmitArgumentError: an argument has no effect in this way, or this version of headrace does not know it.
     """
     # An older provider passes some of the refused ones on without naming them.
     names = sorted(provider_arguments() | REFUSED.keys())

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from headrace.wal.storage import LogStorage
 
 
-# The attribute of an attempt that has the try of its task.
+# The attribute of an attempt that holds the try number of its task.
 _TRY = "try_number"
-# How often a task that takes up failed batches looks for a free slot.
+# How often a task that retries failed batches checks for a free slot.
 _SLOT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A DAG run at its task, with what the task has opened.
+    """A DAG run as seen by its task, with the ledger and storage that the task has opened.
 
-    ``goes_on_by_itself``: other runs follow by themselves, and go on where this one ends.
+    ``goes_on_by_itself``: other runs follow without anybody's request, and continue where this one ends.
     """
 
     context: Context
@@ -53,32 +53,32 @@ class _Run:
 
 
 class EarlierBatchFailedError(BatchFailedError):
-    """A batch that comes first, in a stream whose batches run in order, did not complete."""
+    """In a stream whose batches run in order, an earlier batch did not complete."""
 
 
 class WalSparkSubmitOperator(SparkAttemptOperator):
     """Runs a batch's steps: reads its allocated blocks from the log, transforms them, writes the outputs.
 
-    A step is an output, or the update of the stream's state. With ``step`` the task does that one alone, so that
-    ``partial(…).expand(step=[…])`` shows each in Airflow and tries each again by itself; without, it does all of
-    them in one process.
+    A step is an output, or the update of the stream's state. With ``step`` the task runs that one alone, so that
+    ``partial(…).expand(step=[…])`` shows each step in Airflow and retries each separately. Without ``step`` the task
+    runs all steps in one process.
 
-    Two ways lead to Spark. ``connect`` runs the batch in the receiver job's warm application, over Spark Connect
-    (about a second until it works); ``submit`` gives it an application of its own by spark-submit. Both run the same
-    code. Where there is no application to connect to (the stream was stopped, or its receiver job is on another
-    machine, or has another secret key or other versions), a batch is submitted; one that is just starting, or due
-    since the last one died, is waited for. A job of an older version is asked to stop, and its successor waited for.
+    There are two ways to run a batch in Spark. ``connect`` runs it in the receiver job's warm application, over Spark
+    Connect (about a second until it works); ``submit`` gives it its own application by spark-submit. Both run the same
+    code. If there is no application to connect to (the stream was stopped, or its receiver job is on another machine,
+    or has another secret key or other versions), the batch is submitted. The task waits for an application that is
+    starting, or is due because the last one died. It asks a job of an older version to stop, and waits for the next.
 
     Before anything runs, the ledger gives the attempt a number. A later attempt at the same steps fences every earlier
-    one, so a zombie (Airflow starts a second try while a first still lives) can neither complete the batch nor harm
-    it. What has a record of success is not run again unless the DAG run asks for it: see ``steps_to_run``. Another
-    run's attempt that lives is waited for. A batch without records completes without Spark where no output wants to
-    hear of it.
+    one, so a zombie (Airflow starts a second try while the first is still alive) can neither complete the batch nor
+    harm it. A step with a record of success is not run again unless the DAG run asks for it: see ``steps_to_run``. The
+    task waits for a live attempt of another run. A batch without records completes without Spark if no output needs to
+    run for it.
 
-    Batches that failed are taken up by later runs of the schedule. In a stream whose batches run in order, earlier
-    batch times that nobody runs are allocated and run first, in order, in this task: their own runs, which may wait for
-    this one to end, find them completed. In other streams a run does its own batch first, and with that the sign that
-    its output is back, then what is left of earlier ones (``failed_batches``). Both end after ``limits.retry_for``.
+    Later scheduled runs retry failed batches. In a stream whose batches run in order, this task first allocates and
+    runs, in order, the earlier batch times that nobody runs; their own runs, which may wait for this one to end, find
+    them completed. In other streams a run does its own batch first, whose success shows that the output is available
+    again, and then what is left of earlier batches (``failed_batches``). Both end after ``limits.retry_for``.
 
     Killing the task ends its own Spark jobs and no others.
 
@@ -91,7 +91,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     def __init__(self, *, step: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.step = step
-        # Until when, of time.monotonic(), this task runs batches of other runs.
+        # The time.monotonic() until which this task runs batches of other runs.
         self._others_until = 0.0
 
     def run_step(self, context: Context) -> Any:
@@ -100,14 +100,14 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             self.run_batch(ledger, storage, self.batch_time_ms(context, ledger), context)
 
     def run_batch(self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context) -> None:
-        """Run the batch's steps, or defer until it is their turn; then those of earlier batches that failed.
+        """Run the batch's steps, or defer until it is their turn; then run the steps of earlier batches that failed.
 
         Raises:
             BatchFailedError: a step failed.
         """
         run = _Run(context, run_request(context, self.stream), ledger, storage, goes_on_by_itself(context))
         if run.goes_on_by_itself:
-            # Its batch is taken up by the next run, which is to begin in time.
+            # The next run takes the batch up, so this run must not delay it.
             self.slot_timeout = min(self.slot_timeout, timedelta(milliseconds=self.stream.retry_for_ms))
         self._others_until = time.monotonic() + self.stream.retry_for_ms / 1000
         self._run_batch(run, batch_time_ms)
@@ -126,8 +126,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         if not left.steps and (batch.state is BatchState.COMPLETED or not any(map(run.request.wants, self._steps))):
             self._report_why_nothing_is_left(run, batch_time_ms)
             return
-        # With nothing left of a batch that is not completed, an attempt died after its last record: to begin another
-        # has the ledger see that.
+        # If nothing is left but the batch is not completed, an attempt died after recording its last output. Beginning
+        # another attempt makes the ledger notice that the batch is complete.
         steps = left.steps or self._steps
         self._await_other_runs(run, batch, steps)
         self.await_application(run.ledger, batch, left.steps)
@@ -143,10 +143,10 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     # --- what failed before
 
     def _take_up_failed(self, run: _Run, batch_time_ms: int) -> None:
-        """Run this task's steps of earlier batches that failed, oldest first, for a bounded time. Whatever becomes of
-        them, the run's own batch is done.
+        """Run this task's steps of earlier batches that failed, oldest first, for a bounded time. Their result does not
+        affect the run's own batch, which is done.
 
-        An error of the surroundings ends it: the output may be away again.
+        A passing error ends the loop: the output may be unavailable again.
         """
         from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
         from headrace.runs.failed_batches import failed_batches
@@ -172,7 +172,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                     return
 
     def _when_a_slot_is_free(self, begin: Callable[[], Attempt]) -> Attempt | None:
-        """Begin, while there is time for others' batches: the tasks of other outputs may still be at another batch."""
+        """Begin an attempt when a slot is free; None if the time for other runs' batches is over first. The tasks of
+        other outputs may still run another batch."""
         from headrace.ledger.errors import SlotBusyError
 
         while time.monotonic() < self._others_until:
@@ -187,7 +188,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         return self.stream.steps if self.step is None else (self.step,)
 
     def _left(self, run: _Run, batch_time_ms: int) -> StepsToRun:
-        """What the run has to do of this task's steps."""
+        """Those of this task's steps that the run still has to do."""
         from headrace.runs.steps_to_run import find_steps_to_run
 
         return find_steps_to_run(run.ledger, self._batch(run.ledger, batch_time_ms), run.request, self._steps)
@@ -214,10 +215,11 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     # --- turns
 
     def _await_other_runs(self, run: _Run, batch: BatchRow, steps: tuple[str, ...]) -> None:
-        """Wait for the attempt of another run at these steps, if it lives; an earlier try's of this run is fenced.
+        """Wait while an attempt of another run at these steps is alive. An attempt of an earlier try of this run is not
+        waited for: it gets fenced.
 
         Raises:
-            AttemptFencedInSparkError: a later try of this run is at them. This one is a zombie that woke up.
+            AttemptFencedInSparkError: a later try of this run runs these steps, so this try is a zombie.
         """
         from headrace.runs.steps_to_run import live_attempts
 
@@ -245,7 +247,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         attributes: Mapping[str, Any],
         unattended: bool = False,
     ) -> Callable[[], Attempt]:
-        """What begins an attempt at these steps of the batch, by the way that there then is; None: those left."""
+        """Return a function that begins an attempt at these steps of the batch (None: those that are left). It chooses
+        the way when it is called."""
 
         def begin() -> Attempt:
             way = self.choose_way(run.ledger)
@@ -265,7 +268,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         return begin
 
     def _in_its_turn(self, run: _Run, batch: BatchRow, begin: Callable[[], Attempt]) -> Attempt:
-        """Begin an attempt at the batch when nothing comes before it: what does is run, or waited for, deferred."""
+        """Begin an attempt at the batch when it is its turn. Run the batches that come first, or wait for them."""
         from headrace.ledger.errors import NotItsTurnError, SlotBusyError
 
         while True:
@@ -279,11 +282,11 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 self.wait(str(error), waiting_for=f"slot of {error.busy}", otherwise=error)
 
     def _check_time_for_others(self, run: _Run, batch: BatchRow, error: Exception) -> None:
-        """End a run of the schedule that has caught up for long enough: the batch times that come meanwhile are to be
-        allocated in time, by the next run, which goes on.
+        """Fail a run that other runs follow when its time for earlier batches is over. The next run continues, and
+        allocates the batch times that have ended meanwhile without more delay.
 
         Raises:
-            EarlierBatchFailedError: batches that come first are left.
+            EarlierBatchFailedError: the time is over, and batches that come first are left.
         """
         if run.goes_on_by_itself and time.monotonic() >= self._others_until:
             raise EarlierBatchFailedError(
@@ -303,7 +306,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                     time_text(first_ms),
                     time_text(batch_time_ms),
                 )
-                # Looked at once more before it is begun here: the tasks of the other outputs get here at the same time.
+                # Only allocated in this pass; the next one checks it again, as the tasks of the other outputs get here
+                # at the same time.
                 allocate(self.stream, run.ledger, run.storage, first_ms)
                 return True
             if earlier.alive:
@@ -319,8 +323,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         return False
 
     def _await_mending(self, run: _Run, first_ms: int, batch_time_ms: int) -> None:
-        """Fail where the earlier batch failed by its code, or for good, and nothing has changed since: it is not run in
-        vain by every run. One that somebody asked for waits for that to be mended."""
+        """Fail if the earlier batch failed by the user's code, or finally, and nothing has changed since: no run should
+        repeat it in vain. A run that somebody asked for waits instead until that is repaired."""
         from headrace.runs.failed_batches import is_held_back
         from headrace.runs.steps_to_run import live_attempts
 
@@ -345,7 +349,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         )
 
     def _run_ahead(self, run: _Run, batch: BatchRow) -> None:
-        """Run what is left of a batch that is another run's, unless somebody has begun it since the look at it."""
+        """Run what is left of another run's batch, unless another task has begun it in the meantime."""
         from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
 
         self.await_application(run.ledger, batch, self.stream.steps)
@@ -367,14 +371,14 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             ) from error
 
     def _ahead(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
-        """What the attempt in another run's place keeps."""
+        """The attributes of an attempt that is made in place of another run's."""
         from headrace.runs.steps_to_run import AHEAD
 
         return {**self._given(run, batch), AHEAD: True}
 
     def _given(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
-        """What an attempt at another run's batch keeps of this run, and of the parameters of that run as its last
-        attempt had them, those of them that the stream still has."""
+        """The attributes of an attempt at another run's batch: this run's identity, and the parameters of the batch's
+        last attempt, limited to those that the stream still declares."""
         from headrace.runs.steps_to_run import live_attempts
 
         tried = live_attempts(run.ledger, batch)
