@@ -1,4 +1,4 @@
-"""A sensor that looks into the ledger, and defers when there is nothing yet."""
+"""Base class of sensors that poll the ledger, and defer to a trigger if the condition does not hold yet."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class LedgerSensor(BaseSensorOperator):
-    """Looks for a moment, then defers to a trigger that does the same look.
+    """Polls for a moment, then defers to a trigger that runs the same check.
 
-    :param stream: the stream; it is registered in the ledger, so that a sensor may be the first to know it.
-    :param deferrable: whether to wait in the triggerer; otherwise as the sensor's ``mode`` says. By default as
+    :param stream: the stream; the sensor registers it in the ledger, so that it may be the first to use it.
+    :param deferrable: whether to wait in the triggerer; otherwise the sensor's ``mode`` applies. Default:
         ``[operators] default_deferrable``.
-    :param trigger_poll_interval: seconds between two looks into the ledger; by default ``[headrace] poll_interval``.
-        A sensor that pokes has its ``poke_interval`` from here too, unless that is given.
+    :param trigger_poll_interval: seconds between two polls of the ledger; by default ``[headrace] poll_interval``.
+        In mode ``poke`` it is also the default of ``poke_interval``.
     """
 
     POLL_SECONDS: ClassVar[float] = LedgerTrigger.POLL_SECONDS
-    """Of the trigger that `make_trigger` makes."""
+    """The default poll interval of the trigger that `make_trigger` returns, in seconds."""
 
     def __init__(
         self,
@@ -50,16 +50,16 @@ class LedgerSensor(BaseSensorOperator):
 
     @abc.abstractmethod
     def make_trigger(self, context: Context, ledger: Ledger) -> LedgerTrigger:
-        """The trigger whose look this sensor repeats; the ledger knows the stream."""
+        """Return the trigger whose `look` this sensor calls. The stream is registered in the ledger."""
 
     def execute(self, context: Context) -> Any:
-        """Look; defer if there is nothing yet."""
+        """Register the stream, then `wait`."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
             register(ledger, self.stream)
             return self.wait(context, ledger)
 
     def wait(self, context: Context, ledger: Ledger) -> Any:
-        """Look at a ledger that knows the stream; defer if there is nothing yet."""
+        """Check the condition; defer, or poke, until it holds. The stream is registered in the ledger."""
         trigger = self.make_trigger(context, ledger)
         payload = look_before_deferring(trigger, ledger, None if self.deferrable else 0.0)
         if payload is not None:
@@ -69,7 +69,7 @@ class LedgerSensor(BaseSensorOperator):
         return self.defer(trigger=trigger, method_name="found", timeout=timedelta(seconds=self.timeout))
 
     def poke(self, context: Context) -> bool:
-        """One look, for a sensor that does not defer."""
+        """Check the condition once, for a sensor that does not defer."""
         with LedgerHook(self.stream.ledger).opened() as ledger:
             payload = self.make_trigger(context, ledger).look(ledger)
         if payload is not None:
@@ -77,5 +77,5 @@ class LedgerSensor(BaseSensorOperator):
         return payload is not None
 
     def found(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
-        """Called with what the look found, in this task or after the deferral."""
+        """Called with the trigger's payload, in this task or after the deferral."""
         self.log.info("Done: %s.", event["reason"])

@@ -18,22 +18,21 @@ if TYPE_CHECKING:
 
 
 class BlocksReadySensor(LedgerSensor):
-    """Begins a run: takes its batch, and waits until this has all the blocks that it can get.
+    """Begins a run: determines its batch, and waits until this batch has all the blocks that it can get.
 
-    Of a stream that coalesces, a run of the schedule takes over all batch times that have ended and have no batch, as
-    one batch; where there is none, the tasks after this one are skipped. Other runs are about the interval of their
-    date. In a stream that has never received, a run of the schedule waits for the first receiver before that, and fails
-    after 5 minutes.
+    If the stream coalesces, a scheduled run takes over all batch times that have ended and have no batch, as one batch;
+    if there are none, the tasks after this one are skipped. Other runs process the interval of their logical date. In a
+    stream that has never received, a scheduled run first waits for the first receiver, and fails after 5 minutes.
 
-    By arrival: until every live receiver has stored all it cut for the batch. After ``grace`` it waits no longer:
-    blocks that come later join the next open batch.
+    By arrival, the sensor waits until every live receiver has stored all the blocks that it cut for the batch. It stops
+    waiting after ``grace``: blocks that come later join the next open batch.
 
-    By timestamp: until every active partition has passed it or is drained; no grace ends that wait, only the task's
-    ``timeout``.
+    By timestamp, it waits until every active partition has passed the batch time or is drained. Only the task's
+    ``timeout`` ends that wait; there is no grace.
 
-    A batch without records whose inputs were not received is not empty (Kafka does not answer, a topic is missing, no
-    receiver is alive though the stream is to run): it waits for a minute, or three intervals if they are longer, its
-    log says for what, and then it fails.
+    A batch without records does not count as empty if its inputs were not received: Kafka does not answer, a topic is
+    missing, or no receiver is alive although the stream should run. Then the sensor waits for a minute, or three
+    intervals if they are longer, logs what it waits for, and fails.
 
     :param stream: the stream.
     :param grace: how long after the batch time to wait at most; by default the stream's ``limits.seal_grace``. Streams
@@ -49,12 +48,12 @@ class BlocksReadySensor(LedgerSensor):
         self._waiting_since_ms: int | None = None
 
     def execute(self, context: Context) -> Any:
-        """Wait; this is a run's first task, so it refuses a run that asks for what the stream does not have."""
+        """Check the run's request, then wait. This is a run's first task, so an invalid request is refused here."""
         run_request(context, self.stream)
         return super().execute(context)
 
     def receiver_began(self, context: Context, event: dict[str, Any]) -> Any:
-        """Called when the stream's first receiver has begun, or was waited for in vain."""
+        """Called after the deferral: the stream's first receiver has begun, or the wait for it timed out."""
         check_began(event, self.stream)
         return self.execute(context)
 
@@ -83,5 +82,5 @@ class BlocksReadySensor(LedgerSensor):
         )
 
     def found(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature
-        """Called with what the look found. Raises what `tell_what_was_found` raises."""
+        """Called with the trigger's payload. Raises what `report_what_was_found` raises."""
         report_what_was_found(event, self.stream, self.log)

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 class KafkaReceiverSensor(LedgerSensor):
     """Waits until all of the stream is received: job alive, receivers running, no partition stopped by an error.
 
-    Why it waits, a partition's error for one, is in the task's log.
+    The task's log shows why it waits, for example a partition's error.
 
     :param stream: the stream.
-    :param max_silence: seconds that a receiver may be silent; it beats several times a second.
+    :param max_silence: the longest time since a receiver's last heartbeat, in seconds; a receiver sends several
+        heartbeats a second.
     """
 
     def __init__(self, *, max_silence: float = 10.0, **kwargs: Any) -> None:
