@@ -1,4 +1,4 @@
-"""A trigger that looks into the ledger until it has something to say."""
+"""Base class of triggers that poll the ledger until they fire."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from headrace.runs.waiting import poll_seconds
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
-# How long to leave a ledger alone that did not answer; with the poll interval doubled up to this, in seconds.
+# The longest pause after a ledger did not answer, in seconds. The pause starts at the poll interval and doubles.
 _LONGEST_PAUSE = 30.0
 
 
 class LedgerTrigger(BaseTrigger):
-    """Polls the ledger from a thread, and outlives its absence: a database that restarts fails no task.
+    """Polls the ledger from a thread, and retries while it is unavailable: a database restart fails no task.
 
-    Subclasses keep what they need in ``parameters`` (what `serialize` stores; no secrets) and answer `look`.
-    ``run`` starts from its beginning in every new triggerer, so a look depends on the ledger alone.
+    Subclasses keep their arguments in ``parameters`` (`serialize` stores them; no secrets) and implement `look`.
+    ``run`` starts from its beginning in every new triggerer, so `look` must depend on the ledger alone.
 
-    :param poll_interval: seconds between two looks; by default ``[headrace] poll_interval``.
+    :param poll_interval: seconds between two polls; by default ``[headrace] poll_interval``.
     """
 
     POLL_SECONDS: ClassVar[float] = 1.0
-    """Where neither says."""
+    """The poll interval in seconds if neither the argument nor the configuration gives one."""
 
     def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None, **parameters: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -51,10 +51,10 @@ class LedgerTrigger(BaseTrigger):
 
     @abc.abstractmethod
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
-        """Called in a thread at each poll: the event's payload, or None to look again."""
+        """Called in a thread at each poll. Returns the event's payload, or None to poll again."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is an event."""
+        """Poll until there is an event, and yield it."""
         ledger = await self._opened()
         try:
             yield TriggerEvent(await self._looked(ledger))  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ class LedgerTrigger(BaseTrigger):
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _looked(self, ledger: Ledger) -> dict[str, Any]:
-        """Look until there is something to say, and say it."""
+        """Poll until `look` returns a payload, and return it."""
         from headrace.ledger.errors import LedgerUnavailableError
 
         pause = self.poll_interval

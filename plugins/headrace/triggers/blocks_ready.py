@@ -1,4 +1,4 @@
-"""The trigger of BlocksReadySensor."""
+"""The trigger of BlocksReadySensor: waits until a batch's blocks are ready."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.stream import Stream
 
-# A batch may wait for hours: its task's log says why, but not five times a second. Sooner where the wait is bounded.
+# How often the task's log repeats why a batch waits, in seconds. A batch may wait for hours, with five polls a second.
+# The warning interval is shorter because that wait is bounded.
 _REPORT_SECONDS = 60.0
 _WARN_SECONDS = 15.0
 
 
 class BlocksReadyTrigger(LedgerTrigger):
-    """Fires once no block is to be waited for at a batch time, or its inputs were waited for in vain.
+    """Fires once a batch time has all its blocks, or the bounded wait for its inputs is over.
 
-    :param waiting_since_ms: the ledger's time since which the batch's task waits; it does not begin anew with another
-        triggerer.
+    :param waiting_since_ms: when the batch's task began to wait, by the ledger's clock; a new triggerer keeps it.
     """
 
     # Receivers seal several times a second; a batch should not wait for the poll.
@@ -84,12 +84,12 @@ class BlocksReadyTrigger(LedgerTrigger):
 
 
 def report_what_was_found(event: dict[str, Any], stream: Stream, log: Any) -> None:
-    """Log what a trigger's look has found.
+    """Log the result of the trigger's `look`.
 
     Raises:
-        AirflowFailException: inputs of a batch by arrival were waited for in vain. It has no record, so that nothing is
-            left to a retry: what comes later is taken by later batches.
-        InputsNotReceivedError: the same by timestamp, where this batch's records are still to come.
+        AirflowFailException: the inputs of a batch by arrival were not received in time. The batch has no records, so
+            a retry has nothing to do: later batches take the records that come later.
+        InputsNotReceivedError: the same for a batch by timestamp, whose records may still come.
     """
     reason = event["reason"]
     if event.get("failed"):

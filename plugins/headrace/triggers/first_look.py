@@ -1,5 +1,4 @@
-"""Looking for a moment before deferring: to defer and resume costs 2.2 s, and what is about to come is cheaper to await
-here."""
+"""Polls for a moment before a task defers: a deferral and resume costs 2.2 s, so a short wait in place is cheaper."""
 
 from __future__ import annotations
 
@@ -11,14 +10,15 @@ if TYPE_CHECKING:
     from headrace.triggers.base import LedgerTrigger
 
 FIRST_LOOK_SECONDS = 1.0
-"""How long to look before deferring, in seconds."""
+"""How long to poll before deferring, in seconds."""
 _LOOK_EVERY = 0.1
 
 
 def look_before_deferring(
     trigger: LedgerTrigger, ledger: Ledger, seconds: float | None = None
 ) -> dict[str, Any] | None:
-    """What the trigger finds within ``seconds`` (by default ``FIRST_LOOK_SECONDS``), looking at least once; or None."""
+    """Poll the trigger's `look` for ``seconds`` (by default ``FIRST_LOOK_SECONDS``), at least once. Returns its
+    payload, or None."""
     deadline = time.monotonic() + (FIRST_LOOK_SECONDS if seconds is None else seconds)
     while True:
         payload = trigger.look(ledger)

@@ -1,4 +1,4 @@
-"""The trigger of a run that waits for the stream's first receiver."""
+"""The trigger with which a run waits for the stream's first receiver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoReceiverError(HeadraceError):
 
 
 def check_began(event: dict[str, Any], stream: Stream) -> None:
-    """Fail the run that waited in vain.
+    """Fail the run if the wait timed out.
 
     Raises:
         NoReceiverError: no receiver has begun.
@@ -39,8 +39,8 @@ def check_began(event: dict[str, Any], stream: Stream) -> None:
 
 
 class FirstReceiverTrigger(LedgerTrigger):
-    """Fires once an interval has ended since the stream's first receiver began, or the ledger's clock is at
-    ``until_ms``: with ``began`` and why it has not."""
+    """Fires once an interval has ended since the stream's first receiver began, or when the ledger's clock reaches
+    ``until_ms``. The payload has ``began`` and ``reason``."""
 
     def __init__(
         self, *, ledger: str, stream: str, interval_ms: int, until_ms: int, poll_interval: float | None = None
@@ -52,9 +52,8 @@ class FirstReceiverTrigger(LedgerTrigger):
 
     @classmethod
     def awaited(cls, context: Context, stream: Stream, ledger: Ledger) -> FirstReceiverTrigger | None:
-        """What a run of the schedule waits for before it takes a batch, in a stream that has not begun to receive;
-        None: nothing. Runs that somebody asked for, and batches by timestamp, whose records may be older, do not wait.
-        """
+        """The trigger that a scheduled run has to wait for before its batch is determined, if the stream has not begun
+        to receive; else None. Requested runs do not wait, nor do batches by timestamp, whose records may be older."""
         if not of_schedule(context) or stream.batch_by != "arrival":
             return None
         until_ms = ledger.now_ms() + MOST_WAITED // timedelta(milliseconds=1)
@@ -62,7 +61,7 @@ class FirstReceiverTrigger(LedgerTrigger):
         return None if trigger.look(ledger) is not None else trigger
 
     def look_until_it_fires(self, ledger: Ledger) -> dict[str, Any]:
-        """For a task that waits without deferring."""
+        """Poll until the trigger fires; for a task that waits without deferring. Returns the payload."""
         while (event := self.look(ledger)) is None:
             time.sleep(self.poll_interval)
         return event

@@ -1,4 +1,4 @@
-"""Triggers around the receiver job: while it lives, and while a person wants the stream stopped."""
+"""Triggers of the receiver operator: wait for the end of a receiver job, or for a stopped stream to be started."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class ReceiverJobTrigger(LedgerTrigger):
     """Fires when the receiver job of one epoch is over: ``{"outcome": "stopped|failed|lost|superseded", "epoch": …}``.
 
-    Its lease is all that ties the two together, so a new triggerer goes on where the last one was. What changes
-    meanwhile (states, receivers' errors) goes into the task's log.
+    The trigger follows the job by its lease alone, so a new triggerer continues where the last one stopped. Changes
+    (states, receivers' errors) are written to the task's log.
     """
 
     def __init__(self, *, ledger: str, stream: str, epoch: int, poll_interval: float | None = None) -> None:
@@ -35,7 +35,7 @@ class ReceiverJobTrigger(LedgerTrigger):
         return None if outcome is None else {"outcome": outcome.value, "epoch": self._watch.epoch}
 
     async def on_kill(self) -> None:
-        """A person marked or cleared the deferred task: ask the job to stop, which drains it."""
+        """Called when a person marks or clears the deferred task: ask the job to stop, so that it drains."""
         ledger = await LedgerHook(self.ledger).aget_conn()
         try:
             reason = "its Airflow task was ended by a person"
@@ -45,7 +45,7 @@ class ReceiverJobTrigger(LedgerTrigger):
 
 
 class StreamWantedTrigger(LedgerTrigger):
-    """Fires when the stream is to run: ``headrace start`` after ``headrace stop``."""
+    """Fires when the stream's desired state is running: ``headrace start`` after ``headrace stop``."""
 
     def __init__(self, *, ledger: str, stream: str, poll_interval: float | None = None) -> None:
         super().__init__(ledger=ledger, stream=stream, poll_interval=poll_interval)

@@ -1,4 +1,4 @@
-"""The trigger of KafkaReceiverSensor."""
+"""The trigger of KafkaReceiverSensor: waits until all of a stream is received."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ReceiversReceivingTrigger(LedgerTrigger):
-    """Fires once all of the stream is received; tells in the task's log why not yet."""
+    """Fires once all of the stream is received. Until then the task's log shows why it is not."""
 
     def __init__(
         self, *, ledger: str, stream: str, receivers: int, max_silence_ms: int, poll_interval: float | None = None

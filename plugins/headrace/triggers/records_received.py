@@ -1,4 +1,4 @@
-"""The trigger that starts batches by what has been received, in place of the clock."""
+"""The trigger that starts batches by the number and age of received records, instead of by the clock."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from headrace.ledger.rows import WaitingTimes
 
 _FIRED = "headrace_fired"
-# A ledger that is of another version, or not there yet, is looked for this often, in seconds.
+# How often to retry a ledger that has another version or does not exist yet, in seconds.
 _RETRY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A batch is due: it would take ``records`` of the batch times up to ``through_ms``."""
+    """A batch is due: it would take ``records`` records of ``batch_times`` batch times, the last one ``through_ms``."""
 
     through_ms: int
     batch_times: int
@@ -33,7 +33,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """The trigger has fired, at ``at_ms``, for the batch times up to ``through_ms``."""
+    """The trigger fired at ``at_ms`` for the batch times up to ``through_ms``."""
 
     through_ms: int
     at_ms: int
@@ -42,12 +42,12 @@ class Fired:
 def due(
     waiting: WaitingTimes | None, now_ms: int, *, min_records: int, max_delay_ms: int, interval_ms: int
 ) -> Due | None:
-    """Whether a batch is to be started for what waits. Times are milliseconds.
+    """Return the batch to start for the waiting records, or None if none is due yet. Times are milliseconds.
 
-    A record may have come at the very start of its interval, so it is from there that it waits.
+    A record may have come at the very start of its interval, so its wait is counted from there.
 
     Args:
-        waiting: of intervals that have ended: no batch may take others' blocks yet.
+        waiting: the batch times of intervals that have ended; blocks of open intervals cannot be allocated yet.
     """
     if waiting is None:
         return None
@@ -61,9 +61,10 @@ def due(
 class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
     """Fires whenever ``min_records`` wait in intervals that have ended, or the oldest has waited ``max_delay_ms``.
 
-    It watches an asset, and goes on for as long as the DAG that is scheduled by it is there and not paused. What it
-    fired for it does not fire for again, until a run has claimed it or ``repeat_after_ms`` have passed: an event may
-    be lost with a triggerer that dies. A new triggerer finds in the asset's state store what the last one fired for.
+    It is the watcher of an asset, and runs as long as the DAG scheduled by that asset exists and is not paused. After
+    it has fired for some batch times, it does not fire for them again until ``repeat_after_ms`` have passed without a
+    run that claimed them: an event may be lost with a triggerer that dies. A new triggerer reads the last fired batch
+    times from the asset's state store.
 
     :param interval_ms: the stream's batch interval.
     """
@@ -93,7 +94,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
         self._fired = Fired(0, 0)
 
     def look(self, ledger: Ledger) -> dict[str, Any] | None:
-        """What is due and was not fired for."""
+        """Return the payload for a due batch that was not fired for yet, or None."""
         now_ms = ledger.now_ms()
         waiting = ledger.blocks.waiting(self.stream, now_ms)
         found = due(waiting, now_ms, **self._limits)
@@ -117,7 +118,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Fire, again and again. A ledger that cannot be read is waited for."""
+        """Yield an event for every due batch, without end. Retries while the ledger cannot be read."""
         from headrace.ledger.errors import LedgerError
 
         await self._recall()
@@ -126,7 +127,7 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
                 async for event in self._watch():
                     yield event
             except LedgerError as error:
-                # Airflow would begin an ended watcher anew at once, and again and again.
+                # Airflow would restart an ended watcher at once, over and over.
                 self.log.warning("The ledger cannot be read, trying again in %.0f s: %s", _RETRY_SECONDS, error)
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -152,7 +153,8 @@ class RecordsReceivedTrigger(LedgerTrigger, BaseEventTrigger):
             self._fired = Fired(int(kept["through_ms"]), int(kept["at_ms"]))
 
     async def _remember(self) -> None:
-        """Before the event goes out: one that is lost is repeated in time, one too many would be a run for nothing."""
+        """Store the fired batch times before the event is emitted: a lost event is repeated later, but a duplicate
+        event would start a needless run."""
         if self.asset_state_store is None:
             return
         try:
