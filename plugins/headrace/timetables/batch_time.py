@@ -1,4 +1,4 @@
-"""Which batch a DAG run is about."""
+"""Determines the batch time that a DAG run processes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class NothingToRun(Exception):  # noqa: N818 - not an error: the run ends well
     """The run has no batch; the text says why."""
 
     def skip(self, task: BaseOperator) -> DownstreamTasksSkipped:
-        """What ends a run by its first task: this succeeds, those after it are skipped, teardowns too. (Mapped ones
-        Airflow skips itself, as what comes before them.)"""
+        """Return the exception that ends a run in its first task ``task``: that task succeeds, all later ones are
+        skipped, teardowns too. (Airflow itself skips mapped tasks when the tasks before them are skipped.)"""
         task.log.info("Nothing to run: %s.", self)
         after = task.get_flat_relatives(upstream=False)
         skipped = [other.task_id for other in after if not other.is_mapped]
@@ -37,16 +37,19 @@ class NothingToRun(Exception):  # noqa: N818 - not an error: the run ends well
 
 
 class NoBatchTimeError(HeadraceError):
-    """The run tells no date from which a batch time follows."""
+    """The run has no logical date and no batch, so its batch time cannot be determined."""
 
     failure = Failure.FINAL
 
 
 def batch_time_of_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int:
-    """The batch that the task's run is about, in milliseconds since the epoch; the same for all tasks of a run.
+    """Return the batch time of the task's run, in milliseconds since the epoch; the same for all tasks of a run.
 
-    Where the ledger has given the run a batch (`begin_run`), it is that one, else the one of its logical date. A
-    run without a date is given a batch by the ledger here too. The ledger has to know the stream.
+    It is the batch time that the ledger assigned to the run (`begin_run`), else that of the run's logical date. A run
+    without a logical date is assigned a batch time here too. The stream must be registered in the ledger.
+
+    Raises:
+        NoBatchTimeError: the run has neither a logical date nor a batch.
     """
     run = context["dag_run"]
     if run.logical_date is None:
@@ -62,10 +65,11 @@ def batch_time_of_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger
 
 
 def begin_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int:
-    """`batch_time_of_run` for a run's first task, which has the ledger decide which batch the run is about.
+    """`batch_time_of_run` for a run's first task, which has the ledger assign the run's batch time.
 
     Raises:
-        NothingToRun: there is none: another run has taken the batch time over, or it ended before the stream began.
+        NothingToRun: the run has no batch: another run has taken its batch time over, or the batch time ended before
+            the stream began.
     """
     from headrace.batch.pace import slow_runs
 
@@ -95,8 +99,9 @@ def _is_before_the_first(ledger: Ledger, stream: Stream, batch_time_ms: int) -> 
 
 
 def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
-    """Whether the run takes over the batch times that nobody has run: one of the schedule or of the trigger, or one
-    that was asked for without a date. One with a date, and a backfill's, is about its own interval alone.
+    """Whether the run takes over the batch times that no run has processed, in a stream that coalesces. A run of the
+    schedule or of the trigger does, and a requested run without a logical date. A requested run with a logical date and
+    a backfill run process their own interval alone.
     """
     run = context["dag_run"]
     return stream.coalesces and (run.logical_date is None or of_schedule(context))
@@ -121,9 +126,9 @@ def _take(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int | N
 def end_of_interval_ms(context: Mapping[str, Any], batch_interval: timedelta) -> int:
     """The end of the interval that the run's logical date starts or falls into, in milliseconds since the epoch.
 
-    The logical date counts and not the run's data interval: a run triggered by another DAG's
-    ``TriggerDagRunOperator`` has the logical date that was asked for, but the data interval of the moment
-    (airflow.api.common.trigger_dag infers it from ``run_after``).
+    It uses the logical date, not the run's data interval: a run triggered by another DAG's ``TriggerDagRunOperator``
+    has the requested logical date, but the data interval of the current moment (airflow.api.common.trigger_dag infers
+    it from ``run_after``).
 
     Raises:
         NoBatchTimeError: the run has no logical date.

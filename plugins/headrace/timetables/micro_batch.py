@@ -1,7 +1,7 @@
 """The timetable of micro-batches: intervals of one length, counted from the Unix epoch.
 
-A batch time is the end of such an interval, and the ledger computes batch times by the same arithmetic
-(rule 4 of the design), so the two agree without talking to each other.
+A batch time is the end of such an interval. The ledger computes batch times by the same arithmetic (rule 4 of the
+design), so the two agree without exchanging data.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_ms(at: datetime) -> int:
-    """Milliseconds since the epoch, rounded down; whole numbers throughout, and pendulum's dates too."""
+    """Milliseconds since the epoch, rounded down, in integer arithmetic. Accepts pendulum's dates too."""
     return calendar.timegm(at.utctimetuple()) * 1000 + at.microsecond // 1000
 
 
 def from_ms(at_ms: int) -> DateTime:
-    """The moment as Airflow wants it: a pendulum ``DateTime`` in UTC."""
+    """The time as Airflow expects it: a pendulum ``DateTime`` in UTC."""
     return DateTime.instance(_EPOCH + timedelta(milliseconds=at_ms))
 
 
 class MicroBatchTimetable(Timetable):
     """Data intervals ``[start, end)`` of ``interval`` each, aligned to the epoch; a run begins when its interval ends.
 
-    Runs that are asked for (by API, in the UI, without a schedule) get the interval that their logical date
-    starts or falls into.
+    Requested runs (by API, in the UI, without a schedule) get the interval that their logical date starts or falls
+    into.
 
     :param interval: the batch interval, whole milliseconds.
-    :param catch_up: what becomes of intervals that were missed, because Airflow was down or the DAG paused.
-        It counts where the DAG says ``catchup=False``; with ``catchup=True`` Airflow's own rule holds: every
-        interval since the DAG's ``start_date`` gets a run. (Backfills always get what they ask for.)
+    :param catch_up: how to treat intervals that were missed because Airflow was down or the DAG was paused. It
+        applies if the DAG has ``catchup=False``; with ``catchup=True`` Airflow's own rule applies: every interval
+        since the DAG's ``start_date`` gets a run. (Backfills always get the intervals that they request.)
 
-        - ``True``: every interval since the last run gets one, in order. Before the first run nothing was
-          missed, so the first run is that of the interval in which the DAG is first seen: no start date has to
-          be known, and no runs are created for the time before.
+        - ``True``: every interval since the last run gets one, in order. Before the first run nothing was missed,
+          so the first run is that of the interval in which the DAG is first seen: no start date is needed, and no
+          runs are created for the time before.
         - a ``timedelta``: the same, but not further back than this.
         - ``False``: only the latest interval that has ended.
-    :param automatic: whether the scheduler begins runs by itself. Otherwise runs come from backfills, from people
-        and from assets alone; leave ``catchup=False`` in such a DAG, since its pair with an ``end_date`` looks like
-        a backfill here.
+    :param automatic: whether the scheduler begins runs by itself. Otherwise runs come only from backfills, people
+        and assets. Leave ``catchup=False`` in such a DAG: ``catchup=True`` with an ``end_date`` looks like a backfill
+        here.
     """
 
     def __init__(self, interval: timedelta, *, catch_up: bool | timedelta = False, automatic: bool = True) -> None:
@@ -96,7 +96,7 @@ class MicroBatchTimetable(Timetable):
 
     def serialize(self) -> dict[str, Any]:
         catch_up = self.catch_up // _MILLISECOND if isinstance(self.catch_up, timedelta) else self.catch_up
-        # A bool would be told from an int only by its JSON type; two keys leave nothing to guess.
+        # Two keys, since in one key only the JSON type would distinguish a bool from an int.
         reach = {"catch_up": catch_up} if isinstance(catch_up, bool) else {"catch_up_ms": catch_up}
         return {"interval_ms": self._interval_ms, "automatic": self.automatic, **reach}
 
@@ -110,7 +110,7 @@ class MicroBatchTimetable(Timetable):
         )
 
     def containing(self, at: datetime) -> DataInterval:
-        """The interval that ``at`` starts or falls into."""
+        """The interval that starts at ``at`` or contains it."""
         start_ms = self._floor(to_ms(at))
         return DataInterval(from_ms(start_ms), from_ms(start_ms + self._interval_ms))
 
@@ -120,13 +120,13 @@ class MicroBatchTimetable(Timetable):
     def next_dagrun_info(
         self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
     ) -> DagRunInfo | None:
-        # A backfill asks with catchup and the end of its range, whatever its DAG says; the scheduler does not.
+        # A backfill passes catchup=True and the end of its range, whatever its DAG's settings; the scheduler does not.
         if not self.automatic and not (restriction.catchup and restriction.latest is not None):
             return None
         starts = []
         if last_automated_data_interval is not None:
-            # The floor of the last end, so that a changed interval does not leave a gap behind it; the first
-            # start after the last start, since a logical date has one run.
+            # The floor of the last end, so that a changed interval leaves no gap. But always after the last start,
+            # because a logical date has only one run.
             after_last = self._floor(to_ms(last_automated_data_interval.end))
             last_start = to_ms(last_automated_data_interval.start)
             starts.append(after_last if after_last > last_start else self._floor(last_start) + self._interval_ms)
@@ -142,7 +142,7 @@ class MicroBatchTimetable(Timetable):
         return DagRunInfo.interval(start, from_ms(max(starts) + self._interval_ms))
 
     def _reaching_back(self, last: DataInterval | None) -> int:
-        """How long before the current interval's start the next interval may start, in milliseconds."""
+        """How far before the current interval's start the next run's interval may start, in milliseconds."""
         if self.catch_up is False:
             return self._interval_ms
         if last is None:
