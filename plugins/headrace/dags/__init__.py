@@ -1,7 +1,7 @@
-"""A stream becomes DAGs in one line: ``receiver, batches = stream_dags(stream)``.
+"""Factories that make a stream's DAGs, in one line: ``receiver, batches = stream_dags(stream)``.
 
-Airflow parses only those files of its DAGs folder that have the words "airflow" and "dag" in them somewhere (unless
-``core.dag_discovery_safe_mode`` is off), so a file of that one line needs a comment that says "airflow".
+Airflow parses only those files of its DAGs folder that contain the words "airflow" and "dag" (unless
+``core.dag_discovery_safe_mode`` is off), so a file with only that line needs a comment that contains "airflow".
 """
 
 from __future__ import annotations

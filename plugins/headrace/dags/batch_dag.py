@@ -1,4 +1,4 @@
-"""The DAG that runs a stream's batches, one run for each batch time."""
+"""The factory of the DAG that runs a stream's batches, one run for each batch time."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def batch_dag(
     """The batch DAG of a stream.
 
     :param dag_id: by default ``<stream>_batches``.
-    :param start_date: the first interval to run. By default that in which the scheduler first sees the DAG, since
+    :param start_date: the first interval to run. By default it is the one in which the scheduler first sees the DAG:
         only the ledger knows when the stream began, and runs for the years before would all be empty.
-    :param catch_up: what becomes of intervals that were missed later on, see ``MicroBatchTimetable``. By default the
-        next run takes them over where the stream coalesces, and otherwise each gets a run. Without effect where
-        ``start_date`` is given (every interval since gets a run), and where the stream has a ``trigger``.
-    :param single_task: whether one task, ``micro_batch``, does all of a batch (``MicroBatchOperator``). Otherwise each
+    :param catch_up: how to treat intervals that are missed later on, see ``MicroBatchTimetable``. By default the next
+        run takes them over if the stream coalesces; otherwise each gets a run. It has no effect if ``start_date`` is
+        given (every interval since then gets a run), or if the stream has a ``trigger``.
+    :param single_task: whether one task, ``micro_batch``, runs the whole batch (``MicroBatchOperator``). Otherwise each
         of its parts is a task, and each output an instance of ``generate_batch``.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
 
@@ -93,14 +93,14 @@ def _tasks(stream: Stream) -> None:
     allocate_blocks = AllocateBlocksOperator(task_id="allocate_blocks", stream=stream)
     before: Any = await_blocks >> allocate_blocks
     if stream.state is not None:
-        # An output may be made of the state, so it is updated first, and once for all of them.
+        # An output may be computed from the state, so the state is updated first, once for all outputs.
         before = before >> WalSparkSubmitOperator(task_id="update_state", stream=stream, step=STATE_STEP)
     generate_batch = WalSparkSubmitOperator.partial(
         task_id="generate_batch", stream=stream, map_index_template="{{ task.step }}"
     ).expand(step=[output.id for output in stream.outputs])
-    # Teardowns run after a failed batch too, and a run's state is that of the tasks before them: a failed output fails
-    # the run. The last one counts itself as well, and it fails where a checkpoint is missing. (If the checkpoint
-    # counted, Airflow would no longer look at the outputs before it.)
+    # Teardowns run after a failed batch too, and the tasks before them determine the run's state: a failed output fails
+    # the run. The last teardown counts as well, and fails if a checkpoint is missing. (If the checkpoint counted,
+    # Airflow would ignore the outputs before it.)
     checkpoint = CheckpointOperator(task_id="checkpoint", stream=stream).as_teardown()
     cleanup = CleanupOperator(task_id="cleanup", stream=stream).as_teardown(on_failure_fail_dagrun=True)
     before >> generate_batch >> checkpoint >> cleanup

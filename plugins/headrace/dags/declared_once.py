@@ -1,9 +1,9 @@
-"""A stream is declared by one DAG file: a second file with its name gets an import error.
+"""Checks that only one DAG file declares a stream: a second file with the same stream name gets an import error.
 
-Airflow parses each file in a process of its own, which has no database, and takes two files with the same DAG ids
-without a word: their DAGs replace each other at every parse. So the files themselves are compared. A factory writes
-down, in ``headrace/streams`` below AIRFLOW_HOME, which file declares the stream, and refuses another one while that
-file is as it was. A file that was deleted declares nothing; one that was changed has ten minutes to be parsed again.
+Airflow parses each file in a separate process without a database, and accepts two files with the same DAG ids without
+an error: their DAGs replace each other at every parse. So the files themselves are compared. A factory records, in
+``headrace/streams`` below AIRFLOW_HOME, which file declares the stream, and refuses another file while the recorded one
+is unchanged. A deleted file declares nothing; a changed file has ten minutes to be parsed again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from headrace.stream.errors import StreamDefinitionError
 if TYPE_CHECKING:
     from headrace.stream import Stream
 
-# How Airflow names the modules of DAG files.
+# The prefix that Airflow gives to the module names of DAG files.
 _DAG_FILE_MODULE = "unusual_prefix_"
-# The DAG processor parses a file again every half minute, and one that was changed at once.
+# The DAG processor parses a file again every half minute, and a changed file at once.
 _CHANGED_FOR_SECONDS = 600.0
 _WRITTEN_FOR_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """A file that declares a stream by a factory ("receiver" or "batches"), as it was when it was parsed."""
+    """A DAG file that declares a stream, as it was when it was parsed; ``kind`` is "receiver" or "batches"."""
 
     file: str
     modified_ns: int
@@ -44,12 +44,12 @@ class Declaration:
 
     @classmethod
     def of(cls, file: str, stream: Stream, kind: str) -> Self:
-        """That of a file which is being parsed."""
+        """The declaration of a file that is being parsed now."""
         found = Path(file).stat()
         return cls(file, found.st_mtime_ns, found.st_size, kind, stream.digest, time.time())
 
     def holds(self) -> bool:
-        """Whether the file still declares the stream, as far as can be known without parsing it."""
+        """Whether the file still declares the stream, as far as can be determined without parsing it."""
         try:
             found = Path(self.file).stat()
         except OSError:
@@ -58,9 +58,9 @@ class Declaration:
         return unchanged or time.time() - self.parsed_at < _CHANGED_FOR_SECONDS
 
     def excludes(self, other: Self) -> bool:
-        """Whether the other one cannot stand beside this one.
+        """Whether the two declarations conflict.
 
-        One file may have the receiver DAG and another one the batch DAG, by the same definition.
+        One file may have the receiver DAG and another one the batch DAG, with the same definition.
         """
         if self.file == other.file:
             return False
@@ -68,7 +68,7 @@ class Declaration:
 
 
 def declare_once(stream: Stream, kind: str) -> None:
-    """Note that the DAG file that is being parsed declares this stream. Elsewhere than in the DAG processor: nothing.
+    """Record that the DAG file being parsed declares this stream. Does nothing outside the DAG processor.
 
     Raises:
         StreamDefinitionError: another DAG file declares a stream of this name.
@@ -91,7 +91,7 @@ def declare_once(stream: Stream, kind: str) -> None:
     if len(before) + len(kept) == len(known) and before and _is_fresh(before[0], mine):
         return
     with suppress(OSError):
-        # A folder that cannot be written must not keep a DAG from being parsed.
+        # A folder that cannot be written must not prevent the DAG from being parsed.
         _write(notes, [*kept, mine])
 
 
@@ -101,14 +101,14 @@ def _is_fresh(before: Declaration, now: Declaration) -> bool:
 
 
 def _parsed_file() -> str | None:
-    """The DAG file that the DAG processor is parsing; None in a task, a command, a test."""
+    """The DAG file that the DAG processor is parsing; None in a task, a command or a test."""
     runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
     if getattr(runner, "SUPERVISOR_COMMS", None) is None:
         return None
     from airflow.sdk import get_parsing_context
 
     if get_parsing_context().dag_id is not None:
-        # A task parses its DAG's file too, in the version of its run.
+        # A task parses its DAG's file too, in its run's version.
         return None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""What the DAGs of all streams have in common."""
+"""Settings that the DAGs of all streams share: start date, retries, tags, and the description of a stream."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.stream import ElasticsearchOutput, ForeachBatchOutput, KafkaOutput
 if TYPE_CHECKING:
     from headrace.stream import Output, Stream
 
-# Airflow wants a start date before anything is scheduled. It has to be the same at every parse, or the DAG would
-# change at every parse; which batches are run is decided by the timetable.
+# Airflow needs a start date to schedule a DAG. It has to be the same at every parse, or the DAG would change at every
+# parse. The timetable decides which batches are run.
 START_DATE = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def batch_retries(stream: Stream) -> dict[str, Any]:
-    """Retries of a batch's tasks: one, soon. A run that fails is red at once, and a later one takes its batch up."""
+    """Retries of a batch's tasks: one, after 5 s. So a failed run shows soon, and a later run takes its batch up."""
     return {
         "retries": 1,
         "retry_policy": BoundedRetryPolicy(stream.retry_for_ms / 1000),
@@ -27,7 +27,7 @@ def batch_retries(stream: Stream) -> dict[str, Any]:
 
 
 def replay_retries(stream: Stream) -> dict[str, Any]:
-    """Retries of a replay's tasks, for half an hour: no later run takes its batches up."""
+    """Retries of a replay's tasks, for half an hour, because no later run takes its batches up."""
     return {
         **batch_retries(stream),
         "retries": 30,
@@ -38,12 +38,12 @@ def replay_retries(stream: Stream) -> dict[str, Any]:
 
 
 def tags(stream: Stream, kind: str) -> list[str]:
-    """The tags by which the UI finds a stream's DAGs."""
+    """The tags of a stream's DAGs, to filter by in the UI."""
     return ["headrace", kind, f"stream:{stream.name}"]
 
 
 def _place(output: Output) -> tuple[str, str]:
-    """Where an output writes, and to what there."""
+    """The system that an output writes to, and the target within it."""
     if isinstance(output, ElasticsearchOutput):
         where = f"connection `{output.connection}`" if output.connection else ", ".join(output.hosts)
         return f"Elasticsearch, {where}", f"index `{output.index}`, ids by {output.document_ids.kind}"
@@ -84,8 +84,8 @@ def describe(stream: Stream) -> str:
     lines += [
         f"| log | `{stream.storage.url}` | kept {stream.remember_ms // 1000} s after the checkpoint |",
         f"| ledger | `{stream.ledger}` | |",
-        # So that Airflow sees another version of the DAG with every other definition, whatever field differs: a run
-        # keeps the code of its version, and the ledger knows from it which of two definitions is the later one.
+        # With the digest, every change of the definition, in whatever field, makes a new DAG version in Airflow. A run
+        # keeps the code of its version, and the ledger orders definitions by the time of their DAG versions.
         f"| definition | `{stream.digest}` | |",
     ]
     return "\n".join(lines)

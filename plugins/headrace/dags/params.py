@@ -1,4 +1,4 @@
-"""What a run may ask for, as Airflow's trigger form shows it and checks it."""
+"""The Airflow params of a stream's DAGs: what a run may ask for. Airflow's trigger form shows and checks them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def batch_params(stream: Stream) -> dict[str, Any]:
 
 
 def outputs_param(stream: Stream) -> Param:
-    """Which of the stream's steps a run is about."""
+    """The param that limits a run to some of the stream's steps."""
     return Param(
         None,
         type=["null", "array"],
         items={"type": "string", "enum": list(stream.steps)},
-        # By its examples the form offers a choice.
+        # The form offers the examples as choices.
         examples=list(stream.steps),
         title="Outputs",
         description="Run these alone; empty: all of them.",
@@ -44,7 +44,7 @@ def outputs_param(stream: Stream) -> Param:
 
 
 def parameters_param(stream: Stream) -> dict[str, Any]:
-    """The values that the stream's transforms find, where it declares any."""
+    """The param with the values for the stream's transforms; empty if the stream declares none."""
     if not stream.parameters:
         return {}
     return {

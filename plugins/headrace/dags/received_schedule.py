@@ -1,4 +1,4 @@
-"""The schedule of a batch DAG whose batches are started by what was received (``Stream.trigger``)."""
+"""The schedule of a batch DAG whose batches are started by received records (``Stream.trigger``)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def received_schedule(stream: Stream, *, poll_interval: float | None = None) -> AssetOrTimeSchedule:
-    """What the stream's batch DAG takes as ``schedule``, with ``max_active_runs=1``.
+    """The ``schedule`` of the stream's batch DAG, which needs ``max_active_runs=1``.
 
-    A trigger in Airflow's triggerer watches the ledger and says on an asset that a batch is due; Airflow then makes a
-    run without logical date. The timetable beside it begins nothing by itself: it is there so that the DAG can be
-    backfilled, and be triggered for a batch time.
+    A trigger in Airflow's triggerer polls the ledger and emits an asset event when a batch is due; Airflow then creates
+    a run without a logical date. The timetable starts no runs by itself: it allows backfills of the DAG, and runs
+    triggered for a batch time.
 
-    :param poll_interval: seconds between two looks into the ledger; by default ``[headrace] poll_interval``.
+    :param poll_interval: seconds between two polls of the ledger; by default ``[headrace] poll_interval``.
 
     Raises:
         StreamDefinitionError: the stream declares no trigger.

@@ -1,4 +1,4 @@
-"""The DAG that keeps a stream's receiver job alive."""
+"""The factory of the DAG that keeps a stream's receiver job alive."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def receiver_dag(stream: Stream, *, dag_id: str | None = None, **options: Any) -
         StreamDefinitionError: another DAG file declares a stream of this name.
     """
     declare_once(stream, "receiver")
-    # A job that dies is restarted by a retry; one that cannot start shows itself after some minutes as a failed run,
-    # and the schedule begins the next.
+    # A retry restarts a job that died. A job that cannot start shows as a failed run after some minutes, and the
+    # schedule begins the next run.
     default_args = {
         "retries": 5,
-        # Always: the start itself takes three times as long, and the tries of a run are counted over months.
+        # No backoff: the start itself takes three times as long, and a run's tries are counted over months.
         "retry_delay": timedelta(seconds=5),
         **options.pop("default_args", {}),
     }

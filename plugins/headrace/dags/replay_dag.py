@@ -1,4 +1,4 @@
-"""The DAG that runs a stream's batches again into other places, while the stream goes on."""
+"""The factory of the DAG that replays a stream's batches into other targets, while the stream continues."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def replay_dag(
 ) -> DAG:
     """The DAG of a replay.
 
-    :param name: the replay's name, in the ledger too. Another name is another replay, of which no batch is done yet.
-    :param outputs: which outputs are replayed, and what differs: ``{"elasticsearch": {"index": "flights-v2"}}``.
-    :param transform: ``module:function`` in place of the stream's, and of the outputs' own.
+    :param name: the replay's name, in the ledger too. A new name is a new replay, without completed batches.
+    :param outputs: the outputs to replay, with their changed fields: ``{"elasticsearch": {"index": "flights-v2"}}``.
+    :param transform: ``module:function`` that replaces the stream's transform and the outputs' own.
     :param dag_id: by default ``<stream>_replay_<name>``.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
 
     Raises:
-        StreamDefinitionError: an output is unknown or would write where the stream does, the stream has state, or the
-            name is none.
+        StreamDefinitionError: an output is unknown or would write where the stream writes, the stream has state, or the
+            name is invalid.
     """
     if not _NAME.match(name):
         raise StreamDefinitionError(f"{name!r} is no name for a replay: letters, digits, and _ . - between them.")

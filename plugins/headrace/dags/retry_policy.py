@@ -1,4 +1,4 @@
-"""When Airflow tries a batch's task again."""
+"""The retry policy that decides whether Airflow tries a batch's task again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class BoundedRetryPolicy(RetryPolicy):
-    """The task's own retries for what failed soon: a process that was killed, a connection that broke.
+    """Allows the task's own retries after an early failure: a process was killed, a connection broke.
 
-    None after an error that no repetition cures, nor after a try that has taken ``seconds`` already: its run is to fail
-    visibly, and those of later batches are to go on. Later runs take the batch up.
+    There is no retry after an error that no repetition cures, nor after a try that took ``seconds`` or longer: its run
+    should fail visibly, and the runs of later batches should continue. Later runs take the batch up.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -30,7 +30,7 @@ class BoundedRetryPolicy(RetryPolicy):
         max_tries: int,  # noqa: ARG002 - Airflow's signature
         context: Context | None = None,
     ) -> RetryDecision:
-        """Airflow's question, in the task's process."""
+        """Decide whether to retry. Airflow calls this in the task's process."""
         if getattr(exception, "failure", None) is Failure.FINAL:
             return RetryDecision.fail("no repetition cures it")
         started = None if context is None else context["ti"].start_date
