@@ -1,4 +1,4 @@
-"""The ledger as Airflow's tasks and triggers open it: by URL, or by an Airflow connection."""
+"""The hook with which Airflow's tasks and triggers open the ledger: by URL, or by an Airflow connection."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class LedgerHook(BaseHook):
     """Opens the ledger of a stream.
 
-    :param ledger: what ``Stream.ledger`` holds: a SQLAlchemy URL without a password, or ``connection:<conn_id>``.
-    :param ledger_conn_id: the connection's id alone, in place of ``ledger``.
+    :param ledger: the value of ``Stream.ledger``: a SQLAlchemy URL without a password, or ``connection:<conn_id>``.
+    :param ledger_conn_id: the connection's id alone, instead of ``ledger``.
 
-    A connection has the type ``headrace_ledger`` (or ``postgres``): host, port, login, password, and the
+    A connection has the type ``headrace_ledger`` (or ``postgres``), with host, port, login, password, and the
     database's name as schema. Without a host the schema is the absolute path of an SQLite file.
     """
 
@@ -42,7 +42,7 @@ class LedgerHook(BaseHook):
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """The connection form's fields, as Airflow asks for them."""
+        """The fields of Airflow's connection form."""
         return {
             "hidden_fields": ["extra"],
             "relabeling": {"schema": "Database", "host": "Host (empty: SQLite)"},
@@ -50,7 +50,7 @@ class LedgerHook(BaseHook):
         }
 
     def get_conn(self) -> Ledger:
-        """The open ledger, made new in an empty database; the caller closes it.
+        """Open the ledger; create it in an empty database. The caller closes it.
 
         Raises:
             SchemaError: it has another version's schema; ``headrace ledger migrate`` migrates an older one.
@@ -59,7 +59,7 @@ class LedgerHook(BaseHook):
         return _open(self._ledger, _environ(self.get_connection(conn_id)) if conn_id else None)
 
     async def aget_conn(self) -> Ledger:
-        """`get_conn` for an event loop, where a blocking look-up of the connection would be a deadlock."""
+        """`get_conn` for an event loop, where a blocking look-up of the connection would deadlock."""
         conn_id = self._connection_id()
         environ = _environ(await self.aget_connection(conn_id)) if conn_id else None
         return await in_thread(self._ledger, _open, self._ledger, environ)
@@ -79,24 +79,25 @@ class LedgerHook(BaseHook):
             ledger.close()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Airflow's "Test" button: whether the ledger opens and answers. It makes neither a file nor a table."""
+        """Airflow's "Test" button: whether the ledger opens and answers. Creates neither a file nor a table."""
         try:
             conn_id = self._connection_id()
             environ = _environ(self.get_connection(conn_id)) if conn_id else None
             with _open(self._ledger, environ, create=False) as ledger:
                 return True, f"The ledger holds {len(ledger.streams.all())} stream(s)."
-        except Exception as error:  # the button shows whatever went wrong
+        except Exception as error:  # the button shows any error
             return False, str(error)
 
 
 def register(ledger: Ledger, stream: Stream) -> int:
-    """Register the stream's definition; its revision. The same definition has the same revision every time.
+    """Register the stream's definition, and return its revision. The same definition always has the same revision.
 
-    Code of an older version of the DAG than that which declared the stream's newest definition gets its revision, and
-    the newest definition stays. A definition that the receiver job has to be started anew for makes an event.
+    If the calling code is of an older DAG version than the one that declared the stream's newest definition, its own
+    revision is returned and the newest definition stays. A definition that requires a restart of the receiver job
+    records an event.
 
     Raises:
-        LostLedgerError: the ledger does not know the stream, and its folder tells of another one that did.
+        LostLedgerError: the ledger does not know the stream, but the stream's folder shows that another ledger did.
     """
     from headrace.batch.recovery.lost_ledger import refuse_if_lost
     from headrace.receiver.adoption import record_unadopted
@@ -119,10 +120,10 @@ def register(ledger: Ledger, stream: Stream) -> int:
 
 
 def _dag_version_ms() -> int | None:
-    """When the version of the DAG was made that this task runs, None outside of a task.
+    """The creation time of the DAG version that this task runs, in milliseconds since the epoch; None outside a task.
 
-    Airflow numbers DAG versions by UUIDs of version 7, which begin with the time. Factories put the definition's
-    digest into the DAG's documentation, so that each definition has a DAG version of its own.
+    Airflow identifies DAG versions by UUIDs of version 7, which begin with the time. The factories put the definition's
+    digest into the DAG's documentation, so that each definition has its own DAG version.
     """
     try:
         version = get_current_context()["ti"].dag_version_id
@@ -132,12 +133,13 @@ def _dag_version_ms() -> int | None:
 
 
 def _open(url: str, environ: Mapping[str, str] | None, *, create: bool = True) -> Ledger:
-    # SQLAlchemy's engine and the migrations have no place in a DAG file's parsing.
+    # Imported here so that parsing a DAG file does not load SQLAlchemy's engine and the migrations.
     from headrace.ledger import Ledger
 
     return Ledger.open(url, environ=environ, create=create)
 
 
 def _environ(connection: Connection) -> dict[str, str]:
-    """The connection as the core looks for it, for this one look-up: Airflow's processes keep it out of their own."""
+    """The connection as the environment variable that the core reads. It is passed for this one look-up only, and not
+    set in the environment of Airflow's processes."""
     return {variable_name(connection.conn_id): connection.as_json()}

@@ -1,4 +1,4 @@
-"""spark-submit for a stream: the provider's hook with the stream's settings, and secrets kept off command lines."""
+"""The spark-submit hook of a stream: the provider's hook with the stream's settings; no secrets on command lines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from headrace.stream import Stream
 
-# A Spark Connect server that is stopped while sessions have queries may start the (non-daemon) thread of its session
-# manager once more, and a JVM does not end by itself while that lives.
+# A Spark Connect server that is stopped while sessions run queries may restart the (non-daemon) thread of its session
+# manager, and the JVM does not end by itself while that thread is alive.
 _CONF = {"spark.submit.callSystemExitOnMainExit": "true"}
 
 
@@ -41,11 +41,11 @@ def application(name: str) -> str:
 class StreamSparkSubmitHook(SparkSubmitHook):
     """spark-submit with the master (or the Airflow connection), configuration and Python files of a stream.
 
-    Connections reach the application in the environment of the spark-submit process. In cluster mode the driver is
-    no child of it, and the provider would write them on the command line (``spark.yarn.appMasterEnv…``), so there
-    they have to be in the driver's environment already; the log says so.
+    The application gets its connections in the environment of the spark-submit process. In cluster mode the driver is
+    not a child of that process, and the provider would write them on the command line (``spark.yarn.appMasterEnv…``).
+    So in cluster mode they have to be in the driver's environment already; the log says so.
 
-    :param receivers: how many receivers the application hosts, for the number of its task slots on one machine.
+    :param receivers: how many receivers the application hosts; determines its number of task slots with a local master.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class StreamSparkSubmitHook(SparkSubmitHook):
         conf: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        # The base class asks for the connection in its constructor.
+        # Set first: the base class resolves the connection in its constructor.
         self._stream = stream
         self._receivers = receivers
         settings = stream.spark
@@ -73,7 +73,7 @@ class StreamSparkSubmitHook(SparkSubmitHook):
 
     def _resolve_connection(self) -> dict[str, Any]:
         if self._stream.spark.connection is not None:
-            # A typo in the id must not become the provider's fallback, a YARN cluster.
+            # Raises for an unknown id: the provider would fall back to a YARN cluster.
             self.get_connection(self._stream.spark.connection)
             return super()._resolve_connection()
         binary = self.spark_binary or "spark-submit"
@@ -92,11 +92,11 @@ class StreamSparkSubmitHook(SparkSubmitHook):
 
     @property
     def is_cluster_mode(self) -> bool:
-        """Whether the driver runs in the cluster and not as a child of spark-submit."""
+        """Whether the driver runs in the cluster, not as a child of spark-submit."""
         return bool(self._connection["deploy_mode"] == "cluster")
 
     def command(self, application_path: str) -> list[str]:
-        """The whole spark-submit command; holds no secret."""
+        """The whole spark-submit command, without secrets."""
         return self._build_spark_submit_command(application_path)
 
     def environment(self) -> dict[str, str]:
@@ -111,7 +111,7 @@ class StreamSparkSubmitHook(SparkSubmitHook):
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command = super()._build_spark_submit_command(application)
-        # With these variables the provider gives the process all of Airflow's environment too; see `environment`.
+        # If these were kept, the provider would also pass on all of Airflow's environment; see `environment`.
         self._env = None
         return command
 
