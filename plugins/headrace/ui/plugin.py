@@ -1,7 +1,7 @@
-"""What headrace adds to Airflow itself; found by the entry point group ``airflow.plugins``.
+"""The Airflow plugin of headrace, found by the entry point group ``airflow.plugins``.
 
-Airflow loads this in the scheduler, the API server, the DAG processor, the triggerer and every task, so it
-imports what serialised DAGs need, and nothing else.
+Airflow loads this in the scheduler, the API server, the DAG processor, the triggerer and every task, so it imports only
+what serialised DAGs need.
 """
 
 from __future__ import annotations
