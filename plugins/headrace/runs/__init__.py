@@ -1,1 +1,1 @@
-"""What a DAG run asks of its stream and its batch: request, steps to run, readiness, receiver job, processes."""
+"""What a DAG run needs from its stream and its batch: request, steps to run, readiness, receiver job, processes."""

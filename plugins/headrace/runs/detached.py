@@ -1,4 +1,4 @@
-"""Processes that outlive the task that started them: a session of their own, and a log file instead of pipes."""
+"""Starts processes that outlive the task: each has its own session, and a log file instead of pipes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 
-# Enough for a Python traceback over a JVM's, small enough for a task log.
+# Enough for a Python traceback with a JVM's, small enough for a task log.
 _TAIL_BYTES = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class DetachedProcess:
-    """A started process, told from a later one with the same id by its creation time (seconds since the epoch)."""
+    """A started process. ``created`` (seconds since the epoch) distinguishes it from a later one with the same id."""
 
     pid: int
     created: float
@@ -31,7 +31,7 @@ class DetachedProcess:
             return False
 
     def exit_code(self) -> int | None:
-        """Its exit code (negative: the signal that ended it) where this process is its parent and it has ended."""
+        """The exit code (negative: the signal that ended it). None while it runs, or if this is not its parent."""
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
@@ -50,13 +50,13 @@ def spawn(command: Sequence[str], *, environment: Mapping[str, str], log: Path) 
             stdout=descriptor,
             stderr=subprocess.STDOUT,
             env=dict(environment),
-            # Not in the task's session: Airflow ends a task by ending its process group.
+            # Outside the task's session: Airflow ends a task by ending its process group.
             start_new_session=True,
             close_fds=True,
         )
     finally:
         os.close(descriptor)
-    # Popen complains about a living child when it is collected; this one is meant to live.
+    # Suppresses Popen's warning when it is garbage-collected with a living child: this one is meant to live on.
     child.returncode = 0
     try:
         created = psutil.Process(child.pid).create_time()
@@ -66,7 +66,7 @@ def spawn(command: Sequence[str], *, environment: Mapping[str, str], log: Path) 
 
 
 def tail(log: Path | str, lines: int = 40) -> str:
-    """The last lines of a log file; empty where the file is not on this machine."""
+    """The last lines of a log file; empty if the file is not on this machine."""
     try:
         with Path(log).open("rb") as file:
             end = file.seek(0, os.SEEK_END)

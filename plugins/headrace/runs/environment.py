@@ -1,7 +1,7 @@
-"""The environment of the processes that Airflow starts for a stream.
+"""Builds the environment of the processes that Airflow starts for a stream.
 
-They get the connections of their stream and nothing else of Airflow's: who may run a transform need not read the
-metadata database's password. Secrets travel in the environment, never on a command line, where every user of
+They get the connections of their stream and none of Airflow's other settings: whoever may run a transform need not read
+the metadata database's password. Secrets are passed in the environment, never on a command line, where every user of
 the machine could read them.
 """
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 SECRET_KEY_VARIABLE = "HEADRACE_SECRET_KEY"  # noqa: S105 - the variable's name, not a secret
 
-# What sets this use of the key apart from any other: Airflow encrypts with the same one.
+# Separates this use of the key from others: Airflow encrypts with the same key.
 _PURPOSE = b"headrace: what receiver jobs and their batches share"
 
 # Airflow's own settings, other DAGs' connections and variables, and the task's channel to its supervisor.
 _WITHHELD_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW_CTX_", "_AIRFLOW", "__AIRFLOW")
-# With it pyspark's modules were compiled again at every import, two seconds each time.
+# With this variable pyspark's modules were compiled again at every import, two seconds each time.
 _WITHHELD = {"PYTHONDONTWRITEBYTECODE"}
 
 
@@ -40,9 +40,10 @@ class SecretKeyUndefinedError(HeadraceError):
 
 
 def child_environment(stream: Stream, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The whole environment for a process of ``stream``: ``base`` (this process's) without Airflow's own, plus ours.
+    """The whole environment for a process of ``stream``: ``base`` (by default this process's) without Airflow's
+    variables, plus those that the process needs.
 
-    Raises AirflowNotFoundException for a connection that is not defined, SecretKeyUndefinedError.
+    Raises AirflowNotFoundException if a connection is not defined, and SecretKeyUndefinedError.
     """
     base = os.environ if base is None else base
     environment = {
@@ -51,25 +52,25 @@ def child_environment(stream: Stream, base: Mapping[str, str] | None = None) -> 
     for conn_id in stream.connection_ids:
         environment[variable_name(conn_id)] = connection_json(conn_id)
     environment[SECRET_KEY_VARIABLE] = secret_key(stream.name)
-    # Executors and the driver run the Python that runs Airflow; left alone they pick another, without pyarrow.
+    # Executors and the driver run the Python that runs Airflow; by default they pick another one, without pyarrow.
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # A task's PATH may lack the environment's own scripts, and spark-submit is one of them.
+    # A task's PATH may lack the Python environment's own scripts, such as spark-submit.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     if stream.spark.is_local:
-        # Spark's user interface and its other ports, which know no password, stay on this machine.
+        # Spark's user interface and its other ports have no password, so they listen on this machine only.
         environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Lines reach the log as they are printed.
+    # So that lines appear in the log as soon as they are printed.
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
 
 
 @contextmanager
 def connections_in_environment(stream: Stream) -> Iterator[None]:
-    """The connections of the stream's inputs in this process's own environment, where the core looks for them, for the
-    length of a ``with`` block: what asks Kafka in a task has to find them there.
+    """Set the connections of the stream's inputs in this process's environment for the length of a ``with`` block. Code
+    that queries Kafka within a task reads them there.
 
-    Raises AirflowNotFoundException for a connection that is not defined.
+    Raises AirflowNotFoundException if a connection is not defined.
     """
     names = {variable_name(source.connection): source.connection for source in stream.inputs if source.connection}
     found = {name: connection_json(conn_id) for name, conn_id in names.items()}
@@ -93,10 +94,13 @@ def connection_json(conn_id: str) -> str:
 
 
 def secret_key(stream_name: str) -> str:
-    """The secret that a stream's receiver job and its batches share, 64 hexadecimal digits; each stream has another.
+    """The secret that a stream's receiver job and its batches share: 64 hexadecimal digits, different for each stream.
 
-    It is derived from ``[headrace] secret_key``, else from ``[core] fernet_key``, and tells nothing of them: with the
-    latter itself, whoever writes a transform could read all of Airflow's connections.
+    It is derived from ``[headrace] secret_key``, else from ``[core] fernet_key``, and does not reveal them: with the
+    fernet key itself, whoever writes a transform could read all of Airflow's connections.
+
+    Raises:
+        SecretKeyUndefinedError: neither key is set.
     """
     key = conf.get("headrace", "secret_key", fallback="") or conf.get("core", "fernet_key", fallback="")
     if not key:

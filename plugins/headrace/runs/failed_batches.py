@@ -1,7 +1,8 @@
-"""Which batches that failed a later run takes up: nobody has to clear their runs.
+"""Selects the failed batches that a later run retries, so that nobody has to clear their runs.
 
-What failed by its surroundings is tried again once an output has taken a later batch: that is the sign that it is back.
-What failed by the user's code, or for good, is tried again when the definition or the code is another one.
+A batch that failed for a passing reason is retried once its output has written a later batch: that shows that the
+output is available again. A batch that failed by the user's code, or finally, is retried when the definition or the
+code has changed.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _LONGEST_PAUSE_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class FailedBatch:
-    """An earlier batch that nobody is at, and those of the asked steps that are left of it."""
+    """An earlier batch without a live attempt, and those of the requested steps that it still needs."""
 
     batch: BatchRow
     steps: tuple[str, ...]
 
 
 def failed_batches(ledger: Ledger, stream: Stream, before_ms: int, steps: Sequence[str]) -> Iterator[FailedBatch]:
-    """The batches before ``before_ms`` that are to be taken up, oldest first."""
+    """The failed batches before ``before_ms`` to retry, with their steps among ``steps``, oldest first."""
     from headrace.ledger.states import AttemptState, BatchState
     from headrace.runs.steps_to_run import live_attempts
 
@@ -59,7 +60,8 @@ def failed_batches(ledger: Ledger, stream: Stream, before_ms: int, steps: Sequen
 
 
 def may_be_tried(stream: Stream, attempts: Sequence[AttemptRow], now_ms: int) -> bool:
-    """Whether another attempt may end otherwise than the last of these, oldest first."""
+    """Whether to make another attempt, after these (oldest first): not if it would fail alike, and not before the pause
+    is over, which doubles with each failed retry."""
     if not attempts:
         return True
     last = attempts[-1]
@@ -71,7 +73,7 @@ def may_be_tried(stream: Stream, attempts: Sequence[AttemptRow], now_ms: int) ->
 
 
 def is_held_back(stream: Stream, last: AttemptRow) -> bool:
-    """Whether the attempt failed by the user's code, or for good, and definition and code are those of then."""
+    """Whether the attempt failed by the user's code, or finally, and definition and code have not changed since."""
     if last.attributes.get(FAILURE) not in (Failure.CODE, Failure.FINAL):
         return False
     from headrace.spark.code_version import tried_with
@@ -80,7 +82,8 @@ def is_held_back(stream: Stream, last: AttemptRow) -> bool:
 
 
 def _ended_in_vain(attempts: Iterable[AttemptRow]) -> int:
-    """How many attempts by later runs, one after another, have failed: each had the sign that the output is back."""
+    """How many of the last consecutive attempts were failed retries by later runs, 20 at most. Each began after its
+    output had written a later batch."""
     number = 0
     for row in reversed(list(attempts)):
         if not row.attributes.get(TAKEN_UP):

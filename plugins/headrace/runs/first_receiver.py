@@ -1,4 +1,4 @@
-"""Whether a stream has begun to receive: before that there is nothing for a batch to hold."""
+"""Determines when a stream began to receive; before that no batch can hold records."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LONG_AGO_MS = 0
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """When the stream's first receiver began, in milliseconds since the epoch; None: not yet, for this ``reason``.
+    """When the stream's first receiver began, in milliseconds since the epoch; None if it has not, with the ``reason``.
 
-    ``LONG_AGO_MS`` where a later receiver job than the first one has been there.
+    ``LONG_AGO_MS`` if the current receiver job is not the stream's first.
     """
 
     at_ms: int | None
@@ -32,7 +32,7 @@ def find_beginning(ledger: Ledger, stream: str) -> Beginning:
     receivers = ledger.receivers.all(stream)
     if receivers:
         first_ms = min(receiver.registered_at_ms for receiver in receivers)
-        # A receiver's row is that of its newest instance.
+        # A receiver's row describes its newest instance.
         return Beginning(first_ms if job.epoch == 1 else LONG_AGO_MS)
     if job.alive(ledger.now_ms()):
         return Beginning(None, f"the receiver job (epoch {job.epoch}) is {job.state.value} and has no receivers yet")

@@ -1,5 +1,5 @@
-"""Which run of Airflow's a task belongs to. The id alone does not tell: a run that was deleted (``airflow db clean``)
-may come again by the same id, as a backfill's does."""
+"""Identifies the DAG run that a task belongs to. The run id alone is not enough: after a run was deleted (``airflow db
+clean``), a new run may have the same id, as a backfill's does."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """A DAG run since it was last cleared. Attempts keep it, so that the run knows its own work.
+    """A DAG run since it was last cleared. Attempts record it, so that the run can find its own attempts.
 
-    ``clear_number`` is how often it was cleared. ``started`` is when it began since then (ISO 8601), None where Airflow
-    does not tell. ``existed_ms`` is the earliest time at which it is known to have been there.
+    ``clear_number`` is how often it was cleared. ``started`` is when it began after that (ISO 8601), None if Airflow
+    does not report it. ``existed_ms`` is the earliest time at which the run is known to have existed.
     """
 
     run_id: str
@@ -28,16 +28,16 @@ class RunIdentity:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What an attempt keeps of the run that began it."""
+        """The attributes by which an attempt records the run that began it."""
         reported = {"run_id": self.run_id, "clear_number": self.clear_number}
         return reported if self.started is None else {**reported, "run_started": self.started}
 
     def clear_of(self, attributes: Mapping[str, Any]) -> int | None:
-        """The clear in which this run made the attempt with these attributes; None: another run made it."""
+        """The ``clear_number`` at which this run made the attempt with these attributes; None if another run did."""
         clear = int(attributes.get("clear_number") or 0)
         if attributes.get("run_id") != self.run_id or clear > self.clear_number:
             return None
-        # Clearing gives a run another start, so that those of earlier clears cannot be compared.
+        # Clearing gives a run another start time, so start times are compared only within the same clear.
         started = attributes.get("run_started", self.started)
         return clear if clear < self.clear_number or self.started in (None, started) else None
 
@@ -46,15 +46,15 @@ class RunIdentity:
         return self.clear_of(attributes) == self.clear_number
 
     def existed(self, at_ms: int) -> bool:
-        """Whether the run was there at this time, as far as it is known."""
+        """Whether the run existed at this time, as far as is known."""
         return self.existed_ms is None or self.existed_ms <= at_ms
 
 
 def run_identity(context: Context) -> RunIdentity:
     """The run that the task of this context belongs to."""
     run = context["dag_run"]
-    # Airflow does not tell a task when its run was made. The run's task instances are made with it, and their ids
-    # (UUID 7) begin with the time; one that is tried again has another.
+    # Airflow does not give a task the creation time of its run. The run's task instances are created with it, and their
+    # ids (UUID 7) begin with the time; a task that is tried again has a new id.
     known = [_made_ms(context["ti"].id)]
     started = None
     if run.start_date is not None:
@@ -65,12 +65,12 @@ def run_identity(context: Context) -> RunIdentity:
 
 
 def of_schedule(context: Mapping[str, Any]) -> bool:
-    """Whether the clock has begun the task's run: nobody asked for it, and no backfill."""
+    """Whether the schedule started the task's run, not a person or a backfill."""
     return bool(context["dag_run"].run_type == "scheduled")
 
 
 def goes_on_by_itself(context: Mapping[str, Any]) -> bool:
-    """Whether other runs follow the task's run by themselves: those of the clock, and of what was received."""
+    """Whether other runs follow the task's run by themselves: the schedule or an asset event started it."""
     return of_schedule(context) or bool(context["dag_run"].run_type == "asset_triggered")
 
 

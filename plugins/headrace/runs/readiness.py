@@ -1,4 +1,4 @@
-"""Whether a batch time has all the blocks that it can still get."""
+"""Determines whether a batch time has all the blocks that it can still get."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
     from headrace.receiver.input_health import InputTrouble
 
-# Partitions that a reason names; of a thousand it tells the number.
+# How many partitions a reason names; it gives the number of the others.
 _MOST_NAMED = 5
-# A partition that was drained this long ago is: its receiver asks Kafka once a second.
+# A partition that was drained this recently counts as drained: its receiver asks Kafka once a second.
 _DRAINED_FOR_MS = 5_000
 
 
-# A batch whose inputs cannot be asked waits for at least this long, and for so many intervals.
+# A batch whose inputs cannot be received waits for at least this time and at least this many intervals.
 _UNASKED_MS = 60_000
 _UNASKED_INTERVALS = 3
 
 
 class InputsNotReceivedError(HeadraceError):
-    """Nothing is known of what a batch would hold: its inputs were not received."""
+    """The batch's inputs were not received, so its records are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """``complete`` is False where the wait was given up: blocks that come later join the next open batch.
+    """``complete`` is False if the wait was given up: blocks that come later join the next open batch.
 
-    ``troubled``: it waits for inputs that are not received; ``failed``: it has waited for them for long enough.
+    ``troubled``: the batch waits for inputs that are not received; ``failed``: that wait has timed out.
     """
 
     ready: bool
@@ -44,28 +44,29 @@ class Readiness:
 
 
 def unasked_wait_ms(interval_ms: int) -> int:
-    """How long a batch waits for inputs that are not received, before its run fails."""
+    """How long a batch waits for inputs that are not received before its run fails, in milliseconds."""
     return max(_UNASKED_MS, _UNASKED_INTERVALS * interval_ms)
 
 
 def blocks_ready(
     ledger: Ledger, stream: str, *, batch_time_ms: int, grace_ms: int, waiting_since_ms: int = 0
 ) -> Readiness:
-    """Whether there is anything to wait for at ``batch_time_ms``, by the ledger's clock.
+    """Return whether the batch at ``batch_time_ms`` still has to wait for blocks, by the ledger's clock.
 
-    Waiting makes a batch fuller; correctness does not rest on it (rule 4 of the design). So by arrival it ends with the
-    first of these: the batch is allocated already, no receiver lives, every live one has stored all it cut up to the
-    batch time, or ``grace_ms`` have passed since.
+    Waiting makes a batch fuller; correctness does not depend on it (rule 4 of the design). So by arrival the wait ends
+    with the first of these: the batch is already allocated, no receiver is alive, every live receiver has stored all it
+    cut up to the batch time, or ``grace_ms`` have passed since the batch time.
 
-    By timestamp the batch's records may still lie in Kafka, so this waits, as long as its inputs are received, until
-    every active partition has passed the batch time, or was drained at the end of the allowed lateness.
+    By timestamp the batch's records may still be in Kafka. So, as long as its inputs are received, the batch waits
+    until every active partition has passed the batch time, or was drained at the end of the allowed lateness.
 
-    Which of the two holds is as the live receivers receive, and where none lives as the stream is defined.
+    The live receivers determine which of the two applies; if none is alive, the stream's definition does.
 
-    A batch without records of which the inputs were not received for its whole interval is not empty: nothing is known
-    of it. It waits for them for `unasked_wait_ms` from ``waiting_since_ms`` on (or from the batch time, if that is
-    later), and has then failed; so has one by timestamp that such an input holds up. Records that were received before
-    are not held back, and a stream that was stopped on purpose is waited for by nobody.
+    A batch without records whose inputs were not received for its whole interval does not count as empty, because its
+    records are unknown. It waits for the inputs for `unasked_wait_ms` from ``waiting_since_ms`` (or from the batch
+    time, if that is later), and then fails. A batch by timestamp that such an input holds up fails in the same way.
+    Records that were already received are not held back. No batch waits for the inputs of a stream that was stopped on
+    purpose.
     """
     from headrace.receiver.input_health import input_troubles
 
@@ -81,7 +82,7 @@ def blocks_ready(
     batch_by, otherwise = _received_by(job, row, live)
     troubles = [] if row.desired_state.value == "stopped" else input_troubles(job, receivers, now_ms)
     is_starting = job is not None and job.alive(now_ms) and job.state.value == "starting"
-    # A job that starts has a limit of its own.
+    # A starting job has its own time limit, so this wait has not begun yet.
     since_ms = now_ms if is_starting else max(batch_time_ms, waiting_since_ms)
     if batch_by == "timestamp":
         found = _passed(ledger, row, live, batch_time_ms, now_ms)
@@ -100,7 +101,7 @@ def blocks_ready(
 
 
 def _has_records(ledger: Ledger, row: StreamRow, batch_time_ms: int) -> bool:
-    """Whether the batch would take records that were received."""
+    """Whether the batch would get records that were already received."""
     waiting = ledger.blocks.waiting(row.name, batch_time_ms)
     return waiting is not None and (waiting.last_ms == batch_time_ms or Stream.from_json(row.definition).coalesces)
 
@@ -108,7 +109,7 @@ def _has_records(ledger: Ledger, row: StreamRow, batch_time_ms: int) -> bool:
 def _not_received(
     reason: str, troubles: Sequence[InputTrouble], row: StreamRow, *, since_ms: int, now_ms: int
 ) -> Readiness:
-    """Waiting, for a bounded time where an input is not received."""
+    """The readiness of a batch that waits: for a bounded time if an input is not received, else without a bound."""
     if not troubles:
         return Readiness(False, reason)
     wait_ms = unasked_wait_ms(row.batch_interval_ms)
@@ -125,10 +126,11 @@ def _reported(troubles: Sequence[InputTrouble]) -> str:
 
 
 def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]) -> tuple[str, str]:
-    """By what the live receivers put records into batches, and what to say where that is not as the stream is defined.
+    """Return the ``batch_by`` of the live receivers, and a note if it differs from the stream's definition.
 
-    A batch's task registers a changed definition at once, and the receiver job goes on as it began. By arrival no
-    partition ever passes anything, and by timestamp a receiver has older records still to store, whatever is sealed.
+    A batch's task registers a changed definition at once, but the receiver job continues with the one that it started
+    with. By arrival no partition ever passes a batch time; by timestamp a receiver may still have older records to
+    store, whatever is sealed.
     """
     if job is None or not any(each.job_epoch == job.epoch for each in live):
         return row.batch_by, ""
@@ -164,8 +166,8 @@ def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_t
     if not behind:
         if ledger.positions.all(row.name):
             return Readiness(True, "every active partition has passed the batch time or is drained")
-        # Also for a time from before the stream: the topic may begin with records of it, and to seal it would make them
-        # late.
+        # Also for a batch time from before the stream began: the topic may begin with records of that time, and sealing
+        # it would make them late.
         return Readiness(False, "waiting for the receiver job: it has not found any partition yet")
     owners: dict[tuple[str, int | None], ReceiverRow] = {
         (each.receiver_id.input_id, each.receiver_id.index): each for each in live
@@ -180,7 +182,7 @@ def _passed(ledger: Ledger, row: StreamRow, live: Sequence[ReceiverRow], batch_t
 
 
 def _declared(row: StreamRow, positions: list[PositionRow]) -> list[PositionRow]:
-    """Without those of inputs and topics that the stream read once: nobody will read on there."""
+    """The positions of inputs and topics that the stream still declares; nobody reads the others any more."""
     if not positions:
         return positions
     inputs = {each.id: each for each in Stream.from_json(row.definition).inputs}
@@ -192,7 +194,7 @@ def _declared(row: StreamRow, positions: list[PositionRow]) -> list[PositionRow]
 def _awaited(
     row: StreamRow, position: PositionRow, batch_time_ms: int, now_ms: int, *, owner: ReceiverRow | None
 ) -> str:
-    """What a partition has to do before the batch can be allocated."""
+    """What is missing from a partition before the batch can be allocated, in words."""
     if owner is None:
         return "no receiver is alive to read it"
     if owner.paused_reason:

@@ -1,4 +1,4 @@
-"""What the ledger tells about a stream's receiver job: how it is, what changed, how it ended."""
+"""Reads a stream's receiver job from the ledger: its state, changes of it, how it ended, and whether it receives."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from headrace.receiver.input_health import InputTrouble
 
 _REPORTED_PARTITIONS = 5
-# After so long without a look, the ledger or whoever looks was away, and the job may have been kept from it as well.
+# After this long without a poll, the ledger or the watcher was unavailable, and the job may have been cut off as well.
 _AWAY_SECONDS = 10.0
-# What is wrong is repeated this often, in seconds: a task's log of a day is read from its end.
+# Warnings are repeated this often, in seconds: people read a long task log from its end.
 _WARN_SECONDS = 60.0
 
 
 class JobOutcome(StrEnum):
-    """How the receiver job of an epoch is over."""
+    """How the receiver job of an epoch ended."""
 
     STOPPED = "stopped"
     FAILED = "failed"
     LOST = "lost"
-    """Its lease expired: the job died without a word, or cannot reach the ledger and has to end."""
+    """Its lease expired: the job died without a report, or cannot reach the ledger and has to end."""
     SUPERSEDED = "superseded"
     """A job of a later epoch has taken over."""
 
 
 class JobWatch:
-    """Follows the receiver job of one epoch, and tells what changed since the last look; warns of what is wrong, again
-    and again while it lasts.
+    """Follows the receiver job of one epoch. Reports changes since the last poll; warns of troubles, repeatedly while
+    they last.
 
-    Where a lease is found expired at the first look, or after an outage of the ledger, its job has as long as the lease
-    lasts to renew it: it asks the ledger again as soon as this watch does.
+    If the lease has expired at the first poll, or after an outage of the ledger, the job gets one lease duration to
+    renew it: the job reaches the ledger again when this watch does.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class JobWatch:
         self._renewal_due: float | None = None
 
     def look(self, ledger: Ledger) -> JobOutcome | None:
-        """How the job is over; None while it lives, or may yet turn out to."""
+        """Poll the ledger. Returns how the job ended; None while it is alive, or may still renew its lease."""
         job = ledger.jobs.current(self.stream)
         if job is None or job.epoch < self.epoch:
             return JobOutcome.LOST
@@ -97,7 +97,7 @@ class JobWatch:
 
     def _warn_of(self, troubles: Collection[str]) -> None:
         text = "; ".join(troubles)
-        # A topic with a typo in its name, say: the job runs on, waiting for it, and looks as if all were well.
+        # For example a topic name with a typo: the job keeps running and waits for it, and looks healthy.
         if text and (text != self._reported.get("troubles") or self._monotonic() >= self._warned_at + _WARN_SECONDS):
             self._reported["troubles"], self._warned_at = text, self._monotonic()
             self._warn(f"Trouble: {text}")
@@ -112,7 +112,7 @@ class JobWatch:
 
 
 def outcome(job: JobRow, now_ms: int) -> JobOutcome | None:
-    """How this job is over by ``now_ms``; None while it lives."""
+    """How this job had ended by ``now_ms``; None while it is alive."""
     from headrace.ledger.states import JobState
 
     if job.state is JobState.STOPPED:
@@ -123,10 +123,10 @@ def outcome(job: JobRow, now_ms: int) -> JobOutcome | None:
 
 
 def awaited_application(ledger: Ledger, stream: str, *, timeout_ms: int) -> str | None:
-    """Why a batch had better wait for the receiver job's application than start one of its own; None: it had not.
+    """Why a batch should wait for the receiver job's application instead of starting its own; None if it should not.
 
-    It is starting, or it is due: the last one has not been gone for longer than ``timeout_ms``, and the stream is to
-    run, so that its receiver DAG starts the next one.
+    It should wait if the application is starting or due. It is due if the last one ended less than ``timeout_ms`` ago
+    and the stream should run, so that its receiver DAG starts the next one.
     """
     from headrace.ledger.states import DesiredState, JobState
 
@@ -144,7 +144,7 @@ def awaited_application(ledger: Ledger, stream: str, *, timeout_ms: int) -> str 
 
 
 def missing_application(ledger: Ledger, stream: str) -> str | None:
-    """Why no receiver job takes batches in its application, and what changes that; None where one does."""
+    """Why no receiver job accepts batches in its application, with the remedy; None if one does."""
     from headrace.ledger.states import DesiredState
 
     job = ledger.jobs.current(stream)
@@ -178,17 +178,17 @@ def _receiver_text(receiver: ReceiverRow, troubles: Collection[InputTrouble]) ->
 
 @dataclass(frozen=True, slots=True)
 class Receiving:
-    """Whether a stream receives; ``reason`` says why not, in words for a task log."""
+    """Whether all of a stream is being received; ``reason`` explains it, in words for a task log."""
 
     ok: bool
     reason: str
 
 
 def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: int) -> Receiving:
-    """Whether all of the stream is being received.
+    """Return whether all of the stream is being received.
 
     That is: the receiver job is alive, all ``receivers`` run, none is silent for longer than ``max_silence_ms`` or
-    paused, Kafka can be asked about every input and topic, and no partition has been stopped by an error.
+    paused, Kafka answers for every input and topic, and no partition has been stopped by an error.
     """
     from headrace.receiver.input_health import input_troubles
 
@@ -212,12 +212,12 @@ def receiving(ledger: Ledger, stream: str, *, receivers: int, max_silence_ms: in
 def _partition_trouble(ledger: Ledger, stream: str) -> str | None:
     failed = [row for row in ledger.positions.all(stream, live=True) if row.state.value == "failed"]
     if failed:
-        # What the stream read once and no longer declares is missed by nobody.
+        # Ignore inputs and topics that the stream no longer declares.
         declared = {one.id: one for one in Stream.from_json(ledger.streams.get(stream).definition).inputs}
         failed = [r for r in failed if r.input_id in declared and declared[r.input_id].matches(r.partition.topic)]
     if not failed:
         return None
-    # A broken topic fails in all its partitions alike: the first ones say why.
+    # A broken topic fails alike in all its partitions, so the first ones are enough to show why.
     reported = "; ".join(
         f"{row.partition.topic}-{row.partition.partition} at offset {row.next_offset}: {row.error or 'no error'}"
         for row in failed[:_REPORTED_PARTITIONS]

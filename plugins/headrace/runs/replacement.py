@@ -1,7 +1,7 @@
-"""A receiver job that runs with older versions than the task that looks at it: it is replaced once, and in order.
+"""Replaces a receiver job that runs with older versions than the current task: once, with an orderly stop.
 
-A job outlives the tasks that start it, so after an upgrade it runs with what was installed before. Batches of another
-version cannot run in its application: functions travel there by cloudpickle, and the log's reader with them.
+A job outlives the tasks that start it, so after an upgrade it still runs the old installation. Batches of another
+version cannot run in its application: functions are sent there by cloudpickle, and the log's reader with them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from packaging.version import InvalidVersion, Version
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
 
-# While only some workers are upgraded, an older one may start the job again. That job then stays for a while.
+# While only some workers are upgraded, an older one may start the job again. That job then stays for this time.
 SETTLED_MS = 300_000
-# What decides which of two processes is newer; the first that differs.
+# The first of these versions that differs decides which of two processes is newer.
 _ORDER = ("headrace", "pyspark", "python")
 
 
 def is_newer(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
-    """Whether these versions are newer than those, so that of two that differ one is: they never replace each other."""
+    """Whether ``ours`` are newer versions than ``theirs``. Never true in both directions, so two jobs never replace
+    each other in turns."""
     for name in _ORDER:
         if ours.get(name) != theirs.get(name):
             try:
@@ -32,12 +33,12 @@ def is_newer(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
 
 
 def replace_older_job(ledger: Ledger, stream: str) -> str | None:
-    """Ask the stream's job to stop where it is older than this process, so that its DAG starts the next one.
+    """Ask the stream's job to stop if it is older than this process, so that its DAG starts the next one.
 
-    It is asked once an epoch, not before it has lived for ``SETTLED_MS``, and not where the stream is to be stopped.
+    A job is asked once, not before it has run for ``SETTLED_MS``, and not if the stream should be stopped.
 
     Returns:
-        Why a batch had better wait for the next job; None where no job is being replaced by one of this version.
+        Why a batch should wait for the next job; None if no job is being replaced by one of this version.
     """
     from headrace.ledger.states import DesiredState
     from headrace.spark.versions import REPLACED_BY, current_versions, differences

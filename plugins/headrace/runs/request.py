@@ -1,8 +1,8 @@
-"""What a DAG run asks of its batch, by its type, its params and its conf.
+"""Reads and checks what a DAG run requests for its batch, from the run's type, params and conf.
 
-Whoever may trigger a run gives these values, so each is checked against the stream before anything runs. They choose
-among what the stream declares; none of them is run, rendered or made part of a command: parameters reach the batch by
-its attempt's row in the ledger.
+Anybody who may trigger a run can set these values, so each is checked against the stream before anything runs. They
+select from what the stream declares. None of them is executed, rendered as a template or made part of a command:
+parameters reach the batch through its attempt's row in the ledger.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NAMES = ("reprocess", "outputs", "parameters", "from_kafka")
 
 
 class RunRequestError(HeadraceError):
-    """A run's conf asks for what its stream does not have."""
+    """A run's conf or params ask for something that its stream does not have, or have an invalid value."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """``outputs`` None: all of them. ``parameters`` None: the stream's own.
+    """A run's request. ``outputs`` None: all of them. ``parameters`` None: the stream's own.
 
-    ``run`` tells one asking from another: a retry of a task asks for nothing anew, a cleared run does.
+    ``run`` distinguishes one request from another: a task's retry is the same request, a cleared run is a new one.
     """
 
     run: RunIdentity
@@ -46,16 +46,16 @@ class RunRequest:
     from_kafka: bool = False
 
     def wants(self, step: str) -> bool:
-        """Whether the run is to do the step. The state is always updated first: outputs may be made of it."""
+        """Whether the run should do the step. True for the state's update, because outputs may be computed from it."""
         return self.outputs is None or step in self.outputs or step == STATE_STEP
 
     def may_repeat(self, step: str) -> bool:
-        """Whether the run may do the step again that was done. State is not updated again for the sake of an output."""
+        """Whether the run may repeat a step that is done. The state is not updated again just for an output."""
         return self.outputs is None or step in self.outputs
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What an attempt keeps of the run that began it, and what it finds of its parameters there."""
+        """The attributes by which an attempt records the run that began it and that run's parameters."""
         return {**self.run.attributes, **({} if self.parameters is None else {ATTRIBUTE: dict(self.parameters)})}
 
 
@@ -63,11 +63,10 @@ def run_request(context: Context, stream: Stream) -> RunRequest:
     """The request of the task's DAG run.
 
     Raises:
-        AirflowFailException: it asks for what the stream does not have; a retry would ask for the same.
+        AirflowFailException: the request is invalid for the stream; a retry would make the same request.
     """
     run = context["dag_run"]
-    # Conf is part of the params where Airflow lets it override them (core.dag_run_conf_overrides_params), and where
-    # the DAG declares them.
+    # Airflow merges conf into the params only if core.dag_run_conf_overrides_params is set and the DAG declares them.
     params: Mapping[str, Any] = context.get("params", {})
     asked = {**params, **(run.conf or {})}
     try:
@@ -85,7 +84,7 @@ def run_request(context: Context, stream: Stream) -> RunRequest:
 
 
 def _check_names(conf: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Refuse names that nobody reads: a misspelt one would do nothing, and nobody would hear of it."""
+    """Refuse unknown names in conf: otherwise a misspelt name would be ignored without notice."""
     known = {*_NAMES, *params}
     unknown = sorted(set(conf) - known)
     if unknown:

@@ -1,4 +1,4 @@
-"""What a batch's steps need: Spark, a process that prints, or nothing."""
+"""Determines what a batch's steps need: Spark, only a process that prints, or nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepNeeds:
-    """``spark``: some step reads or makes rows. ``process``: or prints. ``counts`` is by step what comes of them where
-    no process is needed."""
+    """``spark``: some step reads or makes rows. ``process``: some step needs Spark, or prints. ``counts``: the counts
+    to record for each step if no process is needed."""
 
     spark: bool
     process: bool
@@ -29,9 +29,9 @@ def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable
 
     steps = tuple(steps)
     plans = plan_outputs(ledger, stream, batch_time_ms, steps)
-    # Keys time out, and a version of the state is written, without records too.
+    # The state is updated without records too: keys time out, and a version of the state is written.
     spark = STATE_STEP in steps or any(plan.needs_spark for plan in plans)
-    # A console has its heading for a batch without records too.
+    # A console output prints its heading for a batch without records too.
     prints = any(isinstance(plan.output, ConsoleOutput) and plan.skipped is None for plan in plans)
     counts = {plan.output.id: {"skipped": plan.skipped} if plan.skipped else {"records": 0} for plan in plans}
     return StepNeeds(spark, spark or prints, counts)

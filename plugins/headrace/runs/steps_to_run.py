@@ -1,4 +1,4 @@
-"""Which steps of a batch a DAG run has to do: what is left, and what it asks to do again."""
+"""Determines which steps of a batch a DAG run has to do: those that are left, and those that it has to repeat."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
     from headrace.runs.request import RunRequest
 
 AHEAD = "ahead"
-"""The attribute of an attempt that the run of a later batch time made, before the batch's own run came to it."""
+"""The attribute of an attempt that the run of a later batch time made, before the batch's own run could."""
 
 REPEATS = "repeats"
-"""The attribute of an attempt that does again what was done. Its run's other tasks then do so too, though the batch
-that they see is complete no more."""
+"""The attribute of an attempt that repeats steps that were done. The other tasks of its run then repeat theirs too,
+although the batch is no longer complete when they see it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsToRun:
-    """``repeats``: the run does the batch again, so that what is done counts only where this run did it."""
+    """``repeats``: the run repeats the batch, so a step counts as done only if this run did it."""
 
     steps: tuple[str, ...]
     repeats: bool = False
 
     def attributes(self, request: RunRequest) -> dict[str, Any]:
-        """What the attempt at these steps keeps."""
+        """The attributes of an attempt at these steps."""
         return {**request.attributes, **({REPEATS: True} if self.repeats else {})}
 
 
 def find_steps_to_run(ledger: Ledger, batch: BatchRow, request: RunRequest, steps: Iterable[str]) -> StepsToRun:
-    """Those of ``steps`` that the run has to do, by what the ledger has of the batch."""
+    """Those of ``steps`` that the run has to do, according to the ledger. See `steps_to_run`."""
     attempts = live_attempts(ledger, batch)
     records = ledger.batches.outputs(batch.stream, batch.batch_time_ms)
     return steps_to_run(steps, request=request, batch=batch, attempts=attempts, records=records)
 
 
 def live_attempts(ledger: Ledger, batch: BatchRow) -> list[AttemptRow]:
-    """The attempts at the batch itself, oldest first: not those of its replays."""
+    """All attempts at the batch itself, oldest first, without those of its replays; "live" as opposed to a replay."""
     return [row for row in ledger.batches.attempts(batch.stream, batch.batch_time_ms) if not row.target]
 
 
@@ -53,11 +53,12 @@ def steps_to_run(
     attempts: Sequence[AttemptRow],
     records: Iterable[BatchOutputRow],
 ) -> StepsToRun:
-    """Those of ``steps`` that are wanted and have no record of success; of a batch that is run again, all of them.
+    """Return those of ``steps`` that the run wants and that have no record of success; if the run repeats the batch,
+    also those that it may repeat and has not done since it was last cleared.
 
-    A completed batch is run again when the run asks for it (``reprocess``), is a backfill's, or was cleared since it
-    completed the batch. What is left of a batch that failed is all that its cleared run does. Within one clear no
-    step is done twice, however often a task is tried.
+    A completed batch is repeated if the run asks for it (``reprocess``), is a backfill's, or was cleared after it
+    completed the batch. If a batch failed, its cleared run does only what is left. Within one clear no step is done
+    twice, however often a task is tried.
     """
     history = _History(request, attempts)
     repeats = request.reprocess or history.repeats or (batch.state is BatchState.COMPLETED and history.asks_again)
@@ -76,15 +77,15 @@ class _History:
 
     def __init__(self, request: RunRequest, attempts: Sequence[AttemptRow]) -> None:
         self._request = request
-        # By number, the clear in which this run made the attempt.
+        # Attempt number to the clear number at which this run made it.
         self._own = {row.number: clear for row in attempts if (clear := self._clear(row)) is not None}
         self._attempts = attempts
 
     def _clear(self, row: AttemptRow) -> int | None:
         run = self._request.run
         if row.attributes.get(AHEAD) and not self._request.reprocess:
-            # Made in the place of the batch's own run, so it is the first work of one that was there and waited. One
-            # that was made since then (a backfill over what has long been done) has not had its turn.
+            # The attempt was made in place of the batch's own run. It counts as this run's first work if the run
+            # already existed then and waited. A run created later (a backfill over completed batches) has done nothing.
             return 0 if run.clear_number or run.existed(row.started_at_ms) else None
         return run.clear_of(row.attributes)
 
@@ -93,12 +94,12 @@ class _History:
 
     @property
     def repeats(self) -> bool:
-        """Whether another task of this run has begun to do the batch again."""
+        """Whether another task of this run has begun to repeat the batch."""
         return any(row.attributes.get(REPEATS) and self.is_of_this_clear(row.number) for row in self._attempts)
 
     @property
     def asks_again(self) -> bool:
-        """Whether the run, by what it is, asks for a completed batch again."""
+        """Whether the run repeats a completed batch without ``reprocess``: it is a backfill's, or was cleared."""
         if self._request.is_backfill:
             return True
         completed = [

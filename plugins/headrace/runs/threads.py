@@ -1,8 +1,8 @@
-"""The threads in which an event loop lets a ledger's blocking calls wait: a few for each ledger.
+"""Thread pools in which an event loop runs a ledger's blocking calls: a few threads for each ledger.
 
-A call to a database that hangs holds its thread for half a minute. In asyncio's own pool such calls would take the
-threads of all others in the process, and of other ledgers. Here they are at most ``THREADS`` for a ledger; those behind
-them have not begun, and go with the task that made them.
+A call to a database that hangs holds its thread for half a minute. In asyncio's own pool such calls would block all
+other users of the pool, and other ledgers. Here a ledger has at most ``THREADS`` threads; calls queued behind them have
+not begun, and are cancelled with the task that made them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 THREADS = 4
-"""For each ledger and process. A call takes a millisecond, so this is enough for a thousand triggers."""
+"""Threads for each ledger and process. A call takes a millisecond, so this is enough for a thousand triggers."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_pools.clear)
 
 
 async def in_thread(ledger: str, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run ``call``, which blocks on the ledger of this URL, in one of the ledger's threads; as `asyncio.to_thread`."""
+    """Like `asyncio.to_thread`, but in a thread of the pool of the ledger with this URL, which ``call`` blocks on."""
     context = contextvars.copy_context()
     run = partial(context.run, call, *arguments, **options)
     return await asyncio.get_running_loop().run_in_executor(_pool(ledger), run)

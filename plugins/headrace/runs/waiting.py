@@ -1,6 +1,6 @@
-"""How operators, sensors and triggers wait: how often they look, and whether in the triggerer.
+"""How operators, sensors and triggers wait: the poll interval, and whether to wait in the triggerer.
 
-Airflow's configuration says both where the caller does not.
+Airflow's configuration gives the defaults of both.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from headrace.errors import HeadraceError
 
 
 class PollIntervalError(HeadraceError):
-    """``[headrace] poll_interval`` is no time to wait."""
+    """``[headrace] poll_interval`` is not a positive number of seconds."""
 
 
 def poll_seconds(given: float | None = None, *, otherwise: float = 1.0) -> float:
-    """Seconds between two looks into the ledger: ``given``, else ``[headrace] poll_interval``, else ``otherwise``.
+    """Seconds between two polls of the ledger: ``given``, else ``[headrace] poll_interval``, else ``otherwise``.
 
     Raises:
-        PollIntervalError: the setting is no positive number.
+        PollIntervalError: the setting is not a positive number.
     """
     if given is not None:
         return given
@@ -38,7 +38,7 @@ def poll_seconds(given: float | None = None, *, otherwise: float = 1.0) -> float
 
 
 def in_triggerer(deferrable: bool | None) -> bool:
-    """Whether to wait deferred: as ``deferrable`` says, else as ``[operators] default_deferrable``."""
+    """Whether to wait deferred: ``deferrable``, else ``[operators] default_deferrable``."""
     if deferrable is not None:
         return deferrable
     return conf.getboolean("operators", "default_deferrable", fallback=False)
