@@ -1,4 +1,4 @@
-"""Airflow's four components, each a process of its own, on a metadata database given by URL."""
+"""Runs Airflow's four components, each as a separate process, on a metadata database given by URL."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ USER = "admin"
 
 
 DATABASE_SETTINGS = {"idle_in_transaction_session_timeout": "20s", "transaction_timeout": "2min"}
-"""What Airflow's database in Postgres needs beside the LocalExecutor.
+"""Settings that Airflow's Postgres database needs with the LocalExecutor.
 
-The workers of a scheduler that got kill -9 hold its connection open, and with it the locks of its transaction: the next
-scheduler passes over the runs it had in hand, for ever. Airflow's own transactions last moments. The first bound does
-not see a transaction whose client was killed between the statements of a pipeline (psycopg's ``executemany``): Postgres
-takes that one for active, and waits.
+When a scheduler is killed with kill -9, its workers keep its connection open, and so the locks of its transaction: the
+next scheduler would skip the locked runs forever. Airflow's own transactions are short. The first setting does not
+catch a transaction whose client was killed between the statements of a pipeline (psycopg's ``executemany``): Postgres
+regards that transaction as active, and waits.
 """
 
 
 class AirflowComponent(Server):
     """One of Airflow's processes.
 
-    Killed, it leaves what it had started (the scheduler: LocalExecutor's workers and their tasks), as it would
-    anywhere; stopped, it takes them along.
+    `kill` leaves its child processes running, as a crash would (the scheduler's: LocalExecutor's workers and their
+    tasks); `stop` ends them too.
     """
 
     ready_seconds = 180.0
@@ -57,7 +57,7 @@ class AirflowComponent(Server):
 
     def specify(self) -> ProcessSpec:
         self._launched_at = datetime.now(UTC)
-        # Task logs are read from the disk they are written to: no need for two more servers on every interface.
+        # Task logs are read from the local disk, so the two log servers, which bind to every interface, are not needed.
         options = ["--skip-serve-logs"] if self.name in ("scheduler", "triggerer") else []
         return ProcessSpec(
             name=f"airflow {self.name}",
@@ -65,8 +65,8 @@ class AirflowComponent(Server):
             env=self._airflow.environment(),
             cwd=self.folder,
             log=self.log,
-            # A scheduler that is asked to stop waits for its tasks, and those may run for hours; the triggerer
-            # waits for sockets of its ended runner, often for a minute. Triggers lose nothing by being killed.
+            # A scheduler that is asked to stop waits for its tasks, which may run for hours. The triggerer waits for
+            # sockets of its ended runner, often for a minute. Killing triggers loses nothing.
             grace_seconds={"scheduler": 5.0, "triggerer": 2.0}.get(self.name, 10.0),
             keep_descendants=True,
         )
@@ -82,12 +82,12 @@ class AirflowComponent(Server):
 
 
 class Airflow:
-    """An Airflow that runs here: `LocalExecutor`, simple auth manager with the user `admin`.
+    """An Airflow on this machine: `LocalExecutor`, simple auth manager with the user `admin`.
 
     ``folder`` is AIRFLOW_HOME; it keeps logs, secrets and the generated password over restarts. ``connections`` are
-    Airflow connections by id, given to the processes as AIRFLOW_CONN_<ID>; ``environment`` is added for every
-    component and task; ``config`` is Airflow's own configuration as {"section.key": value}; ``migrated`` says that
-    the database has this Airflow's schema already, as the copy of another's has.
+    Airflow connections by id, passed to the processes as AIRFLOW_CONN_<ID>. ``environment`` is added for every
+    component and task. ``config`` is Airflow's own configuration as {"section.key": value}. ``migrated``: the database
+    already has this Airflow's schema, for example because it is a copy.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class Airflow:
 
     @property
     def url(self) -> str:
-        """Where the web pages and the REST API are."""
+        """The base URL of the web pages and the REST API."""
         return f"http://{LOOPBACK}:{self.port}"
 
     @property
     def password_file(self) -> Path:
-        """JSON of user to generated password; readable by its owner alone."""
+        """A JSON file of user to generated password; readable by its owner alone."""
         return self.folder / "simple_auth_manager_passwords.json"
 
     def password(self, user: str = USER) -> str:
@@ -137,7 +137,7 @@ class Airflow:
         return AirflowApi(self.url, user, self.password(user))
 
     def start(self) -> Self:
-        """Prepare the database and start all four; returns when each has answered or sent its heartbeat."""
+        """Prepare the database and start all four; returns when each has answered or sent a heartbeat."""
         try:
             self.prepare()
             with ThreadPoolExecutor(len(COMPONENTS)) as pool:
@@ -149,11 +149,11 @@ class Airflow:
         return self
 
     def prepare(self) -> None:
-        """Make the folders and secrets, and bring the metadata database to this Airflow's schema."""
+        """Create the folders and secrets, and migrate the metadata database to this Airflow's schema."""
         for folder in (self.folder, self.dags_folder, self.plugins_folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.password()
-        # Seconds each time; what was migrated once with this version is.
+        # A migration takes seconds, so it is skipped if this version has already migrated this database.
         done = self.folder / "migrated"
         state = hashlib.sha256(f"{self._version()} {self.database_url}".encode()).hexdigest()
         if self._migrated or (done.exists() and done.read_text() == state):
@@ -183,7 +183,7 @@ class Airflow:
             list(pool.map(lambda component: component.stop(), self.components.values()))
 
     def environment(self) -> dict[str, str]:
-        """The environment of the components, and of an `airflow` command that is to see the same installation."""
+        """The environment of the components, and of an `airflow` command that should use the same installation."""
         programs = str(Path(sys.executable).parent)
         keys = json.loads(self._secret_file(self.folder / "secrets.json", self._new_secrets))
         settings = _CONFIG | {
@@ -194,7 +194,7 @@ class Airflow:
             "core.simple_auth_manager_passwords_file": str(self.password_file),
             "core.fernet_key": keys["fernet"],
             "database.sql_alchemy_conn": self.database_url,
-            # Without this Airflow would ask for asyncpg or aiosqlite by itself; psycopg does both.
+            # Otherwise Airflow would require asyncpg or aiosqlite; psycopg supports both sync and async.
             **({"database.sql_alchemy_conn_async": self.database_url} if "+psycopg:" in self.database_url else {}),
             "logging.base_log_folder": str(self.folder / "logs"),
             "dag_processor.dag_file_processor_timeout": "120",
@@ -212,7 +212,7 @@ class Airflow:
             inherited
             | {
                 "AIRFLOW_HOME": str(self.folder),
-                # `spark-submit` and `airflow` in tasks are those of this environment, and so are executors' Pythons.
+                # So that tasks use this environment's `spark-submit` and `airflow`, and executors its Python.
                 "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
                 "PYSPARK_PYTHON": sys.executable,
                 # Spark's driver and executors bind to every interface unless told otherwise.
@@ -255,7 +255,7 @@ class Airflow:
     def _secret_file(path: Path, make: Any) -> str:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Exclusive and closed to others from its first moment.
+            # Created exclusively, and never readable by others.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 json.dump(make(), file)
@@ -263,7 +263,7 @@ class Airflow:
 
 
 def airflow_command() -> list[str]:
-    """How to run this environment's `airflow`, whatever PATH says."""
+    """The command that runs this environment's `airflow`, whatever the PATH."""
     return [sys.executable, "-m", "airflow"]
 
 
@@ -271,13 +271,13 @@ _CONFIG = {
     "core.executor": "LocalExecutor",
     "core.auth_manager": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
     "core.load_examples": "False",
-    # A stream's receiver task waits for as long as the stream runs: not in a worker's slot.
+    # A stream's receiver task waits as long as the stream runs, and should not occupy a worker's slot.
     "operators.default_deferrable": "True",
     # The default forks 32 workers of 160 MB each.
     "core.parallelism": "6",
-    # An idle second between two looks is most of what a chain of short tasks takes.
+    # With the default of 1 s, the sleep between two scheduler loops is most of the time of a chain of short tasks.
     "scheduler.scheduler_idle_sleep_time": "0.1",
-    # What a killed scheduler left is taken up when it has been silent for 30 s, instead of up to five minutes later.
+    # The tasks of a killed scheduler are adopted after 30 s without its heartbeat, instead of up to five minutes later.
     "scheduler.orphaned_tasks_check_interval": "15",
     # New DAG files appear in seconds instead of five minutes; known ones are parsed again when they change.
     "dag_processor.refresh_interval": "2",

@@ -17,7 +17,7 @@ _FINISHED = ("success", "failed")
 
 
 class AirflowApiError(LocalStackError):
-    """Airflow answered with an error; ``status`` is HTTP's, 0 when there was no answer."""
+    """Airflow answered with an error; ``status`` is the HTTP status, 0 if there was no answer."""
 
     def __init__(self, what: str, status: int) -> None:
         super().__init__(what)
@@ -25,11 +25,11 @@ class AirflowApiError(LocalStackError):
 
 
 class RunFailedError(LocalStackError):
-    """A DAG run ended otherwise than wished; the text names its failed tasks with the last lines of their logs."""
+    """A DAG run did not reach a wanted state; the text lists its tasks, and the end of the logs of unfinished ones."""
 
 
 class AirflowApi:
-    """One user's view of an Airflow at ``url`` (without a path). Not safe for threads."""
+    """A client of the Airflow at ``url`` (without a path) for one user. Not thread-safe."""
 
     def __init__(self, url: str, user: str, password: str, *, timeout: float = 30.0) -> None:
         parts = urlsplit(url)
@@ -43,7 +43,8 @@ class AirflowApi:
         return dict(self._call("GET", "/api/v2/monitor/health", None, None))
 
     def request(self, method: str, path: str, body: object = None, params: Mapping[str, object] | None = None) -> Any:
-        """Call ``/api/v2<path>`` (any other absolute path from ``//`` on); the decoded JSON, or text if it is none."""
+        """Call ``/api/v2<path>``, or ``/<path>`` for a path written as ``//<path>``. Returns the decoded JSON, or the
+        text if it is not JSON."""
         path = path.removeprefix("/") if path.startswith("//") else f"/api/v2{path}"
         if params:
             path = f"{path}?{urlencode(params, doseq=True)}"
@@ -54,7 +55,7 @@ class AirflowApi:
         except AirflowApiError as error:
             if error.status != http.client.UNAUTHORIZED:
                 raise
-        # The token has expired, or the secrets are new.
+        # The token has expired, or the secrets have changed.
         self._token = str(self._call("POST", "/auth/token", self._login, None)["access_token"])
         return self._call(method, path, body, self._token)
 
@@ -68,7 +69,7 @@ class AirflowApi:
         return {error["filename"]: error["stack_trace"] for error in found}
 
     def wait_for_dag(self, dag_id: str, *, timeout: float = 120.0) -> dict[str, Any]:
-        """Wait until Airflow has parsed ``dag_id``; its import errors are in the error otherwise."""
+        """Wait until Airflow has parsed ``dag_id``. AirflowApiError with the import errors after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -102,7 +103,7 @@ class AirflowApi:
         run_id: str | None = None,
         data_interval: tuple[datetime, datetime] | None = None,
     ) -> str:
-        """Start a run; its id. Without ``logical_date`` the run has one of now."""
+        """Start a run and return its id. The default of ``logical_date`` is now."""
         body: dict[str, Any] = {"logical_date": (logical_date or datetime.now(UTC)).isoformat(), "conf": conf or {}}
         if run_id is not None:
             body["dag_run_id"] = run_id
@@ -122,7 +123,8 @@ class AirflowApi:
     def wait_for_run(
         self, dag_id: str, run_id: str, *, states: Collection[str] = ("success",), timeout: float = 180.0
     ) -> dict[str, Any]:
-        """Wait until the run is in one of ``states``; RunFailedError when it ends in another or time is up."""
+        """Wait until the run is in one of ``states``. RunFailedError if it ends in another state, or after ``timeout``
+        seconds."""
         deadline = time.monotonic() + timeout
         while True:
             run = self.run(dag_id, run_id)
@@ -143,11 +145,11 @@ class AirflowApi:
         )
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """Task id to state, of a run without mapped tasks."""
+        """Task id to state, for a run without mapped tasks."""
         return {task["task_id"]: task["state"] for task in self.task_instances(dag_id, run_id)}
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, *, try_number: int = 1, map_index: int = -1) -> str:
-        """The log of one try of a task, one line an event."""
+        """The log of one try of a task, one line for each event."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}/logs/{try_number}"
         content = self.request("GET", path, params={"map_index": map_index, "full_content": True})["content"]
         if isinstance(content, str):
@@ -155,19 +157,19 @@ class AirflowApi:
         return "\n".join(_line(event) for event in content)
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
-        """What a task has pushed under ``key``."""
+        """The XCom value that a task has pushed under ``key``."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}/xcomEntries/{quote(key)}"
         return self.request("GET", path, params={"deserialize": True})["value"]
 
     def clear(self, dag_id: str, run_id: str, task_ids: Collection[str] | None = None, **options: object) -> None:
-        """Have tasks of a run (all by default) run again."""
+        """Clear tasks of a run (all by default), so that they run again."""
         body = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True} | options
         if task_ids is not None:
             body["task_ids"] = list(task_ids)
         self.request("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", body)
 
     def backfill(self, dag_id: str, start: datetime, end: datetime, **options: object) -> int:
-        """Create a backfill of the logical dates from ``start`` to ``end`` (inclusive); its id."""
+        """Create a backfill of the logical dates from ``start`` to ``end`` (inclusive), and return its id."""
         body = {"dag_id": dag_id, "from_date": start.isoformat(), "to_date": end.isoformat()} | options
         return int(self.request("POST", "/backfills", body)["id"])
 

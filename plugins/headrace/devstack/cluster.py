@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on this machine: a master and workers, each with executors of its own."""
+"""Runs a Spark standalone cluster on this machine: a master and workers, each with its own executors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.devstack.server import Server
 
 
 class SparkMaster(Server):
-    """The master; it remembers workers and applications over a crash, in its folder."""
+    """The master; after a crash it recovers its workers and applications from its folder."""
 
     name = "spark-master"
 
@@ -51,7 +51,7 @@ class SparkMaster(Server):
 
 
 class SparkWorker(Server):
-    """A worker of ``master`` with so many ``cores`` and so much ``memory`` (as Spark writes it) for executors."""
+    """A worker of ``master`` with ``cores`` and ``memory`` (in Spark's notation) for executors."""
 
     def __init__(self, folder: Path, name: str, master: SparkMaster, *, cores: int, memory: str) -> None:
         super().__init__(folder)
@@ -76,8 +76,8 @@ class SparkWorker(Server):
 class SparkCluster:
     """A master and ``workers`` workers in ``folder``; started on entering, stopped on leaving.
 
-    With a ``secret`` it takes only applications that have it (``spark.authenticate``), and encrypts its network. Such
-    an application is started with ``SPARK_CONF_DIR``, the folder of the cluster's own settings.
+    With a ``secret`` it accepts only applications that have it (``spark.authenticate``), and encrypts its network
+    traffic. Such an application is started with ``SPARK_CONF_DIR`` set to ``conf_dir``, the cluster's settings.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class SparkCluster:
     def start(self) -> Self:
         """Start all; returns when each answers."""
         self.conf_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Executors' logs grow without end by default. It is the worker that writes them.
+        # By default executors' logs grow without a bound. The worker writes them.
         settings = {
             "spark.executor.logs.rolling.strategy": "size",
             "spark.executor.logs.rolling.maxSize": str(16 << 20),
             "spark.executor.logs.rolling.maxRetainedFiles": "4",
         }
         if self._secret is not None:
-            # On a command line every user of the machine could read it.
+            # In the file, because every user of the machine could read it on a command line.
             settings |= {
                 "spark.authenticate": "true",
                 "spark.authenticate.secret": self._secret,

@@ -1,4 +1,4 @@
-"""A real Elasticsearch: one node, from its published jars."""
+"""Runs a real Elasticsearch: one node, from its published jars."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headrace.devstack.server import Server
 class ElasticsearchServer(Server):
     """One node on loopback, without security.
 
-    Index, bulk, search, versions and cluster health work. What lives in modules that are not published does not:
-    `GET /`, ingest pipelines, reindex, painless scripts, data streams, security.
+    Index, bulk, search, versions and cluster health work. The features of unpublished modules do not: `GET /`, ingest
+    pipelines, reindex, painless scripts, data streams, security.
     """
 
     name = "elasticsearch"
@@ -50,7 +50,7 @@ class ElasticsearchServer(Server):
 
 
 def _lay_out(home: Path, jars: list[Path]) -> None:
-    """An Elasticsearch home of links to ``jars``: netty belongs to its plugin, the rest to the server."""
+    """Make an Elasticsearch home of links to ``jars``: netty's jars go to its plugin, the rest to the server."""
     netty = home / "modules" / "transport-netty4"
     for folder in (home / "lib", netty, home / "config", home / "plugins", home / "logs"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def _link(link: Path, jar: Path) -> None:
     link.symlink_to(jar)
 
 
-# An unknown key is refused.
+# Elasticsearch refuses unknown keys here.
 _DESCRIPTOR = f"""\
 description=Netty transport
 version={ELASTICSEARCH_VERSION}

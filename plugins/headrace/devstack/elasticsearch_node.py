@@ -1,7 +1,7 @@
-"""Run one Elasticsearch node until SIGTERM; run by file name, see elasticsearch.py.
+"""Runs one Elasticsearch node until SIGTERM; started by file name, see elasticsearch.py.
 
-Elasticsearch's launcher is not published as a jar, so the node is built over py4j, which pyspark brings. The JVM ends
-with this process (it watches its standard input), and this process with the JVM.
+Elasticsearch's launcher is not published as a jar, so the node is built over py4j, which comes with pyspark. The JVM
+ends when this process does (it watches its standard input), and this process ends when the JVM does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
 
-# What bin/elasticsearch passes (server/cli: SystemJvmOptions), as far as this node needs it.
+# The options that bin/elasticsearch passes (server/cli: SystemJvmOptions), limited to those that this node needs.
 _JVM_OPTIONS = [
     "-Xss1m",
     "-XX:+UseSerialGC",
@@ -42,11 +42,11 @@ def main() -> None:
     jvm = _start_jvm(arguments)
     if jvm.stdout is None:
         raise RuntimeError("the JVM has no standard output")
-    # The first two lines are py4j's: its port, and the token without which nobody on this machine may use it.
+    # py4j prints the first two lines: its port, and the token that clients need.
     port, token = jvm.stdout.readline().strip(), jvm.stdout.readline().strip()
     if not port.isdigit():
         sys.exit(f"the JVM did not start: {port} {token}")
-    # Whatever else comes there goes to the log, and must be read lest the JVM blocks.
+    # All further output goes to the log. It must be read, or the JVM blocks.
     threading.Thread(target=shutil.copyfileobj, args=(jvm.stdout, sys.stderr), daemon=True).start()
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=int(port), auth_token=token, auto_convert=True))
     node = _build_node(gateway.jvm, arguments)
@@ -75,7 +75,7 @@ def _start_jvm(arguments: argparse.Namespace) -> subprocess.Popen[str]:
         f"-Des.path.home={home}",
         f"-Des.path.conf={home / 'config'}",
         f"-Dlog4j2.configurationFile={(home / 'config' / 'log4j2.properties').as_uri()}",
-        # The plugin loader wants modules; on the class path it fails.
+        # The plugin loader needs modules; with the class path it fails.
         *("-p", str(home / "lib"), "--add-modules", "org.elasticsearch.server,jdk.net"),
         *("-cp", find_jar_path(), "py4j.GatewayServer", "--enable-auth", "--die-on-broken-pipe", "0"),
     ]
@@ -95,7 +95,7 @@ def _build_node(jvm: Any, arguments: argparse.Namespace) -> Any:
         "http.port": arguments.http_port,
         "transport.port": arguments.transport_port,
         "discovery.type": "single-node",
-        # A laptop's disk may well be 90 % full; then no shard would be allocated, or every index be read-only.
+        # A laptop's disk may be 90 % full; then no shard would be allocated, or every index would become read-only.
         "cluster.routing.allocation.disk.threshold_enabled": "false",
     }.items():
         settings.put(name, value)
@@ -113,7 +113,7 @@ def _close(node: Any, gateway: JavaGateway) -> None:
         node.close()
     with contextlib.suppress(Exception):
         gateway.shutdown()
-    # Closing the JVM's standard input (our end of it goes with us) ends it.
+    # This process's exit closes the JVM's standard input, which ends the JVM.
     os._exit(0)
 
 

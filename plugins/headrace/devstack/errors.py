@@ -1,4 +1,4 @@
-"""What can go wrong on the way to running servers on this machine."""
+"""The errors of the embedded stack of servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.errors import HeadraceError
 
 
 class LocalStackError(HeadraceError):
-    """The root of the embedded stack's errors."""
+    """The base class of the embedded stack's errors."""
 
 
 class JavaMissingError(LocalStackError):
@@ -16,15 +16,15 @@ class JavaMissingError(LocalStackError):
 
 
 class JarsError(LocalStackError):
-    """Jars could not be fetched, or are not the ones in the lock file."""
+    """Jars could not be fetched, or differ from the lock file."""
 
 
 class UnsupportedPlatformError(LocalStackError):
-    """Nothing is published for this operating system and processor."""
+    """No binaries are published for this operating system and processor."""
 
 
 class ServerDiedError(LocalStackError):
-    """A server ended while it was needed; the text carries the last lines of its log."""
+    """A server ended while it was needed; the text has the last lines of its log."""
 
     def __init__(self, name: str, exit_text: str, log: Path, tail: str) -> None:
         super().__init__(
@@ -36,7 +36,7 @@ class ServerDiedError(LocalStackError):
 
 
 class ServerNotReadyError(LocalStackError):
-    """A server runs but did not answer in time; the text carries the last lines of its log."""
+    """A server runs but did not answer in time; the text has the last lines of its log."""
 
     def __init__(self, name: str, seconds: float, last_answer: str, log: Path, tail: str) -> None:
         super().__init__(
@@ -49,4 +49,4 @@ class ServerNotReadyError(LocalStackError):
 
 
 class StackRunningError(LocalStackError):
-    """Another process already runs, or is starting or stopping, the stack of this data folder."""
+    """Another process already runs, starts or stops the stack of this data folder."""

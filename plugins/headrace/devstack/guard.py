@@ -1,16 +1,16 @@
-"""The guard: a small process that runs one server and never outlives its owner, nor lets the server do so.
+"""The guard: a small process that runs one server, and ends with its owner; the server ends with it.
 
-Run by file name with the standard library alone (`python -I -S guard.py`), so that it starts in some 30 ms.
+It is run by file name with the standard library alone (`python -I -S guard.py`), so that it starts in about 30 ms.
 
-* Standard input: one line of JSON (`Spec` below), then nothing; its end means that the owner has gone, however it
-  died (also by kill -9), and that the server has to go as well.
-* Standard output: `started <pid>` and later `exited <code>` (minus the signal's number when killed by one).
+* Standard input: one line of JSON (`Spec` below), then nothing. End of file means that the owner has ended, in whatever
+  way (also by kill -9), so the server has to end too.
+* Standard output: `started <pid>` and later `exited <code>` (the negative signal number if a signal killed it).
 * SIGTERM and SIGINT ask for an orderly stop.
 
-On Linux the guard is a subreaper: whatever the server's descendants leave behind (Airflow's LocalExecutor leaves
-workers, tasks start detached receivers) becomes the guard's child, and is ended with it. With `keep_descendants` a
-server that ends by itself leaves them running, as a crash would; the guard then lingers as their parent.
-Should the guard itself be killed, the kernel kills its server (PR_SET_PDEATHSIG).
+On Linux the guard is a subreaper: orphaned descendants of the server (Airflow's LocalExecutor leaves workers, tasks
+start detached receivers) become the guard's children, and end with it. With `keep_descendants` a server that ends by
+itself leaves them running, as a crash would; the guard then keeps running as their parent.
+If the guard itself is killed, the kernel kills its server (PR_SET_PDEATHSIG).
 
 Spec: argv, env, cwd, log (path, appended to), user (uid, gid) or null, stop_signal, grace_seconds, keep_descendants.
 """
@@ -33,11 +33,11 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_SECONDS = 5.0
-"""How long left-over processes have to end after SIGTERM before they are killed."""
+"""How long remaining processes have to end after SIGTERM before they are killed."""
 
 
 class Guard:
-    """One server's life: start, wait for its end or the owner's, stop, sweep."""
+    """Runs one server: start it, wait for its end or the owner's, stop it, end its descendants."""
 
     def __init__(self, spec: dict[str, Any], prctl: Callable[[int, int], None]) -> None:
         self._spec = spec
@@ -54,7 +54,7 @@ class Guard:
         self._child = self._start()
 
     def run(self) -> None:
-        """Until the server and, unless they are kept, all its descendants are gone."""
+        """Run until the server has ended and, unless they are kept, all its descendants."""
         say(f"started {self._child.pid}")
         owner_alive = True
         while not self._done():
@@ -72,7 +72,7 @@ class Guard:
     def _start(self) -> subprocess.Popen[bytes]:
         spec = self._spec
         user = spec["user"] or (None, None)
-        # For its owner alone: what servers log is not all for everybody (what tasks print, SQL, addresses).
+        # Readable by its owner alone: logs hold what tasks print, SQL and addresses.
         with os.fdopen(os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             return subprocess.Popen(
                 spec["argv"],
@@ -85,7 +85,7 @@ class Guard:
                 user=user[0],
                 group=user[1],
                 extra_groups=[] if spec["user"] else None,
-                # Runs after the change of user, which would clear the setting. The guard has a single thread.
+                # This runs after the change of user, which would clear the setting. The guard has only one thread.
                 preexec_fn=lambda: self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
             )
 
@@ -114,7 +114,7 @@ class Guard:
         return self._stopping_since is not None or not (self._spec["keep_descendants"] and descendants())
 
     def _sweep(self) -> None:
-        """End what is left: politely first, Spark for one removes its temporary files then."""
+        """End the remaining processes, by SIGTERM first: Spark, for example, then removes its temporary files."""
         deadline = time.monotonic() + _SWEEP_SECONDS
         asked: set[int] = set()
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -146,11 +146,11 @@ def reap() -> list[tuple[int, int]]:
 
 
 def descendants() -> list[int]:
-    """The guard's living descendants, as far as this system tells (elsewhere than on Linux: none)."""
+    """The process ids of the guard's living descendants; on systems other than Linux always empty."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # `pid (name) state ppid ...`; the name may hold anything, hence the last parenthesis.
+            # `pid (name) state ppid ...`; the name may contain anything, so split at the last parenthesis.
             state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
             continue
@@ -173,7 +173,7 @@ def say(text: str) -> None:
 
 
 def prctl_of_this_system() -> Callable[[int, int], None]:
-    """Linux's prctl; elsewhere nothing, and the server's end rests on the pipe alone."""
+    """Linux's prctl; elsewhere a function that does nothing, and the server's end depends on the pipe alone."""
     if not sys.platform.startswith("linux"):
         return lambda _option, _value: None
     libc = ctypes.CDLL(None, use_errno=True)

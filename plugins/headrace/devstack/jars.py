@@ -1,7 +1,7 @@
-"""The servers' jars: fetched from Maven Central with the Ivy that pyspark carries, checked against the lock file.
+"""Fetches the servers' jars from Maven Central, with the Ivy that comes with pyspark, and checks them.
 
-``jars.lock.json`` names every jar of every bundle with its SHA-256; a jar that is missing there, missing here or
-different is refused, at every start. ``python -m headrace.devstack.jars lock`` makes the file anew from ``BUNDLES``.
+``jars.lock.json`` names every jar of every bundle with its SHA-256. Every start checks that the jars on disk are
+exactly these. ``python -m headrace.devstack.jars lock`` makes the file again from ``BUNDLES``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LOCK_FILE = Path(__file__).with_name("jars.lock.json")
 
 KAFKA_VERSION = "4.1.0"
 ELASTICSEARCH_VERSION = "8.19.21"
-"""Version 9 needs a full JDK 21, so 8.19 it is."""
+"""8.19, because version 9 needs a full JDK 21."""
 POSTGRES_VERSION = "17.5.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of a Maven repository; ``transitive`` brings what it depends on as well."""
+    """A module of a Maven repository; ``transitive`` includes its dependencies."""
 
     group: str
     name: str
@@ -49,7 +49,7 @@ def _postgres(target: str) -> tuple[Module, ...]:
 
 
 BUNDLES: Mapping[str, tuple[Module, ...]] = {
-    # kafka_2.13 has a logging interface but nothing behind it; without the last one the broker dies in silence.
+    # kafka_2.13 has a logging interface without an implementation; without slf4j-simple the broker dies silently.
     "kafka": (Module("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), Module("org.slf4j", "slf4j-simple", "1.7.36")),
     "elasticsearch": (
         Module("org.elasticsearch", "elasticsearch", ELASTICSEARCH_VERSION),
@@ -63,7 +63,7 @@ BUNDLES: Mapping[str, tuple[Module, ...]] = {
 
 
 def postgres_bundle(system: str | None = None, machine: str | None = None) -> str:
-    """The bundle with Postgres' binaries for a platform, this one by default."""
+    """The name of the bundle with Postgres' binaries for a platform, by default this one; UnsupportedPlatformError."""
     system = (system or platform.system()).lower()
     machine = (machine or platform.machine()).lower()
     processor = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}.get(machine)
@@ -77,7 +77,7 @@ def postgres_bundle(system: str | None = None, machine: str | None = None) -> st
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where downloads are kept: $HEADRACE_CACHE, $XDG_CACHE_HOME/headrace or ~/.cache/headrace."""
+    """The folder for downloads: $HEADRACE_CACHE, $XDG_CACHE_HOME/headrace or ~/.cache/headrace."""
     environ = os.environ if environ is None else environ
     if environ.get("HEADRACE_CACHE"):
         return Path(environ["HEADRACE_CACHE"]).expanduser().absolute()
@@ -88,14 +88,17 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 def bundle_jars(
     bundle: str, *, cache: Path | None = None, lock: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[Path]:
-    """The jars of ``bundle``, fetched if need be, each with the lock file's SHA-256; JarsError otherwise."""
+    """The paths of the jars of ``bundle``, fetched if they are not in the cache yet, and checked in either case.
+
+    Raises JarsError if the lock file has no such bundle, or if the jars differ from the lock file.
+    """
     cache = cache_dir() if cache is None else cache
     wanted = (read_lock() if lock is None else lock).get(bundle)
     if not wanted:
         raise JarsError(f"The lock file {LOCK_FILE.name} has no jars for {bundle!r}.", remedy=_REMAKE)
     folder = _folder(bundle, wanted, cache)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Tests in parallel and a first `headrace up` fetch once.
+    # Locked, so that parallel tests and a first `headrace up` fetch only once.
     with exclusive(folder.with_suffix(".lock")):
         if not folder.is_dir():
             _fetch_checked(bundle, wanted, folder, cache)
@@ -105,9 +108,9 @@ def bundle_jars(
 
 
 def fetch_all(progress: Callable[[str], None], *, cache: Path | None = None) -> None:
-    """Fetch what the embedded stack needs on this platform, telling of each bundle that is not there yet.
+    """Fetch the jars that the embedded stack needs on this platform; report each bundle that is not there yet.
 
-    Where there are no Postgres binaries for the platform, the others are fetched, and that is told. JarsError.
+    If there are no Postgres binaries for the platform, report that and fetch the other bundles. Raises JarsError.
     """
     bundles = ["kafka", "elasticsearch"]
     try:
@@ -151,7 +154,7 @@ def read_lock(path: Path = LOCK_FILE) -> dict[str, dict[str, str]]:
 
 
 def make_lock(path: Path = LOCK_FILE, *, cache: Path | None = None) -> None:
-    """Fetch every bundle and write the lock file from what came."""
+    """Fetch every bundle and write the lock file from the fetched jars."""
     cache = cache_dir() if cache is None else cache
     bundles: dict[str, dict[str, str]] = {}
     for bundle in BUNDLES:
@@ -162,7 +165,7 @@ def make_lock(path: Path = LOCK_FILE, *, cache: Path | None = None) -> None:
 
 
 def _folder(bundle: str, wanted: Mapping[str, str], cache: Path) -> Path:
-    # Another version of headrace may have another lock: its jars live in another folder.
+    # The folder depends on the lock file's content, which may differ between versions of headrace.
     digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:12]
     return cache / "jars" / f"{bundle}-{digest}"
 
@@ -179,7 +182,7 @@ def _fetch_checked(bundle: str, wanted: Mapping[str, str], folder: Path, cache: 
 
 
 def _retrieve(bundle: str, folder: Path, cache: Path) -> None:
-    """Have Ivy put the bundle's jars into ``folder``; HEADRACE_IVY_SETTINGS may name settings with a mirror."""
+    """Fetch the bundle's jars into ``folder`` with Ivy; HEADRACE_IVY_SETTINGS may name settings with a mirror."""
     java = find_java()
     ivy_cache = cache / "ivy"
     ivy_cache.mkdir(parents=True, exist_ok=True)
@@ -191,7 +194,7 @@ def _retrieve(bundle: str, folder: Path, cache: Path) -> None:
             command += ["-settings", settings]
         command += ["-ivy", str(description), "-confs", "default"]
         command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
-        # One at a time: Ivy's cache is not made for two.
+        # Locked, because Ivy's cache does not support concurrent use.
         with exclusive(ivy_cache / "headrace.lock"):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not any(folder.glob("*.jar")):
@@ -219,7 +222,7 @@ def _ivy_description(bundle: str) -> str:
 
 @cache
 def _ivy_jar() -> Path:
-    # Without importing pyspark, which takes a second.
+    # find_spec, because importing pyspark takes a second.
     spec = find_spec("pyspark")
     jars = Path(spec.origin).parent / "jars" if spec and spec.origin else None
     found = sorted(jars.glob("ivy-*.jar")) if jars else []
@@ -237,7 +240,7 @@ _REMAKE = "Make the lock file anew with `python -m headrace.devstack.jars lock` 
 
 
 def main(arguments: list[str]) -> None:
-    """`lock` makes the lock file anew, `fetch` fetches what this machine needs."""
+    """Run `lock` (make the lock file again) or `fetch` (fetch the jars that this machine needs)."""
     if arguments == ["lock"]:
         make_lock()
     elif arguments == ["fetch"]:

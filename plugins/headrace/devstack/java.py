@@ -1,4 +1,4 @@
-"""Finding a Java that Kafka, Elasticsearch and Spark can run on."""
+"""Finds a Java that Kafka, Elasticsearch and Spark can run on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from headrace.devstack.errors import JavaMissingError
 
 OLDEST_JAVA = 17
-"""Spark 4, Kafka 4 and Elasticsearch 8 all ask for 17."""
+"""Spark 4, Kafka 4 and Elasticsearch 8 all need 17."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def how_to_get_java(platform: str = sys.platform) -> str:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The Java of JAVA_HOME, or else of PATH; raises JavaMissingError when there is none or it is older than 17."""
+    """The Java of JAVA_HOME, or else of PATH. Raises JavaMissingError if there is none or it is older than 17."""
     environ = os.environ if environ is None else environ
     executable = _executable(environ)
     try:
@@ -51,7 +51,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
             f"`{executable} -version` gave no version (exit {done.returncode}): {said[:500]!r}.",
             remedy=f"Java {OLDEST_JAVA} or newer is needed. {how_to_get_java()}",
         )
-    # Java 8 still called itself 1.8.
+    # Java 8 reports its version as 1.8.
     version = int(found[2]) if found[1] == "1" and found[2] else int(found[1])
     if version < OLDEST_JAVA:
         raise JavaMissingError(

@@ -1,4 +1,4 @@
-"""A real Kafka: one process that is broker and controller (KRaft)."""
+"""Runs a real Kafka: one process that is broker and controller (KRaft)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headrace.devstack.server import Server
 
 
 class KafkaServer(Server):
-    """One broker on loopback. ``properties`` are added to, or replace, those of server.properties.
+    """One broker on loopback. ``properties`` are added to those of server.properties, or replace them.
 
-    Topics are never created by asking for them, transactions work, and messages may have 8 MiB.
+    Topics are not created automatically, transactions work, and messages may have up to 8 MiB.
     """
 
     name = "kafka"
@@ -41,7 +41,7 @@ class KafkaServer(Server):
 
     @property
     def bootstrap_servers(self) -> str:
-        """What Kafka clients want as `bootstrap.servers`."""
+        """The value for Kafka clients' `bootstrap.servers`."""
         return f"{LOOPBACK}:{self.port}"
 
     def specify(self) -> ProcessSpec:
@@ -89,7 +89,7 @@ class KafkaServer(Server):
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            # A broker that comes back after a crash waits for its old session to end: 9 s by default.
+            # A broker that restarts after a crash waits for the end of its old session: 9 s by default.
             "broker.session.timeout.ms": "4000",
             "broker.heartbeat.interval.ms": "500",
             "auto.create.topics.enable": "false",
@@ -98,17 +98,17 @@ class KafkaServer(Server):
         } | self.properties
 
     def _format(self, java: str, jars: str, settings: Path) -> None:
-        # A cluster id is a UUID in URL-safe base64, as `StorageTool random-uuid` makes it in a JVM of its own.
+        # A cluster id is a UUID in URL-safe base64. `StorageTool random-uuid` would make one, but starts another JVM.
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", jars]
-        # With "=": an id may begin with "-", and would be taken for an option.
+        # With "=", because an id may begin with "-", and would then be taken for an option.
         command += ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(settings)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
         if done.returncode != 0:
             raise LocalStackError(f"Kafka's data folder could not be prepared:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
-# A few cores are shared with Spark, Airflow and Elasticsearch: one collector thread will do.
+# The few cores are shared with Spark, Airflow and Elasticsearch, so one collector thread is enough.
 _JVM_OPTIONS = ["-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
 _LOG_OPTIONS = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",

@@ -1,4 +1,4 @@
-"""A lock between processes, by a file."""
+"""A lock between processes, based on a file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def exclusive(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold ``path``'s lock; BlockingIOError at once if another process does and ``wait`` is false.
+    """Hold the lock of ``path`` for the length of a ``with`` block.
 
-    The kernel releases it with the process, so a crash leaves no stale lock. The file itself stays.
+    Without ``wait``, raises BlockingIOError at once if another process holds it. The kernel releases the lock when the
+    process ends, so a crash leaves no stale lock. The file itself stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

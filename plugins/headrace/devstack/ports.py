@@ -1,4 +1,4 @@
-"""Free loopback ports."""
+"""Finds free loopback ports."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Collection
 
 LOOPBACK = "127.0.0.1"
 
-# Below the range from which Linux (32768) and macOS (49152) take the ports of outgoing connections: a port found
-# here cannot be taken by a client's socket between the look and the server's bind.
+# Below the range of ports for outgoing connections on Linux (from 32768) and macOS (from 49152), so that no client's
+# socket can take a port between the check here and the server's bind.
 _FIRST, _LAST = 20_000, 32_000
 
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on ``port`` of the loopback interface now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
-        # As servers do: connections of an ended server that linger in TIME_WAIT are no obstacle.
+        # Servers set this too, so that an ended server's connections in TIME_WAIT do not block the port.
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             candidate.bind((LOOPBACK, port))
@@ -27,7 +27,7 @@ def is_free(port: int) -> bool:
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """A free loopback port that is not in ``taken``; drawn at random, so that parallel runs do not meet."""
+    """A free loopback port that is not in ``taken``; chosen at random, so that parallel runs do not collide."""
     for _ in range(1000):
         port = random.randint(_FIRST, _LAST)  # noqa: S311 - no secret
         if port not in taken and is_free(port):

@@ -1,4 +1,4 @@
-"""A real Postgres, from the binaries that embedded-postgres publishes."""
+"""Runs a real Postgres, from the binaries that embedded-postgres publishes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from psycopg import sql
 
 USER = "headrace"
-"""The superuser; loopback connections are trusted without a password."""
+"""The superuser; it needs no password on loopback connections."""
 
 
 class PostgresServer(Server):
-    """One Postgres on loopback. ``settings`` are given to it as `-c name=value`.
+    """One Postgres on loopback. ``settings`` are passed to it as `-c name=value`.
 
-    Postgres refuses to run as root: started by root it runs as `nobody`, and if `nobody` cannot reach ``folder``
-    (below /root, say) its data is kept in a folder of its own below /var/tmp; `data` says where. Deleting ``folder``
-    leaves that one behind, without a way back to it; `wipe` first.
+    Postgres refuses to run as root, so root starts it as `nobody`. If `nobody` cannot reach ``folder`` (for example
+    below /root), its data is in a separate folder below /var/tmp; `data` is its path. Call `wipe` before deleting
+    ``folder``: only ``folder`` holds the name of that separate folder.
     """
 
     name = "postgres"
@@ -51,7 +51,7 @@ class PostgresServer(Server):
 
     @property
     def data(self) -> Path:
-        """Where the database's files are."""
+        """The folder of the database's files."""
         if self._user is None or _others_can_reach(self.folder):
             return self.folder / "data"
         return Path("/var/tmp") / f"headrace-postgres-{self._token()}"  # noqa: S108
@@ -63,9 +63,9 @@ class PostgresServer(Server):
     def create_database(
         self, name: str, *, template: str = "template1", settings: Mapping[str, str] | None = None
     ) -> str:
-        """Create database ``name`` if it does not exist, as a copy of ``template``; its SQLAlchemy URL.
+        """Create database ``name`` as a copy of ``template`` if it does not exist; return its SQLAlchemy URL.
 
-        Nobody may be connected to the template. ``settings`` hold for every session in the database from now on.
+        Nobody may be connected to the template. ``settings`` apply to every later session in the database.
         """
         from psycopg import errors, sql
 
@@ -77,7 +77,7 @@ class PostgresServer(Server):
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop database ``name``, whoever is still connected to it."""
+        """Drop database ``name``, even while sessions are connected to it."""
         from psycopg import sql
 
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", sql.Identifier(name))
@@ -89,7 +89,7 @@ class PostgresServer(Server):
         settings = {
             "listen_addresses": LOOPBACK,
             "port": str(self.port),
-            # No socket file: its path may be longer than the 107 bytes that the system allows.
+            # No socket file, because its path may be longer than the 107 bytes that the system allows.
             "unix_socket_directories": "",
             "dynamic_shared_memory_type": "mmap",  # containers often have next to no /dev/shm
             "max_connections": "200",
@@ -101,7 +101,7 @@ class PostgresServer(Server):
             env=child_environment(),
             log=self.log,
             user=self._user,
-            # "Fast" shutdown; SIGTERM would wait for every client to leave.
+            # "Fast" shutdown; SIGTERM would wait for every client to disconnect.
             stop_signal=signal.SIGINT,
         )
 
@@ -115,9 +115,9 @@ class PostgresServer(Server):
             shutil.rmtree(self.data, ignore_errors=True)
 
     def _token(self) -> str:
-        """What ties data elsewhere to this folder: the same at the next start, another in a folder made anew.
+        """The random name that links the data below /var/tmp to this folder; it is stored in this folder.
 
-        By the path alone, the data of a folder that was deleted would come back with the next one of its name.
+        If the name depended on the path alone, a new folder with a deleted folder's path would get the old data.
         """
         path = self.folder / "data-elsewhere"
         if not path.exists():
@@ -129,7 +129,7 @@ class PostgresServer(Server):
         self.data.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.data.mkdir(0o700)
-        # Below /var/tmp anybody could have been there first, with a link to what root is to give away.
+        # Anybody could have created this path below /var/tmp, as a link to a folder whose owner root would then change.
         found = self.data.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), *(self._user or ())[:1]}:
             raise LocalStackError(f"{self.data} is not a folder of ours.", remedy="Delete it.")
@@ -161,7 +161,7 @@ class PostgresServer(Server):
 
 
 def unprivileged_user() -> tuple[int, int] | None:
-    """(uid, gid) of `nobody` when this process is root's, else None: no change of user is needed."""
+    """(uid, gid) of `nobody` if this process runs as root, else None: no change of user is needed."""
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam("nobody")
@@ -169,12 +169,12 @@ def unprivileged_user() -> tuple[int, int] | None:
 
 
 def _others_can_reach(folder: Path) -> bool:
-    """Whether any user may pass through the existing part of ``folder``'s path."""
+    """Whether every user may traverse the existing part of ``folder``'s path."""
     return all(part.stat().st_mode & 0o001 for part in (folder, *folder.parents) if part.exists())
 
 
 def _unpacked(by_others: bool) -> Path:
-    """The folder of Postgres' programs, unpacked once; where any user can reach it if ``by_others``."""
+    """The folder of Postgres' programs, unpacked once; with ``by_others`` at a place that every user can reach."""
     bundle = postgres_bundle()
     (jar,) = bundle_jars(bundle)
     name = f"postgres-{jar.parent.name}"

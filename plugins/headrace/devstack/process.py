@@ -1,4 +1,4 @@
-"""A server process under a guard: started, probed until it answers, stopped, or killed as a crash would."""
+"""Runs a server process under a guard: starts it, probes it until it answers, stops it, or kills it like a crash."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ERROR = re.compile(r"\b(ERROR|FATAL|CRITICAL|Caused by|Traceback|\w*(Exception|
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run, and how it wants to be stopped.
+    """What to run, and how to stop it.
 
-    ``user`` is (uid, gid) to run as, ``grace_seconds`` how long it may take to stop before it is killed;
-    ``keep_descendants`` leaves its descendants running should it end by itself (never when it is stopped).
+    ``user`` is the (uid, gid) to run as. ``grace_seconds`` is how long it may take to stop before it is killed.
+    ``keep_descendants`` leaves its descendants running if it ends by itself (never if it is stopped).
     """
 
     name: str
@@ -60,7 +60,7 @@ class GuardedProcess:
             [sys.executable, "-I", "-S", str(_GUARD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C on the console is for us alone: we stop the servers in order.
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops the servers in order.
             env=child_environment(),
         )
         self.pid = self._launch()
@@ -77,9 +77,9 @@ class GuardedProcess:
         return not self._exited.is_set()
 
     def wait_until_ready(self, probe: Callable[[], None], *, timeout: float) -> None:
-        """Call ``probe`` until it raises no more.
+        """Call ``probe`` until it no longer raises.
 
-        Raises ServerDiedError when the server ends first and ServerNotReadyError after ``timeout`` seconds.
+        Raises ServerDiedError if the server ends first, and ServerNotReadyError after ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         last = ""
@@ -95,7 +95,7 @@ class GuardedProcess:
             self._exited.wait(0.1)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the server's own end; whether it has ended."""
+        """Wait for the server itself to end, ``timeout`` seconds at most. Returns whether it has ended."""
         return self._exited.wait(timeout)
 
     def check(self) -> None:
@@ -118,7 +118,7 @@ class GuardedProcess:
                 self._guard.stdin.close()
 
     def stop(self) -> None:
-        """Stop the server and all its descendants, in order and then by force; returns when they are gone."""
+        """Stop the server and all its descendants, in order and then by force; returns when they have ended."""
         self.request_stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(self.spec.grace_seconds + 15)
@@ -130,7 +130,7 @@ class GuardedProcess:
         self._guard.wait()
 
     def kill(self) -> None:
-        """Kill -9 the server, as a crash would; with ``keep_descendants`` only the server's main process."""
+        """Kill -9 the server and its descendants, like a crash; with ``keep_descendants`` only the main process."""
         if not self.spec.keep_descendants:
             for process in self._descendants():
                 if process.pid != self.pid:
@@ -142,7 +142,7 @@ class GuardedProcess:
             self._guard.wait(30)
 
     def suspend(self) -> None:
-        """SIGSTOP the server: it keeps its sockets and answers nobody. `resume` ends that."""
+        """SIGSTOP the server: it keeps its sockets open and does not answer, until `resume`."""
         self._suspended = True
         self._to_descendants(psutil.Process.suspend)
 
@@ -153,12 +153,12 @@ class GuardedProcess:
 
     def _to_descendants(self, call: Callable[[psutil.Process], None]) -> None:
         for process in self._descendants():
-            # One that has ended since needs no signal, and the others still do.
+            # A process that has ended meanwhile must not keep the others from the signal.
             with contextlib.suppress(psutil.NoSuchProcess):
                 call(process)
 
     def _signal(self, number: int) -> None:
-        # The guard reaps the server, and says so before the id can be given to another process.
+        # While `alive`, the id is the server's: the guard reports the exit when it reaps the server.
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -185,7 +185,7 @@ class GuardedProcess:
         )
         if self._guard.stdin is None or self._guard.stdout is None:
             raise LocalStackError(f"{spec.name}: its guard has no pipes.")
-        with contextlib.suppress(BrokenPipeError):  # told by the missing answer
+        with contextlib.suppress(BrokenPipeError):  # detected below, by the missing answer
             self._guard.stdin.write(line.encode() + b"\n")
             self._guard.stdin.flush()
         word, _, rest = self._guard.stdout.readline().decode().strip().partition(" ")
@@ -205,7 +205,7 @@ class GuardedProcess:
                 if word == "exited":
                     self.exit_code = int(rest)
                     self._exited.set()
-        # The guard's own end: by its rules the server's end too.
+        # The guard has ended, and by its rules so has the server.
         self._exited.set()
         with contextlib.suppress(Exception):
             self._guard.wait()
@@ -215,17 +215,17 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment for a server, plus ``extra``.
 
     Without PYTHONDONTWRITEBYTECODE: with it every start compiles its imports again (3 s instead of 1 s for pyspark).
-    Without PYTHONPATH's and pytest's own settings the children see what a user's would.
+    Without pytest's own variables, so that the children get the environment that a user's would.
     """
     dropped = {"PYTHONDONTWRITEBYTECODE", "PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS"}
     env = {name: value for name, value in os.environ.items() if name not in dropped}
-    # setproctitle otherwise overwrites /proc/PID/environ, by which a stack's processes are found.
+    # Otherwise setproctitle overwrites /proc/PID/environ, which is used to find a stack's processes.
     env["SPT_NOENV"] = "1"
     return env | dict(extra or {})
 
 
 def tail(log: Path, start: int = 0) -> str:
-    """The last lines of ``log`` from byte ``start`` on, and before them the errors that they have scrolled away.
+    """The last lines of ``log`` from byte ``start`` on, preceded by the last error lines before them.
 
     Stack frames are left out: the messages say what happened, and the file has the rest.
     """

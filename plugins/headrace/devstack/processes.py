@@ -1,6 +1,6 @@
-"""Telling processes apart for certain, and finding those that belong to a stack.
+"""Identifies processes without ambiguity, and finds those that belong to a stack.
 
-A process id alone is given to another process sooner or later; with its start time it is one process for ever.
+The system reuses process ids; an id together with its start time identifies one process for all time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 STACK_VARIABLE = "HEADRACE_STACK"
-"""Set in the environment of everything that a stack starts, to the stack's id; children inherit it."""
+"""The environment variable that holds the stack's id in every process of a stack; children inherit it."""
 
 _TERMINATE_SECONDS = 5.0
 
 
 class ProcessRef(BaseModel):
-    """One process: its id and when it was started (seconds since the epoch, as the kernel tells)."""
+    """One process: its id and its start time (seconds since the epoch, as the kernel reports it)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,17 +28,17 @@ class ProcessRef(BaseModel):
 
     @classmethod
     def of(cls, pid: int) -> ProcessRef | None:
-        """The process that has ``pid`` now, if one has."""
+        """The process that has ``pid`` now, None if there is none."""
         try:
             return cls(pid=pid, started=psutil.Process(pid).create_time())
         except psutil.Error:
             return None
 
     def find(self) -> psutil.Process | None:
-        """The process, if it is still there (and not merely waiting to be reaped)."""
+        """The process if it still runs; None if it has ended or is a zombie."""
         try:
             process = psutil.Process(self.pid)
-            # The kernel counts in hundredths of a second from boot; its wall time of boot may be corrected.
+            # The kernel counts in hundredths of a second since boot, and the wall time of boot may be corrected.
             same = abs(process.create_time() - self.started) < 1.0
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.Error:
@@ -46,13 +46,13 @@ class ProcessRef(BaseModel):
 
 
 def processes_of_stack(stack_id: str) -> list[psutil.Process]:
-    """Every living process with HEADRACE_STACK=``stack_id`` in its environment, but this one and its ancestors."""
+    """Every living process with HEADRACE_STACK=``stack_id`` in its environment, except this one and its ancestors."""
     mine = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
         if process.pid in mine:
             continue
-        # Other users' environments are closed to us, and so are their processes.
+        # Other users' environments cannot be read, and their processes not be signalled.
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(STACK_VARIABLE) == stack_id and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
@@ -60,12 +60,12 @@ def processes_of_stack(stack_id: str) -> list[psutil.Process]:
 
 
 def end_stack_processes(stack_id: str, recorded: Iterable[ProcessRef] = ()) -> int:
-    """End what is left of a stack, in order and then by force; how many processes there were.
+    """End the remaining processes of a stack, in order and then by force. Returns how many there were.
 
-    ``recorded`` are processes known by id and start time: some (Postgres) overwrite their own environment.
+    ``recorded`` are processes known by id and start time, because some (Postgres) overwrite their own environment.
     """
     ended: set[int] = set()
-    # What is being started just now may escape one look.
+    # Repeated, because one search may miss a process that is just being started.
     while left := {*processes_of_stack(stack_id), *(process for ref in recorded if (process := ref.find()))}:
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -77,6 +77,6 @@ def end_stack_processes(stack_id: str, recorded: Iterable[ProcessRef] = ()) -> i
         psutil.wait_procs(stubborn, timeout=_TERMINATE_SECONDS)
         fresh = {process.pid for process in left} - ended
         if not fresh:
-            break  # what a kill -9 does not end (a process stuck in the kernel) would hold us for ever
+            break  # a process that kill -9 does not end (stuck in the kernel) would make this loop endless
         ended |= fresh
     return len(ended)

@@ -1,4 +1,4 @@
-"""What Kafka, Elasticsearch, Postgres and Airflow's components have in common here."""
+"""The base class of the embedded stack's servers: Kafka, Elasticsearch, Postgres, Spark and Airflow's components."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.devstack.process import GuardedProcess, ProcessSpec
 
 
 class Server(ABC):
-    """A server with its data in ``folder``, which outlives `stop`, `kill` and this process.
+    """A server with its data in ``folder``. The data stays after `stop`, `kill` and the end of this process.
 
     It is a context manager: started on entering, stopped on leaving.
     """
@@ -28,15 +28,15 @@ class Server(ABC):
 
     @abstractmethod
     def specify(self) -> ProcessSpec:
-        """Lay out the folder if that has not been done, and say what to run. Called at each start."""
+        """Prepare the folder if that has not been done, and return what to run. Called at each start."""
 
     @abstractmethod
     def probe(self) -> None:
-        """Return if the server answers, raise anything if it does not yet; within a second or two."""
+        """Return if the server answers, raise any exception if it does not yet; within a second or two."""
 
     @property
     def log(self) -> Path:
-        """What the server wrote to its standard output and error."""
+        """The file with the server's standard output and error."""
         return self.folder / f"{self.name}.log"
 
     @property
@@ -52,22 +52,23 @@ class Server(ABC):
         return self._process
 
     def start(self) -> Self:
-        """Start, or start again on the same data and address; returns when the server answers."""
+        """Start, or restart with the same data and address; returns when the server answers."""
         self.launch()
         return self.await_ready()
 
     def launch(self) -> None:
-        """Start without waiting for an answer; nothing if it runs."""
+        """Start without waiting for an answer. Does nothing if the server runs."""
         if self.alive:
             return
         if self._process is not None:
-            # Its guard may still hold what a crashed server has left running, which is to run on until `stop`.
+            # Its guard may still hold processes that a crashed server left running; they run until `stop`.
             self._earlier.append(self._process)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._process = GuardedProcess(self.specify())
 
     def await_ready(self) -> Self:
-        """Return when what `launch` started answers; stopped if it does not, or has been stopped meanwhile."""
+        """Return when the server that `launch` started answers. Stop it and raise if it ends or does not answer in
+        time."""
         try:
             self.process.wait_until_ready(self.probe, timeout=self.ready_seconds)
         except BaseException:  # Ctrl-C too
@@ -76,7 +77,7 @@ class Server(ABC):
         return self
 
     def stop(self) -> None:
-        """Stop in order, with everything that it and its earlier runs have started; nothing if nothing runs."""
+        """Stop in order, with all processes that this run and earlier ones have started. Does nothing if none runs."""
         processes = [process for process in (self._process, *self._earlier) if process is not None]
         for process in processes:
             process.request_stop()
@@ -85,11 +86,11 @@ class Server(ABC):
         self._earlier.clear()
 
     def kill(self) -> None:
-        """Kill -9, as a crash would. `start` brings it back on what the data folder then holds."""
+        """Kill -9, like a crash. `start` restarts it on the data that its folder then holds."""
         self.process.kill()
 
     def suspend(self) -> None:
-        """Make it hang: sockets stay open, nothing is answered, until `resume`."""
+        """Make the server hang until `resume`: sockets stay open, requests get no answer."""
         self.process.suspend()
 
     def resume(self) -> None:

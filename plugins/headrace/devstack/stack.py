@@ -39,7 +39,7 @@ AIRFLOW_DATABASE = "airflow"
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """``without`` names services of `SERVICES` to leave out; Airflow needs postgres."""
+    """Options of a stack. ``without`` names services of `SERVICES` to leave out; Airflow needs postgres."""
 
     data: Path
     dags: Path
@@ -55,9 +55,9 @@ class StackOptions:
 
 
 class Stack:
-    """A stack that this process supervises. Its state is written to the data folder at every change.
+    """A stack that this process supervises. Each change of its state is written to the data folder.
 
-    ``on_change`` is called with the state after each change, from several threads but one at a time.
+    ``on_change`` is called with the state after each change: from several threads, but never concurrently.
     """
 
     def __init__(self, options: StackOptions, on_change: Callable[[StackState], None] = lambda _state: None) -> None:
@@ -71,14 +71,14 @@ class Stack:
         self.state = StackState(
             id=before.id if before else uuid.uuid4().hex, phase=Phase.STARTING, supervisor=ProcessRef.of(os.getpid())
         )
-        # Everything started from here on inherits it, also what a task starts in a session of its own.
+        # Every process started from here on inherits it, including those that a task starts in a new session.
         os.environ[STACK_VARIABLE] = self.state.id
         os.environ["HEADRACE_DATA"] = str(self.data)
         self._ports = self._choose_ports()
         self._make_servers(options)
 
     def start(self) -> None:
-        """Start everything at once; what fails is in its state, and then everything is stopped and the error raised."""
+        """Start all servers in parallel. If one fails, record that in its state, stop all and raise the error."""
         self._starting = True
         self._change(phase=Phase.STARTING)
         with ThreadPoolExecutor(8) as pool:
@@ -89,7 +89,7 @@ class Stack:
             failure = next((error for job in done if (error := job.exception())), None)
             if failure is not None:
                 if self._stop_requested.is_set():
-                    # Servers stopped under those who were just using them fail in their clients' ways.
+                    # Clients of the stopped servers fail with errors of many kinds: report the interruption instead.
                     failure = _interrupted(failure)
                 self.request_stop()
                 self._stop_servers()
@@ -100,17 +100,17 @@ class Stack:
         self._change(phase=Phase.RUNNING)
 
     def request_stop(self) -> None:
-        """Have `watch` end, and `start` start no more."""
+        """Make `watch` return, and `start` start no further server."""
         self._stop_requested.set()
 
     def interrupt(self) -> None:
-        """Have `watch` end, and `start` too, by stopping what is being started; from another thread than theirs."""
+        """Make `watch` return, and `start` too, by stopping the servers being started. Call it from another thread."""
         self.request_stop()
         if self._starting:
             self._stop_servers()
 
     def stop(self) -> None:
-        """Stop all servers and everything started under them."""
+        """Stop all servers and every process that they have started."""
         self.request_stop()
         self._change(phase=Phase.STOPPING)
         self._stop_servers()
@@ -119,7 +119,7 @@ class Stack:
         self._change(phase=Phase.STOPPED)
 
     def watch(self, restart: threading.Event) -> None:
-        """Until a stop is requested: note servers that have died; start them again when ``restart`` is set."""
+        """Until a stop is requested, record servers that have died, and restart them when ``restart`` is set."""
         while not self._stop_requested.wait(0.5):
             for name, server in self.servers.items():
                 service = self.state.services[name]
@@ -131,7 +131,7 @@ class Stack:
 
     @property
     def servers(self) -> dict[str, Server]:
-        """The servers of this stack by name, Airflow's components each."""
+        """The servers of this stack by name, with each of Airflow's components."""
         found: list[Server | None] = [self.kafka, self.elasticsearch, self.postgres]
         components = list(self.airflow.components.values()) if self.airflow else []
         return {server.name: server for server in [*found, *components] if server is not None}
@@ -204,7 +204,7 @@ class Stack:
         return self.airflow.url if name == "api-server" and self.airflow else None
 
     def _choose_ports(self) -> dict[str, int]:
-        """The ports of the last start as far as they are still free, others otherwise."""
+        """The ports of the last start if they are still free, else new ones."""
         before = remembered_ports(self.data)
         ports: dict[str, int] = {}
         for name in ("kafka", "kafka_controller", "elasticsearch", "elasticsearch_transport", "postgres", "airflow"):
@@ -220,7 +220,7 @@ class Stack:
         self.postgres.create_database(LEDGER_DATABASE)
         from headrace.ledger import Ledger
 
-        # A folder that an older version left has an older ledger, and nothing runs on it yet.
+        # A data folder of an older version holds an older ledger. Nothing uses it yet, so it can be migrated.
         Ledger.migrate(self.postgres.url(LEDGER_DATABASE))
         if self.airflow is None:
             return
@@ -240,12 +240,12 @@ class Stack:
         try:
             self._check_not_interrupted()
             server.launch()
-            # Written down before it answers: whoever finds us dead can still find the process.
+            # Recorded before it answers, so that the process can be found if this supervisor dies.
             service.process = ProcessRef.of(server.process.pid)
             service.guard = ProcessRef.of(server.process.guard_pid)
             self._change()
             if self._stop_requested.is_set():
-                server.stop()  # whoever asked may have looked before there was anything to stop
+                server.stop()  # the stop request may have come before there was a process to stop
             server.await_ready()
         except BaseException as error:
             service.phase = Phase.FAILED
@@ -276,7 +276,7 @@ class Stack:
             self.state.services[server.name].phase = Phase.STARTING
         self._change()
         with ThreadPoolExecutor(len(dead)) as pool:
-            # Whether it worked is in each one's state; the others go on.
+            # Each server's state records whether its restart worked; a failure does not affect the others.
             wait([pool.submit(self._start, server) for server in dead])
         self._starting = False
 

@@ -1,4 +1,4 @@
-"""What is known of a stack, in a file of its data folder, so that any later command finds it."""
+"""The state of a stack, stored in a file of its data folder, where later commands find it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE_FILE = "stack.json"
 
 
 class Phase(StrEnum):
-    """Where a stack is in its life, in order."""
+    """The phase of a stack or of one of its servers."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -28,7 +28,7 @@ class Phase(StrEnum):
 
 
 class ServiceState(BaseModel):
-    """One server: ``phase``, its address once it has one, its processes, and why it failed if it did."""
+    """One server: its phase, its address if it has one, its processes, and why it failed if it did."""
 
     name: str
     phase: Phase = Phase.STOPPED
@@ -40,14 +40,14 @@ class ServiceState(BaseModel):
     error: str | None = None
 
     def as_found(self) -> ServiceState:
-        """This state, but failed if it should run and its process is not there."""
+        """This state, changed to failed if the server should run and its process has ended."""
         if self.phase is not Phase.RUNNING or (self.process is not None and self.process.find() is not None):
             return self
         return self.model_copy(update={"phase": Phase.FAILED, "error": f"{self.name} has ended; its log is {self.log}"})
 
 
 class Login(BaseModel):
-    """Who may log in to Airflow; the password is in a file that only its owner can read."""
+    """The user who may log in to Airflow; the password is in a file that only its owner can read."""
 
     user: str
     password_file: str
@@ -65,20 +65,20 @@ class StackState(BaseModel):
 
     @property
     def supervised(self) -> bool:
-        """Whether the supervisor that wrote this still lives."""
+        """Whether the supervisor that wrote this state is still alive."""
         return self.supervisor is not None and self.supervisor.find() is not None
 
     def recorded_processes(self) -> list[ProcessRef]:
-        """The processes written down here, dead or alive."""
+        """All processes recorded here, whether they still run or not."""
         refs = [ref for service in self.services.values() for ref in (service.process, service.guard)]
         return [ref for ref in refs if ref is not None]
 
     def as_found(self) -> StackState:
-        """This state without what its processes' absence disproves."""
+        """This state, corrected for processes that have ended without a record."""
         if self.phase in (Phase.STOPPED, Phase.FAILED):
             return self
         if self.supervised:
-            # A death is in the file when the supervisor has taken notice; this is told at once.
+            # The supervisor records a server's death with a delay; this check finds it at once.
             services = {name: service.as_found() for name, service in self.services.items()}
             return self.model_copy(update={"services": services})
         services = {
@@ -89,7 +89,7 @@ class StackState(BaseModel):
 
 
 def read_state(data: Path) -> StackState | None:
-    """The state of the stack in ``data``, None if there never was one."""
+    """The state of the stack in ``data``, None if there never was one. LocalStackError if it cannot be read."""
     path = data / STATE_FILE
     try:
         return StackState.model_validate_json(path.read_bytes())
@@ -100,7 +100,7 @@ def read_state(data: Path) -> StackState | None:
 
 
 def write_state(data: Path, state: StackState) -> None:
-    """Replace the state file at once: a reader sees the old or the new."""
+    """Replace the state file atomically: a reader sees the old or the new state."""
     write_atomically(data / STATE_FILE, state.model_dump_json(indent=2))
 
 
@@ -117,7 +117,7 @@ def remember_ports(data: Path, ports: dict[str, int]) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path``, readable by its owner alone, and put it in its place."""
+    """Write ``text`` to a temporary file beside ``path``, readable by its owner alone, and rename it to ``path``."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w") as file:

@@ -1,7 +1,7 @@
-"""The process that holds a stack: `python -m headrace.devstack.supervisor`, or `headrace up` in the foreground.
+"""The process that runs a stack: `python -m headrace.devstack.supervisor`, or `headrace up` in the foreground.
 
-SIGTERM, SIGINT and SIGHUP stop the stack, SIGUSR1 starts again what has died in it. If this process is killed, its
-servers' guards see their pipes close and end the servers.
+SIGTERM, SIGINT and SIGHUP stop the stack; SIGUSR1 restarts its dead servers. If this process is killed, the servers'
+guards see their pipes close and end the servers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ RESTART_SIGNAL = signal.SIGUSR1
 
 
 def supervise(options: StackOptions, on_change: Callable[[StackState], None] = lambda _state: None) -> StackState:
-    """Start the stack and hold it until asked to stop; its last state.
+    """Start the stack and run it until a stop is requested. Returns its last state.
 
-    Call it in the main thread: it handles signals. Raises StackRunningError when the data folder's stack has a
-    supervisor already, and the error of the server that could not be started.
+    Call it in the main thread, because it handles signals. Raises StackRunningError if the data folder's stack already
+    has a supervisor, and the error of a server that could not be started.
     """
     stop, restart = threading.Event(), threading.Event()
     with _held(options.data), _signals(stop, restart):
@@ -37,7 +37,7 @@ def supervise(options: StackOptions, on_change: Callable[[StackState], None] = l
         if before is not None:
             end_stack_processes(before.id, before.recorded_processes())
         stack = Stack(options, on_change)
-        # Signal handlers run in the main thread, which waits in `start`: another has to see the request there.
+        # Signal handlers run in the main thread, which waits in `start`, so another thread reacts to the request.
         threading.Thread(target=_stop_when, args=(stop, stack), name="stop", daemon=True).start()
         try:
             stack.start()
@@ -60,7 +60,7 @@ def _stop_when(stop: threading.Event, stack: Stack) -> None:
 
 @contextlib.contextmanager
 def _held(data: Path) -> Iterator[None]:
-    """Hold the data folder: one supervisor a stack."""
+    """Lock the data folder, so that a stack has one supervisor."""
     data.mkdir(parents=True, exist_ok=True)
     ignored = data / ".gitignore"
     if not ignored.exists():
@@ -93,7 +93,7 @@ def _signals(stop: threading.Event, restart: threading.Event) -> Iterator[None]:
 
 
 def main() -> None:
-    """The detached supervisor; its state file tells how it fares, its standard error goes to a log."""
+    """Run the detached supervisor; its state file holds its status, its standard error goes to a log."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--dags", type=Path, required=True)
