@@ -69,7 +69,7 @@ class AirflowApi:
         return {error["filename"]: error["stack_trace"] for error in found}
 
     def wait_for_dag(self, dag_id: str, *, timeout: float = 120.0) -> dict[str, Any]:
-        """Wait until Airflow has parsed ``dag_id``. AirflowApiError with the import errors after ``timeout`` seconds."""
+        """Wait until Airflow has parsed ``dag_id``. AirflowApiError with all import errors after ``timeout`` s."""
         deadline = time.monotonic() + timeout
         while True:
             try:
