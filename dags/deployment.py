@@ -1,6 +1,6 @@
-"""Where the streams of this folder keep their log and ledger, and which Spark computes them.
+"""Deployment settings of the streams in this folder: where their log and ledger are, and which Spark runs them.
 
-Told by the environment, so that the same DAG files run on one machine and in docker-compose.yaml:
+They come from environment variables, so that the same DAG files run on one machine and in docker-compose.yaml:
 
 =========================  ==========================================================================================
 HEADRACE_STORAGE           the folder or URL of the write-ahead logs, manifests and checkpoints

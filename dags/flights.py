@@ -1,6 +1,6 @@
 """New York's flights, from the Kafka topic `flights` to the Elasticsearch index `flights`, every ten seconds.
 
-Airflow gets two DAGs of this file: `flights_receiver` keeps the receiver job alive, `flights_batches` runs the batches.
+This file gives Airflow two DAGs: `flights_receiver` keeps the receiver job alive, `flights_batches` runs the batches.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from headrace.stream import ElasticsearchOutput, KafkaInput, Limits, Stream
 stream = Stream(
     name="flights",
     inputs=KafkaInput(connection="kafka_default", topics="flights"),
-    # Each record becomes one document, its id topic+partition+offset; what Elasticsearch refuses goes to the index
-    # flights-dead-letters.
+    # Each record becomes one document with the id topic+partition+offset. Records that Elasticsearch refuses go to the
+    # index flights-dead-letters.
     outputs=ElasticsearchOutput(connection="elasticsearch_default", index="flights"),
     batch_interval="10 s",
-    # A file of the log every ten seconds: what is indexed and checkpointed leaves the disk half a minute later.
+    # A new log segment every ten seconds: indexed and checkpointed blocks are deleted half a minute later.
     limits=Limits(segment_interval="10 s"),
     storage=STORAGE,
     ledger=LEDGER,

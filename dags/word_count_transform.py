@@ -1,4 +1,4 @@
-"""The word count itself, as Spark imports it."""
+"""The transform of the word count, in the module that Spark imports."""
 
 from __future__ import annotations
 

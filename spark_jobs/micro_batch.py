@@ -1,4 +1,4 @@
-"""Runs one batch: plain Python for a batch in the receiver job's application, under spark-submit for one of its own."""
+"""Runs one batch: with plain Python in the receiver job's application, or with spark-submit in its own application."""
 
 from headrace.spark.micro_batch_job import main
 from headrace.spark.termination import run_and_leave

@@ -1,4 +1,4 @@
-"""The receiver job: run it under spark-submit, or by plain Python, which starts Spark's JVM itself."""
+"""Runs the receiver job: under spark-submit, or with plain Python, which starts Spark's JVM itself."""
 
 from headrace.spark.receiver_job import main
 from headrace.spark.termination import run_and_leave
