@@ -1,5 +1,5 @@
 """The demo: flights from a real Kafka into a real Elasticsearch, run by a real Airflow, and proved from outside.
 
-Nothing here is used by a stream, and nothing here does for a stream what its own parts do not do: the demo starts the
-embedded stack, produces, presses the buttons that a person would press, looks, and counts.
+No stream uses this code, and it does no part of a stream's work. The demo starts the embedded stack, produces records,
+unpauses the DAGs as a person would, watches, and counts.
 """

@@ -1,4 +1,4 @@
-"""`python -m examples.demo`: the main job on the embedded stack, with its proof."""
+"""`python -m examples.demo`: runs an example stream on the embedded stack, and proves its result."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _INTERRUPTED = 130
 
 
 class Example(StrEnum):
-    """What there is to see."""
+    """The examples that the demo can run."""
 
     FLIGHTS = "flights"
     WORDCOUNT = "wordcount"
 
 
-# A second. The lines are few, so that a person sees several batches of them.
+# Records a second. The lines are few, so that a person sees several batches of them.
 _RATES = {Example.FLIGHTS: 10_000.0, Example.WORDCOUNT: 10.0}
 
 
@@ -53,7 +53,7 @@ def demo(
 
     Exit code 0: nothing is lost, doubled or changed. 1: something is, or the demo could not run.
     """
-    # A SIGTERM stops everything just as Ctrl-C does, and Ctrl-C also where a shell has started us in the background.
+    # SIGTERM stops everything like Ctrl-C, and Ctrl-C works even if a shell started this process in the background.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     rate = _RATES[example] if rate is None else rate

@@ -1,4 +1,4 @@
-"""What can be wrong with a record's value, and what only looks wrong."""
+"""Damages a record's value in several ways, or rewrites it in a valid but unusual form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Damage(Enum):
-    """Ways in which a flight's JSON is damaged; Elasticsearch can take none of them."""
+    """Ways to damage a flight's JSON; Elasticsearch accepts none of the results."""
 
     TRUNCATED = "truncated JSON"
     NOT_UTF8 = "not UTF-8"
@@ -30,12 +30,12 @@ def damage(value: bytes, kind: Damage) -> bytes | None:
 
 
 def oddity(value: bytes, which: int) -> bytes:
-    """``value`` written in an unusual way that is JSON all the same; ``which`` is below `ODDITIES`."""
+    """``value`` written in an unusual way that is still valid JSON; ``which`` is below `ODDITIES`."""
     return _ODDITIES[which](value)
 
 
 def _with(value: bytes, field: str, written: bytes) -> bytes:
-    """The flight with ``field``'s value replaced by ``written``, as it is."""
+    """The flight with ``field``'s value replaced by the bytes ``written``, without encoding."""
     flight = json.loads(value)
     flight[field] = "\0"
     return json.dumps(flight, separators=(",", ":")).encode().replace(b'"\\u0000"', written)
@@ -57,7 +57,7 @@ _DAMAGES: dict[Damage, Callable[[bytes], bytes | None]] = {
 }
 
 _ODDITIES: tuple[Callable[[bytes], bytes], ...] = (
-    # Newlines between tokens: JSON, but they would break a bulk request's lines.
+    # Newlines between tokens are valid JSON, but would break a bulk request's lines.
     lambda value: json.dumps(json.loads(value), indent=2).encode(),
     lambda value: value + b"\r\n",
     lambda value: _with(value, "dest", '"Zürich ✈ 東京"'.encode()),

@@ -1,4 +1,4 @@
-"""What Elasticsearch holds, over its plain HTTP interface."""
+"""Reads what Elasticsearch holds, over its plain HTTP interface."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from examples.demo.proof import DeadLetter, Document, Place
 _PAGE = 5_000
 _SECONDS = 60.0
 _NOT_FOUND = 404
-# 503 is also the answer of an index that has just been made, until its shard has started.
+# 503 is also the answer for a new index until its shard has started.
 _NOT_NOW = (429, 502, 503, 504)
 
 
 class ElasticsearchSide:
-    """An Elasticsearch at ``url`` that asks for no login."""
+    """A client of the Elasticsearch at ``url``, without a login."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
     def create_index(self, index: str, mappings: dict[str, Any]) -> None:
-        """Create the index, one shard without replica: one node can have no more."""
+        """Create the index with one shard and no replica, because one node cannot hold a replica."""
         body = {"settings": {"number_of_shards": 1, "number_of_replicas": 0}, "mappings": mappings}
         self._call("PUT", f"/{index}", body)
 
     def get(self, path: str) -> Any:
-        """The JSON below a path."""
+        """The decoded JSON of a GET request for this path."""
         return self._call("GET", path)
 
     def count(self, index: str) -> int:
-        """Documents that a search sees by now; 0 while there is no such index."""
+        """The number of documents that a search sees now; 0 if there is no such index."""
         try:
             return int(self._call("GET", f"/{index}/_count")["count"])
         except _NoSuchIndexError:
@@ -46,7 +46,7 @@ class ElasticsearchSide:
         return (Document(hit["_id"], hit["_source"]) for hit in self._all(index))
 
     def dead_letters(self, index: str) -> Iterator[DeadLetter]:
-        """Every dead letter; none where the index is missing, since it is made with the first of them."""
+        """Every dead letter; none if the index is missing, because the first dead letter creates it."""
         try:
             for hit in self._all(index):
                 yield _dead_letter(hit["_id"], hit["_source"])
@@ -84,7 +84,7 @@ class ElasticsearchSide:
 
 
 class _NoSuchIndexError(DemoError):
-    """404."""
+    """The answer was 404."""
 
 
 def _dead_letter(document_id: str, source: dict[str, Any]) -> DeadLetter:

@@ -1,4 +1,4 @@
-"""What can go wrong with the demo itself."""
+"""The errors of the demo itself."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ class FlightsNotFoundError(DemoError):
 
 
 class NotAnsweringError(DemoError):
-    """A server does not answer just now; asked again, it may."""
+    """A server does not answer now; a retry may succeed."""

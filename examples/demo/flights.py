@@ -20,7 +20,7 @@ FLIGHTS = 336_776
 _TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _MISSING = "NA"
 
-# One flight in a thousand is damaged, another one is well-formed but looks odd: 336 and 337 of them.
+# Of every thousand flights one is damaged and one is unusual but well-formed: 336 and 337 in total.
 _EVERY = 1_000
 _DAMAGED_AT = 500
 _ODD_AT = 250
@@ -28,7 +28,7 @@ _ODD_AT = 250
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """One flight as it goes to Kafka. ``damage`` says what was done to it; None for a well-formed one."""
+    """One flight as a Kafka record. ``damage`` is the damage done to it; None for a well-formed one."""
 
     key: bytes
     value: bytes | None
@@ -55,13 +55,13 @@ def flight_records(limit: int | None = None) -> Iterator[FlightRecord]:
 
 
 def _well_formed() -> Iterator[tuple[bytes, bytes]]:
-    """Key and JSON of each row. The package is not imported: it would read five tables into pandas."""
+    """Key and JSON of each row. Does not import the package, which would read five tables into pandas."""
     with zipfile.ZipFile(_archive()) as archive, archive.open("flights.csv") as file:
         rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         names = next(rows)
         carrier, flight = names.index("carrier"), names.index("flight")
         texts = [names.index(name) for name in names if name in _TEXTS]
-        # Formatting a row is five times faster than json.dumps of a dict; the numbers are JSON's as they stand.
+        # Formatting a row is five times faster than json.dumps of a dict; the file's numbers are valid JSON already.
         template = "{" + ",".join(f"{json.dumps(name)}:%s" for name in names) + "}"
         for row in rows:
             key = f"{row[carrier]}{row[flight]}".encode()

@@ -1,4 +1,4 @@
-"""The main example: 336,776 flights from Kafka to Elasticsearch, and the proof."""
+"""Runs the main example: 336,776 flights from Kafka to Elasticsearch, and the proof."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INTEGERS = (
     "year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay flight air_time distance hour "
     "minute"
 )
-# Explicit, so that it does not depend on which flight comes first what is a conflict.
+# Explicit, so that mapping conflicts do not depend on which flight comes first.
 MAPPINGS: dict[str, Any] = {
     "properties": {
         **{name: {"type": "integer"} for name in _INTEGERS.split()},
@@ -42,7 +42,7 @@ MAPPINGS: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds by part."""
+    """Measures the seconds of each part of the demo."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Stopwatch:
 
 
 def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: float | None, watch: Stopwatch) -> Report:
-    """Produce, wait for the end, prove. The stack runs.
+    """Produce, wait until all is processed, prove. The stack must be running.
 
     Raises:
         DemoError: nothing moved for three minutes, or a part of the stack failed.
@@ -76,7 +76,8 @@ def run_flights(stack: DemoStack, view: View, *, records: int | None, rate: floa
                 elasticsearch=elasticsearch,
                 index=INDEX,
             )
-            # Produced sooner, the first batch would have nearly everything; and batches before it would be empty.
+            # With an earlier start of the producer the first batch would hold nearly all records; with an earlier start
+            # of the batches the first ones would be empty.
             with watch.over("start of the receiver job"):
                 unpause(stack, view, f"{STREAM}_receiver")
                 follow(stack, view, STREAM, observer, until=lambda snapshot: snapshot.receiving == "running")

@@ -1,4 +1,4 @@
-"""Following a stream on the embedded stack, and saying what keeps it from moving."""
+"""Follows a stream's progress on the embedded stack, and reports why it makes none."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def unpause(stack: DemoStack, view: View, *dag_ids: str) -> None:
 def follow(
     stack: DemoStack, view: View, stream: str, observer: Observer, *, until: Callable[[Snapshot], bool]
 ) -> Snapshot:
-    """Look until all is as wanted; the last look. What keeps it from moving is told after a while.
+    """Poll until the condition ``until`` holds, and return the last snapshot. After a minute without progress, show
+    failed tasks.
 
     Raises:
-        DemoError: nothing moved for three minutes, or a part of the stack has died.
+        DemoError: there was no progress for three minutes, or a part of the stack has died.
     """
     progress: object = None
     moved = time.monotonic()
@@ -63,7 +64,7 @@ def follow(
 def explain(
     stack: DemoStack, stream: str, *, states: Collection[str] = ("failed", "up_for_retry", "running", "deferred")
 ) -> str:
-    """What Airflow has to say about the tasks that are in one of these states."""
+    """Airflow's import errors, and the end of the logs of tasks that are in one of these states."""
     api = stack.airflow()
     lines = [f"{file}: {trace}" for file, trace in api.import_errors().items()]
     for dag_id in (f"{stream}_receiver", f"{stream}_batches"):

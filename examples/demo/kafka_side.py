@@ -1,4 +1,4 @@
-"""What Kafka holds, read again by a plain consumer that knows nothing of headrace."""
+"""Reads what Kafka holds, with a plain consumer that is independent of headrace."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 _FETCH = 10_000
-# Loopback, or a network that a person waits for.
+# Enough for loopback, and for a network while a person waits.
 _TIMEOUT_SECONDS = 60.0
 _CALL_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaRecords:
-    """A topic's records by their places, and how many its offsets say that there are."""
+    """A topic's records by place; ``held`` is their number according to the offsets."""
 
     held: int
     values: dict[Place, bytes | None]
@@ -42,7 +42,7 @@ def read_topic(bootstrap_servers: str, topic: str, *, clock: Clock | None = None
     """Read the whole topic, up to the end offsets as they are now.
 
     Raises:
-        DemoError: it did not come to the end, or a record came twice.
+        DemoError: the end was not reached, or a record came twice.
     """
     from confluent_kafka import Consumer, TopicPartition
 
@@ -91,7 +91,7 @@ def _watermarks(consumer: Consumer, topic: str) -> dict[int, tuple[int, int]]:
 def _settings(bootstrap_servers: str) -> dict[str, str | int | bool]:
     return {
         "bootstrap.servers": bootstrap_servers,
-        "group.id": "headrace-demo-proof",  # librdkafka wants one; nothing is committed
+        "group.id": "headrace-demo-proof",  # required by librdkafka; nothing is committed
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",

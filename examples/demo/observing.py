@@ -1,4 +1,4 @@
-"""How far a stream has come, seen from outside: the ledger's public rows and Elasticsearch's counts."""
+"""Observes a stream's progress from outside: by the ledger's public rows and Elasticsearch's counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _MOST_BATCHES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look. ``produced`` of ``to_produce`` records are in Kafka; ``receiving`` is the receiver job's state."""
+    """A stream's progress at one time. ``produced`` of ``to_produce`` records are in Kafka; ``receiving`` is the
+    receiver job's state."""
 
     to_produce: int
     produced: int
@@ -31,7 +32,7 @@ class Snapshot:
     unclaimed: bool = False
     """Whether blocks wait for a batch that nobody has allocated yet."""
     error: str | None = None
-    """Why the receiver job or the newest batch that failed did so, while that lasts."""
+    """The error of the newest failed batch, or of an ended receiver job; None if neither has failed."""
 
     @property
     def with_records(self) -> list[BatchRow]:
@@ -50,7 +51,7 @@ class Snapshot:
 
     @property
     def processed(self) -> bool:
-        """Whether all that was to be produced is received, and in a batch that has completed and is checkpointed."""
+        """Whether all records to produce are received, and are in batches that have completed and are checkpointed."""
         return (
             self.produced == self.to_produce == self.received == sum(batch.records for batch in self.with_records)
             and not self.unclaimed
@@ -59,18 +60,18 @@ class Snapshot:
 
     @property
     def settled(self) -> bool:
-        """Whether, beyond that, the log of every batch is deleted. Whether all documents are there is the proof's."""
+        """Whether, in addition, the log of every batch is deleted. The proof checks whether all documents exist."""
         return self.processed and self.cleaned == len(self.with_records)
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """What grows as long as anything goes on."""
+        """A value that changes whenever the stream makes progress."""
         documents = (self.indexed, self.dead_lettered)
         return (self.produced, self.receiving, self.received, *documents, self.cleaned, *sorted(self.states.items()))
 
 
 class Observer:
-    """Looks at ``stream``; ``produced`` tells how many records Kafka has acknowledged."""
+    """Observes ``stream``; ``produced`` returns how many records Kafka has acknowledged."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Observer:
         self._index = index
 
     def look(self) -> Snapshot:
-        """How it stands."""
+        """Return the stream's current progress."""
         from headrace.ledger.errors import StreamNotFoundError
 
         produced = self._produced()
@@ -118,7 +119,7 @@ class Observer:
 
 
 def try_to_look(observer: Observer) -> Snapshot | None:
-    """`look`, or None while a server does not answer: it is being started, or an index is being made."""
+    """`look`, or None while a server does not answer: it is starting, or an index is being created."""
     from headrace.ledger.errors import LedgerUnavailableError
 
     try:

@@ -1,4 +1,4 @@
-"""A producer that keeps a pace and remembers what it must be held to."""
+"""A producer that keeps a given rate, and records what the proof needs: deliveries and damaged records."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headrace.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-# The pace is kept in slices of this many seconds.
+# The rate is kept in slices of this many seconds.
 _SLICE_SECONDS = 0.1
 _FLUSH_SECONDS = 60.0
 
 
 class Producing:
-    """Sends records to a topic from a thread of its own, at ``rate`` records a second (None: as fast as it goes).
+    """Sends records to a topic from its own thread, at ``rate`` records a second (None: as fast as possible).
 
-    ``delivered`` counts what the broker has acknowledged, ``malformed`` says where the damaged ones went.
+    ``delivered`` counts the records that the broker has acknowledged; ``malformed`` has the places of damaged ones.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class Producing:
         self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def so_far(self) -> int:
-        """Records delivered. Raises what went wrong in the thread."""
+        """The number of records delivered. Raises the thread's error if it failed."""
         if self._error is not None:
             raise self._error
         return self.delivered
 
     def wait(self) -> None:
-        """Wait until everything is delivered. Raises what went wrong in the thread."""
+        """Wait until everything is delivered. Raises the thread's error if it failed."""
         self._thread.join()
         self.so_far()
 
     def stop(self) -> None:
-        """Leave off."""
+        """Stop sending, and wait for the thread to end."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -71,7 +71,7 @@ class Producing:
     def _run(self) -> None:
         try:
             self._produce()
-        except BaseException as error:  # told to whoever asks how far it is
+        except BaseException as error:  # raised by `so_far`
             self._error = error
 
     def _produce(self) -> None:
@@ -84,7 +84,7 @@ class Producing:
                 "enable.idempotence": True,
                 "linger.ms": 50,
                 "compression.type": "lz4",
-                # Java's way to choose a partition by key, so that all clients agree.
+                # The partitioner of the Java client, so that all clients choose the same partition for a key.
                 "partitioner": "murmur2_random",
                 "queue.buffering.max.messages": 200_000,
                 "log_level": 3,
@@ -137,7 +137,7 @@ class Producing:
 
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
-    """Create the topic. Raises DemoError if that fails; a topic that is there already is one that fails."""
+    """Create the topic. Raises DemoError if that fails, also if the topic exists already."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 

@@ -1,6 +1,6 @@
-"""The proof: what Kafka holds against what the index and the dead letters hold, record by record.
+"""The proof: compares Kafka's records with the index and the dead letters, record by record.
 
-It knows nothing of how headrace works: its inputs are a plain consumer's records and Elasticsearch's documents.
+It does not depend on how headrace works: its inputs are a plain consumer's records and Elasticsearch's documents.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a record stands in Kafka."""
+    """The place of a record in Kafka."""
 
     topic: str
     partition: int
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of_id(cls, document_id: str) -> Place | None:
-        """The place that a document id ``topic+partition+offset`` names; None if it is of another form."""
+        """The place that a document id ``topic+partition+offset`` names; None if it has another form."""
         parts = document_id.rsplit("+", 2)
         if len(parts) != 3 or not parts[1].isdecimal() or not parts[2].isdecimal():
             return None
@@ -40,7 +40,7 @@ class Document(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter; ``value`` has the original bytes, None for a record without a value."""
+    """A dead letter; ``value`` holds the original bytes, None for a record without a value."""
 
     id: str
     place: Place | None
@@ -49,12 +49,12 @@ class DeadLetter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was found. Each list has the places (or, of ``unknown``, the document ids) that are not as they must be."""
+    """The result of the comparison. Each list has the places (``unknown``: the document ids) that are wrong."""
 
     produced: int
-    """Records that the producer was told of as delivered."""
+    """Records whose delivery was reported to the producer."""
     held: int
-    """Records that Kafka holds, by its offsets."""
+    """Records that Kafka holds, according to its offsets."""
     read: int
     """Records that a plain consumer read again."""
     indexed: int
@@ -62,26 +62,26 @@ class Proof:
     lost: list[Place] = field(default_factory=list)
     """In neither the index nor the dead letters."""
     doubled: list[Place] = field(default_factory=list)
-    """In the index or the dead letters more than once, both together."""
+    """More than once in the index and the dead letters together."""
     changed: list[Place] = field(default_factory=list)
-    """There, but not with the record's value."""
+    """Present, but with another value than the record's."""
     misjudged: list[Place] = field(default_factory=list)
-    """Dead-lettered though well-formed, or indexed though malformed."""
+    """Dead-lettered although well-formed, or indexed although malformed."""
     unknown: list[str] = field(default_factory=list)
-    """Documents that no record of Kafka's accounts for."""
+    """Documents without a record in Kafka."""
 
     @property
     def complete(self) -> bool:
-        """Whether the three counts of what there was to do agree, and there was something to do."""
+        """Whether the counts of produced, held and read records agree, and are above 0."""
         return self.produced == self.held == self.read > 0
 
     @property
     def holds(self) -> bool:
-        """Whether every record is there exactly once, unchanged, where it belongs, and nothing else is."""
+        """Whether every record is present exactly once, unchanged and in the right place, and nothing else is."""
         return self.complete and not any((self.lost, self.doubled, self.changed, self.misjudged, self.unknown))
 
     def counts(self) -> dict[str, int]:
-        """How many are where they belong, and how many are not, by kind."""
+        """The number of documents, of dead letters, and of each kind of problem."""
         return {
             "indexed": self.indexed,
             "dead_lettered": self.dead_lettered,
@@ -93,7 +93,7 @@ class Proof:
         }
 
     def problems(self, examples: int = 3) -> Iterator[str]:
-        """A sentence on each kind of thing that is wrong, with some examples."""
+        """A sentence for each kind of problem, with some examples."""
         if not self.complete:
             yield (
                 f"{self.produced} records were produced, Kafka's offsets say {self.held}, and {self.read} were read "
@@ -120,7 +120,7 @@ def prove(
     documents: Iterable[Document],
     dead_letters: Iterable[DeadLetter],
 ) -> Proof:
-    """Compare. ``malformed`` are the places of the records that belong into the dead letters, all others do not."""
+    """Compare. ``malformed`` are the places of the records that belong in the dead letters; all others do not."""
     tally = _Tally(records, frozenset(malformed))
     indexed = dead_lettered = 0
     for document in documents:
@@ -179,7 +179,7 @@ class _Tally:
 
 
 def _same(source: Any, value: bytes | None) -> bool:
-    """Whether a document is what the record's value says. 1 and 1.0 are one number in JSON; True is none."""
+    """Whether a document equals the record's value. 1 and 1.0 are the same number in JSON; True is not a number."""
     if value is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""What the demo found, as a table for people and as JSON for scripts."""
+"""The report of the flights demo, as tables for people and as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
 
     @property
     def median_seconds(self) -> float | None:
-        """From a batch time to the end of the batch's last task, median over the batches with records."""
+        """Seconds from a batch time to the end of the batch's last task, median over the batches with records."""
         return round(median(one.total for one in self.timings), 3) if self.timings else None
 
     @property
@@ -40,7 +40,7 @@ class Report:
         return max((one.total for one in self.timings), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report as a JSON object."""
         proof = self.proof
         return {
             "holds": proof.holds,
@@ -60,7 +60,7 @@ class Report:
         }
 
     def print(self, console: Console) -> None:
-        """As a person reads it."""
+        """Print the report for people."""
         console.print(_result(self))
         if self.timings:
             console.print(_steps(self))

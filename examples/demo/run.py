@@ -1,4 +1,4 @@
-"""One demo, from an empty folder to the result."""
+"""Runs one demo, from an empty folder to the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.console import Console
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """``rate`` is in records a second, None as fast as it goes; ``records`` is about the flights alone."""
+    """``rate`` is in records a second, None: as fast as possible. ``records`` applies to the flights alone."""
 
     example: str
     data: Path
@@ -28,41 +28,41 @@ class DemoOptions:
 
 
 class Result(Protocol):
-    """What an example found."""
+    """The result of an example."""
 
     @property
     def holds(self) -> bool:
-        """Whether it is as it must be."""
+        """Whether the result is correct."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The result as a JSON object."""
         ...
 
     def print(self, console: Console) -> None:
-        """As a person reads it."""
+        """Print the result for people."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The example's result, and where everything is if it was kept."""
+    """The example's result, and the addresses of the stack if it was kept."""
 
     result: Result
     addresses: dict[str, str] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
-        """Whether the result is as it must be."""
+        """Whether the result is correct."""
         return self.result.holds
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The result as a JSON object."""
         kept = {"kept": self.addresses} if self.addresses else {}
         return {**self.result.to_dict(), **kept}
 
     def print(self, console: Console) -> None:
-        """As a person reads it."""
+        """Print the result for people."""
         self.result.print(console)
         if self.addresses:
             console.print("\nEverything stays up:")
@@ -71,10 +71,10 @@ class Outcome:
 
 
 def run_demo(options: DemoOptions, view: View) -> Outcome:
-    """Start the stack, run the example, stop the stack unless it is to be kept.
+    """Start the stack, run the example, stop the stack unless it should be kept.
 
     Raises:
-        DemoError: it could not be run to its end. Then, and on Ctrl-C, the stack is stopped, ``keep`` or not.
+        DemoError: the example did not run to its end. Then, and on Ctrl-C, the stack is stopped even with ``keep``.
     """
     watch = Stopwatch()
     stack = DemoStack(options.data, dags_folder(), keep=options.keep)

@@ -1,4 +1,4 @@
-"""The embedded stack as the demo uses it: by the commands that a person has."""
+"""Runs the embedded stack for the demo, by the same commands that a person would use."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headrace.devstack.process import GuardedProcess, ProcessSpec, child_environ
 from headrace.devstack.state import Phase, StackState, read_state
 
 _POLL_SECONDS = 0.2
-# The first time, the servers' jars are fetched.
+# Long, because the first start fetches the servers' jars.
 _START_SECONDS = 600.0
 _STOP_SECONDS = 120.0
 
 
 class DemoStack:
-    """A stack in a folder of its own, new at each start.
+    """A stack in its own folder, which is emptied at each start.
 
-    Without ``keep`` it ends with this process, however that ends; with ``keep`` it stays until `headrace down`.
+    Without ``keep`` it ends with this process, however this process ends; with ``keep`` it runs until `headrace down`.
     """
 
     def __init__(self, data: Path, dags: Path, *, keep: bool) -> None:
@@ -37,7 +37,7 @@ class DemoStack:
         self._detaching: subprocess.Popen[bytes] | None = None
 
     def start(self, show: Callable[[StackState], None]) -> None:
-        """Take down and delete what an earlier demo left, then start; ``show`` gets the state as it changes."""
+        """Stop and delete an earlier demo's stack, then start; ``show`` is called with the state until it runs."""
         self.clear()
         self.data.mkdir(parents=True, exist_ok=True)
         arguments = ["up", "--data", str(self.data), "--dags", str(self._dags)]
@@ -51,7 +51,7 @@ class DemoStack:
                 stderr=self._log.open("ab"),
                 start_new_session=True,
             )
-            # Asked to detach, it ends when everything runs.
+            # With --detach the command ends when everything runs.
             self._await(show, lambda: self._detaching is None or self._detaching.poll() not in (None, 0))
             return
         self._guarded = GuardedProcess(
@@ -67,30 +67,30 @@ class DemoStack:
         self._await(show, lambda: not self._guarded or not self._guarded.alive)
 
     def stop(self) -> None:
-        """Stop it and everything started under it; the folder stays, for its logs."""
+        """Stop the stack and every process that it started; the folder with the logs stays."""
         if self._guarded is not None:
             self._guarded.stop()
         if self._detaching is not None and self._detaching.poll() is None:
-            # It takes along what it is starting.
+            # On SIGINT it also stops the servers that it is starting.
             self._detaching.send_signal(signal.SIGINT)
             self._detaching.wait(_STOP_SECONDS)
         _run("down", "--data", str(self.data))
 
     def clear(self) -> None:
-        """Stop what runs in the folder, if anything does, and delete it."""
+        """Stop the stack in the folder if one runs, and delete the folder."""
         if self.data.exists():
             _run("down", "--data", str(self.data), "--wipe")
 
     @property
     def state(self) -> StackState:
-        """How it is."""
+        """The stack's current state. DemoError if there is none."""
         state = read_state(self.data)
         if state is None:
             raise DemoError(f"There is no stack in {self.data}.")
         return state
 
     def address(self, service: str) -> str:
-        """Where a server is."""
+        """A server's address."""
         address = self.state.services[service].address
         if address is None:
             raise DemoError(f"The stack has no address for {service}.")
@@ -110,11 +110,11 @@ class DemoStack:
 
     @property
     def ledger_url(self) -> str:
-        """The ledger, for this process; Airflow has it as a connection."""
+        """The ledger's URL for this process; Airflow has it as a connection."""
         return self.address("postgres")
 
     def failures(self) -> list[str]:
-        """The servers that have died, and why."""
+        """The servers that have failed, each with its error."""
         services = self.state.services.values()
         return [f"{one.name}: {one.error}" for one in services if one.phase is Phase.FAILED]
 
@@ -162,7 +162,7 @@ def _run(*arguments: str) -> None:
         capture_output=True,
         text=True,
         env=child_environment(),
-        # Ctrl-C on the console is for the demo alone: what it asks for in the end has to be done.
+        # Ctrl-C reaches only the demo: the commands that it runs while stopping have to finish.
         start_new_session=True,
     )
     if done.returncode != 0:

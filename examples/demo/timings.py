@@ -1,4 +1,4 @@
-"""Where a batch's time goes, by Airflow's own account of its tasks."""
+"""Measures how long each step of a batch takes, from Airflow's task instances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class BatchTiming:
-    """Seconds of one batch, from its batch time to the end of its last task, and which step took which part."""
+    """Seconds of one batch, from its batch time to the end of its last task: in total and by step."""
 
     batch_time_ms: int
     records: int
@@ -37,17 +37,17 @@ class StepTiming:
     median: float
     worst: float
     share: float
-    """Of the time of all batches together, from 0 to 1."""
+    """The step's share of the total time of all batches, from 0 to 1."""
 
 
 def timing(batch: BatchRow, tasks: Iterable[Mapping[str, Any]]) -> BatchTiming | None:
-    """The timing of a batch by its run's task instances (as the REST API has them); None before its last has ended."""
+    """The timing of a batch from its run's task instances (REST API objects); None until all tasks have ended."""
     spans: dict[str, tuple[float, float]] = {}
     for task in tasks:
         started, ended = _time(task.get("start_date")), _time(task.get("end_date"))
         if started is None or ended is None:
             return None
-        # A task that is mapped over the outputs takes from its first instance's start to its last one's end.
+        # A task mapped over the outputs lasts from its first instance's start to its last instance's end.
         first, last = spans.get(task["task_id"], (started, ended))
         spans[task["task_id"]] = (min(first, started), max(last, ended))
     if not all(step in spans for step in STEPS):
@@ -64,7 +64,7 @@ def timing(batch: BatchRow, tasks: Iterable[Mapping[str, Any]]) -> BatchTiming |
 
 
 def by_step(timings: Iterable[BatchTiming]) -> list[StepTiming]:
-    """Each step over all batches, in the order of a batch."""
+    """The timing of each step over all batches, in the order of the steps."""
     timings = list(timings)
     whole = sum(one.total for one in timings) or 1.0
     found = []
@@ -76,7 +76,8 @@ def by_step(timings: Iterable[BatchTiming]) -> list[StepTiming]:
 
 
 def read_timings(api: Any, dag_id: str, batches: Iterable[BatchRow]) -> list[BatchTiming]:
-    """Ask Airflow (``headrace.devstack.airflow_api.AirflowApi``) for the tasks of these batches' runs."""
+    """The timings of these batches, from the tasks of their runs; ``api`` is a
+    ``headrace.devstack.airflow_api.AirflowApi``."""
     wanted = {batch.batch_time_ms: batch for batch in batches}
     by_run: dict[str, list[Mapping[str, Any]]] = {}
     for task in _pages(api, f"/dags/{dag_id}/dagRuns/~/taskInstances", "task_instances"):

@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: a display that moves on a terminal, lines elsewhere."""
+"""Shows the demo's progress: a live display on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rich.text import Text
 
 from headrace.devstack.state import Phase, StackState
 
-# Lines elsewhere than on a terminal come no more often than this many seconds.
+# Without a terminal, the least number of seconds between two progress lines.
 _EVERY_SECONDS = 5.0
 _MARKS = {Phase.RUNNING: ("✓", "green"), Phase.FAILED: ("✗", "red")}
 
 
 class View(ABC):
-    """Shows how the demo goes. It is a context manager: open while it shows."""
+    """Shows the demo's progress while its context is entered."""
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
 
     @abstractmethod
     def stack(self, state: StackState) -> None:
-        """The servers, as they start."""
+        """Show the servers' states during the start."""
 
     @abstractmethod
     def stream(self, snapshot: Snapshot) -> None:
-        """The records, as they go."""
+        """Show the stream's progress."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +78,7 @@ class LinesView(View):
 
 
 class LiveView(View):
-    """Servers and bars in place, the lines above them."""
+    """Updates servers and bars in place, and prints lines above them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -111,7 +111,7 @@ class LiveView(View):
 
 
 def one_line(snapshot: Snapshot) -> str:
-    """A snapshot in a line."""
+    """A snapshot as one line of text."""
     parts = [
         f"produced {snapshot.produced:,}",
         f"received {snapshot.received:,} (receiver job {snapshot.receiving})",
@@ -139,7 +139,7 @@ def bars(snapshot: Snapshot) -> RenderableType:
 
 
 def batches(snapshot: Snapshot) -> str:
-    """The batches with records, by state."""
+    """The numbers of batches with records, by state, as text."""
     if not snapshot.with_records:
         return "none yet"
     states = [f"{count} {state}" for state, count in snapshot.states.items()]

@@ -1,4 +1,4 @@
-"""The second example: Spark's quick example. Lines go into a topic, each batch prints its words' counts."""
+"""Runs the second example, Spark's quick example: lines go into a topic, each batch prints its word counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STREAM, TOPIC = "word_count", "lines"
 
-# No more different words than the stream prints rows.
+# They have at most as many different words as the stream prints rows.
 LINES = (
     "row row row your boat",
     "gently down the stream",
@@ -40,7 +40,7 @@ _ROW = re.compile(r"\('\w+', \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """Words as they were sent, and as the batches counted them, by batch time in milliseconds."""
+    """The words that were sent, and each batch's counts by batch time in milliseconds."""
 
     sent: Counter[str]
     printed: dict[int, Counter[str]]
@@ -56,7 +56,7 @@ class WordCounts:
         return bool(self.sent) and self.counted == self.sent
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The result as a JSON object."""
         return {
             "holds": self.holds,
             "sent": dict(self.sent),
@@ -65,7 +65,7 @@ class WordCounts:
         }
 
     def print(self, console: Console) -> None:
-        """As a person reads it."""
+        """Print the result for people."""
         words, batches = self.sent.total(), sum(1 for counts in self.printed.values() if counts)
         if self.holds:
             console.print(f"[bold green]Proved:[/] {batches} batches counted each of {words:,} words once.")
@@ -76,13 +76,13 @@ class WordCounts:
 
 
 def run_word_count(stack: DemoStack, view: View, *, rate: float | None) -> WordCounts:
-    """Send lines, show what the batches print, until all of them are counted.
+    """Send lines, and show what the batches print until all words are counted.
 
     Args:
-        rate: lines a second; None sends them as fast as it goes.
+        rate: lines a second; None: as fast as possible.
 
     Raises:
-        DemoError: that did not happen within five minutes.
+        DemoError: not all words were counted within five minutes.
     """
     from headrace.ledger import Ledger
 
@@ -124,7 +124,7 @@ def parse_counts(text: str) -> Counter[str]:
 
 
 def printed_batches(log: str) -> Iterator[tuple[int, str]]:
-    """Batch time and text of what console outputs printed into a task's log."""
+    """The batch time and text of each batch that console outputs printed into a task's log."""
     lines = log.splitlines()
     for number, line in enumerate(lines):
         found = _PRINTED.search(line)
@@ -139,7 +139,7 @@ def printed_batches(log: str) -> Iterator[tuple[int, str]]:
 
 
 def _new_prints(stack: DemoStack, read: set[str]) -> Iterator[tuple[int, str]]:
-    """What batches printed in runs that are not in ``read``, oldest first; their ids go there."""
+    """The batches printed by runs that are not in ``read``, oldest first. Adds the runs' ids to ``read``."""
     api, dag_id = stack.airflow(), f"{STREAM}_batches"
     for run in reversed(api.runs(dag_id)):
         run_id = run["dag_run_id"]
