@@ -1,4 +1,4 @@
-"""`python -m tests.hammer`: the hammer, on the embedded stack."""
+"""`python -m tests.hammer`: runs the hammer on the embedded stack."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def faults(
         for fault in make_schedule(schedule):
             typer.echo(str(fault))
         return
-    # The mount namespace has to be there before any library makes a thread, hence no import of the rest above.
+    # Imported here, because the mount namespace has to be made before any library starts a thread.
     from tests.hammer.hammer import HammerOptions, run_hammer
     from tests.hammer.report import print_judgement
 

@@ -1,7 +1,7 @@
 """A small file system for the log, that can be filled to the last byte.
 
 It is a tmpfs in a mount namespace of this process and its children: no other process sees it, and it ends with them,
-however they end. Root makes it as it is, others in a user namespace of their own where the kernel lets them.
+however they end. Root mounts it directly; other users need their own user namespace, if the kernel allows it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SmallDisk:
         """Mount it.
 
         Raises:
-            SmallDiskError: this system does not let us.
+            SmallDiskError: this system does not allow it.
         """
         if not sys.platform.startswith("linux"):
             raise SmallDiskError("Only Linux has file systems of one process's own.")
@@ -40,7 +40,7 @@ class SmallDisk:
         _mount("tmpfs", folder, "tmpfs", 0, f"size={size},mode=0755")
 
     def fill(self) -> None:
-        """Take all that is free. Raises SmallDiskError if there is room all the same."""
+        """Use up all free space. Raises SmallDiskError if there is still room afterwards."""
         with (self.folder / _FILLER).open("ab", buffering=0) as filler:
             size = _CHUNK
             while size:
@@ -68,7 +68,7 @@ class SmallDisk:
         raise SmallDiskError(f"{self.folder} still has room: {self.free} bytes.")
 
     def empty(self) -> None:
-        """Give back what `fill` took."""
+        """Free the space that `fill` used."""
         (self.folder / _FILLER).unlink(missing_ok=True)
 
     @property

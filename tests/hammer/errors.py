@@ -1,4 +1,4 @@
-"""What can go wrong with the hammer itself, as opposed to what it finds."""
+"""The errors of the hammer itself, as opposed to the problems that it finds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class HammerError(HeadraceError):
 
 
 class SmallDiskError(HammerError):
-    """A small file system cannot be made here, so a full disk cannot be tried."""
+    """A small file system cannot be made here, so a full disk cannot be tested."""
 
 
 class TargetMissedError(HammerError):
-    """A fault found nothing to hit, or what it hit did not feel it."""
+    """A fault found no target, or had no effect on its target."""

@@ -1,4 +1,4 @@
-"""What is kept of a run that did not hold: the log, the ledger's rows, the table of processes."""
+"""Keeps the evidence of a failed run: the log, the ledger's rows, the table of processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.devstack.processes import processes_of_stack
 
 
 def keep_evidence(data: Path, log: Path, ledger_url: str | None, stack_id: str) -> Path:
-    """Copy to ``data``/evidence what ends with the processes; the servers' logs and data are in ``data`` anyway."""
+    """Copy what would be lost with the processes to ``data``/evidence; the servers' logs and data are in ``data``."""
     folder = data / "evidence"
     folder.mkdir(exist_ok=True)
     (folder / "processes.json").write_text(json.dumps(_processes(stack_id), indent=1))

@@ -1,4 +1,4 @@
-"""Gathering what is judged: Kafka, Elasticsearch, the ledger's public rows, `headrace fsck`."""
+"""Collects the data to judge: from Kafka, Elasticsearch, the ledger's public rows and `headrace fsck`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _HEADRACE = (sys.executable, "-m", "headrace.cli.main")
 def examine_records(
     bootstrap_servers: str, elasticsearch: ElasticsearchSide, load: Load, *, seed: int
 ) -> tuple[KafkaAgainstReceipts, Proof]:
-    """The producer's receipts against Kafka, and Kafka against Elasticsearch."""
+    """Compare the producer's receipts with Kafka, and Kafka with Elasticsearch."""
     again = read_topic(bootstrap_servers, TOPIC)
     kafka = compare_with_receipts(load.receipts, islice(records(seed), load.sent), again.values)
     malformed = set(load.receipts.malformed) | _malformed_in_doubt(load, again.values, seed)
-    # Records whose delivery failed, but which Kafka has taken all the same, are to be indexed like all others.
+    # Records whose delivery failed but which Kafka has stored must be indexed like all others.
     in_doubt = len(again.values.keys() - set(load.receipts.places.values())) if load.receipts.refused else 0
     proof = prove(
         produced=kafka.acknowledged + in_doubt,
@@ -56,7 +56,7 @@ def _malformed_in_doubt(load: Load, held: Mapping[Place, bytes | None], seed: in
 
 
 def examine_batches(ledger: Ledger, bootstrap_servers: str) -> list[str]:
-    """Whether the batches' offset ranges cover Kafka's, each offset once."""
+    """The offsets that are in no batch or in two. The batches' offset ranges should cover Kafka's exactly once."""
     taken: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for batch in ledger.batches.page(STREAM, _MOST_BATCHES):
         for one in ledger.batches.inputs(STREAM, batch.batch_time_ms):
@@ -65,7 +65,7 @@ def examine_batches(ledger: Ledger, bootstrap_servers: str) -> list[str]:
 
 
 def run_fsck(ledger_url: str, environment: Mapping[str, str]) -> Fsck:
-    """`headrace fsck` of the stream; again for a while where it says that it could not check everything."""
+    """Run `headrace fsck` for the stream; retry for a while if it reports that it could not check everything."""
     deadline = time.monotonic() + _FSCK_SECONDS
     while True:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is hammered: the embedded stack, Spark as a cluster if wanted, and the small disk under the log."""
+"""The system under test: the embedded stack, optionally a Spark cluster, and the small disk under the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.devstack.server import Server
 from headrace.devstack.stack import Stack, StackOptions
 
 _DISK_BYTES = 384 << 20
-# Twice what the receiver job takes: a batch that finds none to connect to is submitted beside the next one.
+# Twice the receiver job's need: a batch that finds no job to connect to is submitted, beside the next receiver job.
 _WORKERS, _CORES, _MEMORY = 2, 4, "2g"
 _Server = TypeVar("_Server")
 
@@ -32,7 +32,7 @@ _Server = TypeVar("_Server")
 class Ground:
     """Started on entering, stopped with everything below it on leaving; the folder ``data`` is emptied before.
 
-    Make it while the process has one thread: the small disk is in a mount namespace of its own. Where that cannot be,
+    Make it while the process has one thread: the small disk is in its own mount namespace. If that is not possible,
     ``disk`` is None and ``no_disk`` says why.
     """
 
@@ -77,12 +77,12 @@ class Ground:
 
     @property
     def stack_id(self) -> str:
-        """What all its processes have in their environment."""
+        """The stack's id, which all its processes have in their environment."""
         return self._stack.state.id
 
     @property
     def servers(self) -> Mapping[str, Server]:
-        """Everything that a service manager would start again, by name."""
+        """All servers that a service manager would restart, by name."""
         return {**self._stack.servers, **(self.cluster.servers if self.cluster else {})}
 
     @property

@@ -30,7 +30,7 @@ from headrace.ledger import Ledger
 
 _WARM_SECONDS = 600.0
 _SERVERS_SECONDS = 300.0
-# Nothing whatever has moved for so long: it will not by itself.
+# After this long without any progress, none is expected any more.
 _STALL_SECONDS = 600.0
 _LAST_LOAD_SECONDS = 10.0
 _ONE_JOB_SECONDS = 120.0
@@ -39,7 +39,7 @@ _MOST_BATCHES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class HammerOptions:
-    """``rate`` is in records a second; the stack and what is found are in ``data``, which each run empties."""
+    """``rate`` is in records a second; the stack and the results are in ``data``, which each run empties."""
 
     schedule: ScheduleOptions
     data: Path
@@ -47,10 +47,10 @@ class HammerOptions:
 
 
 def run_hammer(options: HammerOptions, say: Callable[[str], None]) -> Judgement:
-    """Run it. Call it in a process of one thread: it may take a mount namespace of its own.
+    """Run the hammer. Call it in a process with one thread, because it may make its own mount namespace.
 
     Raises:
-        HeadraceError: it could not be run to its end. As when the judgement does not hold, the evidence is kept.
+        HeadraceError: the run did not reach its end. The evidence is kept, as for a judgement that does not hold.
     """
     faults = make_schedule(options.schedule)
     say(f"seed {options.schedule.seed}: {len(faults)} faults in {options.schedule.minutes:g} minutes")
@@ -109,7 +109,7 @@ class _Run:
             self._load.give_up()
 
     def _warm_up(self) -> None:
-        """Until a batch with records is done with: from here on everything works."""
+        """Run until a batch with records is cleaned up, which shows that everything works."""
         began = time.monotonic()
         self._ground.begin()
         self._load.start()
@@ -132,7 +132,7 @@ class _Run:
         self.seconds["faults"] = self._journal.now()
 
     def _heal(self) -> None:
-        """Everything up again, and a little more load, which a stream that only looks alive would not take."""
+        """Wait until all servers answer, then send more load, which a stream that only seems alive does not process."""
         self._journal.say("the schedule is over; waiting until all servers answer")
         self._striker.release()
         silent = self._services.await_all(_SERVERS_SECONDS)
@@ -148,7 +148,7 @@ class _Run:
         self._watch.expect(sum(end - first for first, end in ends.values()))
         self._watch.until(lambda snapshot: snapshot.settled, stall=_STALL_SECONDS)
         deadline = time.monotonic() + _ONE_JOB_SECONDS
-        # A zombie has until here to see that it is one.
+        # A zombie receiver job has this time to notice that it was replaced.
         while self._victims.jobs() != 1 and time.monotonic() < deadline:
             time.sleep(0.5)
         self.seconds["settling"] = round(time.monotonic() - began, 1)

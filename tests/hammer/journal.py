@@ -1,4 +1,4 @@
-"""What became of each fault, and what else happened, line by line in a file and on the console."""
+"""Records the result of each fault and other events, line by line in a file and on the console."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Blow:
 
 
 class Journal:
-    """Kept in ``file``, one JSON object a line; ``say`` gets a line for people. Safe for threads."""
+    """The journal in ``file``, one JSON object a line; ``say`` gets lines for people. Thread-safe."""
 
     def __init__(self, file: Path, say: Callable[[str], None]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Journal:
         """Servers that ended without having been hit, by name: the service manager started them again."""
 
     def begin(self) -> None:
-        """Count time from here on."""
+        """Set the start of the schedule to now."""
         self._began = time.monotonic()
 
     def now(self) -> float:
@@ -57,35 +57,35 @@ class Journal:
         return round(time.monotonic() - self._began, 2)
 
     def open(self, fault: Fault) -> Blow:
-        """A fault whose turn has come."""
+        """Begin the record of a fault."""
         blow = Blow(fault.number, fault.kind.name, fault.at)
         with self._lock:
             self.blows.append(blow)
         return blow
 
     def struck(self, blow: Blow, pids: Sequence[int]) -> None:
-        """It hit these."""
+        """Record that the fault hit these processes."""
         blow.struck, blow.pids = self.now(), tuple(pids)
         some = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
         self.say(f"fault #{blow.fault}: {blow.kind} (pid {some})")
 
     def missed(self, blow: Blow, why: str) -> None:
-        """It did not."""
+        """Record that the fault missed, and why."""
         blow.missed = why
         self.say(f"fault #{blow.fault}: {blow.kind} MISSED: {why}")
 
     def note(self, blow: Blow, text: str) -> None:
-        """Something worth knowing about a blow."""
+        """Add a note to a blow."""
         blow.notes.append(text)
         self.say(f"fault #{blow.fault}: {blow.kind}: {text}")
 
     def close(self, blow: Blow) -> None:
-        """It is over."""
+        """Record the end of a blow, and write it to the file."""
         blow.ended = self.now()
         self._write({"what": "fault", **asdict(blow)})
 
     def died(self, server: str, how: str) -> None:
-        """A server ended that nobody had hit."""
+        """Record that a server ended without having been hit."""
         with self._lock:
             self.collateral[server] += 1
         self.say(f"{server} has ended by itself ({how}) and is started again")

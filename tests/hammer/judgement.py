@@ -1,5 +1,5 @@
-"""The judgement, from outside: Kafka against the producer's receipts, Elasticsearch against Kafka, and headrace's own
-ledger by `headrace fsck`. It has no tolerance."""
+"""Judges a run from outside, without tolerance: compares Kafka with the producer's receipts and Elasticsearch with
+Kafka, and uses `headrace fsck` for the ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class KafkaAgainstReceipts:
-    """What Kafka holds of what its producer was told. Not headrace's doing, but nothing is proved without it."""
+    """Kafka compared with the producer's receipts. It does not test headrace, but the proof depends on it."""
 
     acknowledged: int
     missing: list[Place] = field(default_factory=list)
@@ -28,7 +28,7 @@ class KafkaAgainstReceipts:
     other: list[Place] = field(default_factory=list)
     """Acknowledged, and Kafka holds another value there."""
     unasked: list[Place] = field(default_factory=list)
-    """Held by Kafka, though no receipt tells of it and none tells of an error."""
+    """Held by Kafka without a receipt, and not explained by reported delivery errors."""
 
     def problems(self) -> Iterator[str]:
         """A sentence on each kind of thing that is wrong."""
@@ -58,7 +58,7 @@ def compare_with_receipts(
 
 @dataclass(frozen=True, slots=True)
 class Fsck:
-    """What `headrace fsck` said: its exit code and its output."""
+    """The exit code and the output of `headrace fsck`."""
 
     exit_code: int
     output: str
@@ -66,20 +66,20 @@ class Fsck:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """All that was found out about a run."""
+    """All findings of a run."""
 
     seed: int
     kafka: KafkaAgainstReceipts
     proof: Proof
     refused: int
-    """Deliveries that failed by the producer's account."""
+    """Deliveries that failed according to the producer."""
     planned: Sequence[Fault]
     blows: Sequence[Blow]
     collateral: Mapping[str, int]
     batches: Mapping[str, int]
     """Batches with records, by state."""
     uncovered: Sequence[str]
-    """Offsets that are in no batch, or in two, by the ledger's account."""
+    """Offsets that are in no batch, or in two, according to the ledger."""
     gaps: Sequence[str]
     receiver_jobs: int
     """Receiver jobs of the stream that ran in the end."""

@@ -1,4 +1,4 @@
-"""The faults that there are: who is hit, and how."""
+"""The kinds of faults: each has a target and an action."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Target(StrEnum):
-    """Who is hit. The values are for people and for `--only`."""
+    """The target of a fault. The values are for people and for `--only`."""
 
     RECEIVER_TASK = "receiver-task"
     """The Python worker of a Spark task that receives."""
@@ -37,7 +37,7 @@ class Target(StrEnum):
 
     @property
     def is_server(self) -> bool:
-        """Whether it is started again by whoever manages the machine's services, and not by headrace or Spark."""
+        """Whether the service manager restarts it, not headrace or Spark."""
         return self in _SERVERS
 
 

@@ -1,4 +1,4 @@
-"""The producer under load: it keeps its pace through broken brokers, and knows what it was told of."""
+"""The producer of the load: it keeps its rate while brokers fail, and records every delivery report."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _DELIVERY_MS = 600_000
 
 @dataclass(slots=True)
 class Receipts:
-    """What the broker has acknowledged: where each record stands, by its number. ``refused``: delivery reports that
-    told of an error, by number; such a record may be in Kafka all the same, or not."""
+    """The delivery reports: ``places`` of acknowledged records by number, and ``refused``, the errors of failed
+    deliveries by number. A record whose delivery failed may be in Kafka or not."""
 
     places: dict[int, Place] = field(default_factory=dict)
     malformed: dict[Place, Damage] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Load:
                 "reconnect.backoff.max.ms": 1_000,
                 "linger.ms": 20,
                 "queue.buffering.max.messages": 1_000_000,
-                # It would tell ten times a second that a broker is away, as it is meant to be.
+                # Otherwise it would log ten times a second that a broker is down, which is intended here.
                 "log_level": 0,
             }
         )

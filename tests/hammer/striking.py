@@ -1,4 +1,4 @@
-"""Striking a fault: wait for the target, hit it, see that it felt it, and end what is held."""
+"""Strikes a fault: waits for the target, hits it, checks the effect, and ends the fault."""
 
 from __future__ import annotations
 

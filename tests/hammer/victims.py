@@ -1,4 +1,4 @@
-"""Finding whom to hit, in the table of processes and nowhere else: headrace is not asked."""
+"""Finds the processes to hit, from the process table alone, independently of headrace."""
 
 from __future__ import annotations
 

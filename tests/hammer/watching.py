@@ -1,4 +1,4 @@
-"""Looking at the stream all the while, and saying how it stands."""
+"""Polls the stream's progress during the run, and reports it."""
 
 from __future__ import annotations
 
