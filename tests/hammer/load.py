@@ -35,7 +35,7 @@ class Receipts:
 
 
 class Load:
-    """Sends ``records`` to ``topic`` from a thread of its own, ``rate`` a second; while Kafka is away they queue up."""
+    """Sends ``records`` to ``topic`` from its own thread, ``rate`` a second; while Kafka is down they queue up."""
 
     def __init__(self, bootstrap_servers: str, topic: str, records: Iterable[Numbered], *, rate: float) -> None:
         self.receipts = Receipts()
@@ -61,7 +61,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave off, and wait until Kafka has acknowledged everything, or long enough.
+        """Stop sending, and wait until Kafka has acknowledged everything, or the flush times out.
 
         Raises:
             HammerError: the producer has broken.
@@ -72,11 +72,11 @@ class Load:
         self.check()
 
     def give_up(self) -> None:
-        """Leave off without waiting for anything."""
+        """Stop sending without waiting."""
         self._stop.set()
 
     def check(self) -> None:
-        """Raise what went wrong in the thread."""
+        """Raise HammerError if the thread has failed."""
         if self._error is not None:
             raise HammerError(f"The producer has failed: {self._error}.") from self._error
 
@@ -123,16 +123,16 @@ class Load:
         )
 
     def _stuck(self, producer: Any) -> bool:
-        """Whether records have waited for long, and none was acknowledged.
+        """Whether records have waited for ``_STUCK_SECONDS`` without any acknowledgement.
 
-        librdkafka 2.16 was seen not to connect to a restarted broker any more, for as long as anybody waited.
+        librdkafka 2.16 was observed never to reconnect to a restarted broker.
         """
         if self.acknowledged != self._seen or not len(producer):
             self._moved, self._seen = time.monotonic(), self.acknowledged
         return time.monotonic() - self._moved > _STUCK_SECONDS
 
     def _purge(self, producer: Any) -> None:
-        """Give up what has not been acknowledged: it counts as refused, whether Kafka has it or not."""
+        """Give up the records that are not acknowledged: they count as refused, whether Kafka has them or not."""
         self.purged += 1
         producer.purge()
         producer.flush(_FLUSH_SECONDS)

@@ -48,7 +48,7 @@ stream = Stream(
 receiver, batches = stream_dags(stream)
 '''
 
-# Of so many records one is damaged, and belongs into the dead letters.
+# One of this many records is damaged, and belongs in the dead letters.
 _EVERY = 200
 _DAMAGES = {
     Damage.TRUNCATED: lambda value: value[: len(value) // 2],
@@ -59,7 +59,7 @@ _DAMAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A record that carries its number, from 0 on, in its key, whatever becomes of its value."""
+    """A record with its number, counted from 0, in its key, even if its value is damaged."""
 
     number: int
     value: bytes
@@ -67,12 +67,12 @@ class Numbered:
 
     @property
     def key(self) -> bytes:
-        """The number; as all keys differ, partitions get alike many."""
+        """The number as bytes; all keys differ, so partitions get about equally many records."""
         return str(self.number).encode()
 
 
 def records(seed: int) -> Iterator[Numbered]:
-    """Records without end; the same seed gives the same ones."""
+    """An endless series of records; the same seed gives the same records."""
     chance = random.Random(seed)
     number = 0
     while True:

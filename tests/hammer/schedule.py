@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tests.hammer.kinds import KINDS, Fault, Kind, Target
 
-# A batch's process lives for some seconds: a blow is to come at any point of them.
+# A batch's process lives for some seconds; a blow may come at any time within them.
 _AIM_SECONDS = 3.0
 _FIRST_SECONDS = 5.0
 
@@ -27,7 +27,7 @@ class ScheduleOptions:
 def make_schedule(options: ScheduleOptions) -> list[Fault]:
     """All faults of a run, in order.
 
-    Kinds are dealt like cards, so each comes once before one comes twice, and a long run has all of them alike.
+    Every kind comes once before any comes twice, so a long run has all kinds about equally often.
     """
     chance = random.Random(options.seed)
     kinds = kinds_of(options.cluster, options.only)
@@ -55,5 +55,5 @@ def make_schedule(options: ScheduleOptions) -> list[Fault]:
 
 
 def kinds_of(cluster: bool, only: Collection[Target] = ()) -> Sequence[Kind]:
-    """The kinds that there are on one machine, or in a cluster, of these targets."""
+    """The kinds of faults with these targets (all if empty), for one machine or for a cluster."""
     return [kind for kind in KINDS if (cluster or not kind.cluster_only) and (not only or kind.target in only)]

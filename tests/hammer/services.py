@@ -1,4 +1,4 @@
-"""The service manager: it starts servers again that have ended, as systemd would, and nothing else."""
+"""The service manager: like systemd, it restarts servers that have ended."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.hammer.journal import Journal
 from headrace.devstack.server import Server
 
 _LOOK_SECONDS = 1.0
-# systemd's RestartSec, so that what cannot start does not eat the machine.
+# Like systemd's RestartSec, so that a server that cannot start does not use up the machine.
 _RESTART_SECONDS = 5.0
 
 
 class Services:
-    """Watches ``servers`` from a thread of its own while it is entered."""
+    """Watches ``servers`` from its own thread while its context is entered."""
 
     def __init__(self, servers: Mapping[str, Server], journal: Journal) -> None:
         self.servers = servers
@@ -37,7 +37,7 @@ class Services:
 
     @contextmanager
     def held(self, name: str) -> Iterator[Server]:
-        """A server that is to be left as it is for a while: it is being hit."""
+        """Keep the service manager from restarting a server while a fault hits it. Yields the server."""
         with self._locks[name]:
             self._held.add(name)
             try:
@@ -50,7 +50,7 @@ class Services:
         return [one for one in self.servers if one == name or one.startswith(f"{name}-")]
 
     def await_all(self, seconds: float) -> list[str]:
-        """Wait until all servers answer; those that do not."""
+        """Wait until all servers answer. Returns the names of those that do not within ``seconds``."""
         deadline = time.monotonic() + seconds
         return [name for name, server in self.servers.items() if not answers(server, deadline - time.monotonic())]
 
@@ -72,7 +72,7 @@ class Services:
 
 
 def answers(server: Server, seconds: float) -> bool:
-    """Wait until the server answers; whether it does. One that ends meanwhile is the service manager's."""
+    """Wait until the server answers, ``seconds`` at most. Returns whether it does. Does not restart a server."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Signals, and whether they did what they are for."""
+"""Sends signals to processes, and checks their effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.02
 
 
 def kill(group: Group) -> None:
-    """Kill -9 all of them. Raises TargetMissedError unless the first one is gone by that."""
+    """Kill -9 all of them. Raises TargetMissedError unless this ends the first one."""
     first = group[0]
     if not _is_there(first):
         raise TargetMissedError(f"process {first.pid} had ended before the blow")
@@ -29,7 +29,7 @@ def kill(group: Group) -> None:
 
 
 def terminate(group: Group) -> None:
-    """SIGTERM to the first one. Raises TargetMissedError if it had ended before; it may take its time to end."""
+    """SIGTERM to the first one, without waiting for its end. Raises TargetMissedError if it had ended before."""
     try:
         if not _is_there(group[0]):
             raise psutil.NoSuchProcess(group[0].pid)
@@ -39,14 +39,14 @@ def terminate(group: Group) -> None:
 
 
 class Hanging:
-    """Processes that are stopped, until they are continued. Safe for threads."""
+    """Stops processes with SIGSTOP, and continues them later. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped: list[psutil.Process] = []
 
     def stop(self, group: Group) -> None:
-        """SIGSTOP to all of them. Raises TargetMissedError unless the first one stands still by that."""
+        """SIGSTOP to all of them. Raises TargetMissedError unless this stops the first one."""
         with self._lock:
             self._stopped += group
         for process in group:
@@ -57,11 +57,11 @@ class Hanging:
             raise TargetMissedError(f"process {group[0].pid} did not stop: {_state(group[0])}")
 
     def go_on(self, group: Iterable[psutil.Process]) -> bool:
-        """SIGCONT to all of them; whether the first one was still there, and still stopped."""
+        """SIGCONT to all of them. Returns whether the first one was still there, and still stopped."""
         group = list(group)
         stood = bool(group) and _stands_still(group[0])
         for process in group:
-            # psutil tells a process from a later one of its id.
+            # psutil does not signal a later process with the same id.
             with contextlib.suppress(psutil.Error):
                 process.resume()
         with self._lock:

@@ -16,7 +16,7 @@ from tests.hammer.victims import Group, Victims
 
 from headrace.devstack.server import Server
 
-# How long a fault waits for its target: after others it may take a while until there is one again.
+# How long a fault waits for its target: after other faults it may take a while until the target runs again.
 _TIMEOUT_SECONDS = 420.0
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 180.0
@@ -25,7 +25,7 @@ _REFILL_SECONDS = 0.5
 
 
 class Striker:
-    """Strikes faults, each from a thread of its own."""
+    """Strikes faults; the caller uses one thread for each."""
 
     def __init__(self, *, victims: Victims, services: Services, disk: SmallDisk | None, journal: Journal) -> None:
         self.hanging = signals.Hanging()
@@ -37,7 +37,7 @@ class Striker:
         self._disk_lock = threading.Lock()
 
     def strike(self, fault: Fault) -> Blow:
-        """From its turn to its end; a fault that misses is told so by the blow."""
+        """Strike the fault and wait for its end. Returns the blow, which records a miss."""
         blow = self._journal.open(fault)
         try:
             if fault.kind.target is Target.DISK:
@@ -53,7 +53,7 @@ class Striker:
         return blow
 
     def release(self) -> None:
-        """End everything that is held, and strike no more."""
+        """End all faults that are being held, and strike no more."""
         self._abort.set()
         self.hanging.release()
         if self._disk is not None:
@@ -66,7 +66,7 @@ class Striker:
         while True:
             self._find(fault, deadline)
             self._abort.wait(fault.aim)
-            # Chosen by the table as it is at the blow: what was seen before the aim may have ended.
+            # Search again: a process that was found before the aim time may have ended.
             groups = self._victims.find(fault.kind.target)
             if not groups:
                 continue
@@ -87,7 +87,7 @@ class Striker:
     def _hit(self, fault: Fault, blow: Blow, group: Group) -> None:
         pids = [process.pid for process in group]
         if fault.kind.action is Action.KILL:
-            # An executor's own workers are to notice by themselves.
+            # An executor's own workers should notice its end by themselves.
             signals.kill(group[:1] if fault.kind.target is Target.EXECUTOR else group)
             self._journal.struck(blow, pids)
         elif fault.kind.action is Action.TERM:
@@ -118,7 +118,7 @@ class Striker:
         name = names[int(fault.pick * len(names))]
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
-            # Whoever is down from another fault, or by itself, is the service manager's to start.
+            # A server that is down, from another fault or by itself, is restarted by the service manager.
             answers(self._services.servers[name], _ANSWER_SECONDS)
             with self._services.held(name) as server:
                 if server.alive:
@@ -159,7 +159,7 @@ class Striker:
 
     def _hang(self, fault: Fault, blow: Blow, server: Server) -> None:
         main = psutil.Process(server.process.pid)
-        # What the scheduler has started is not the scheduler.
+        # The processes that the scheduler has started are not hit.
         group = [main] if fault.kind.target is Target.SCHEDULER else [main, *main.children(recursive=True)]
         self.hanging.stop(group)
         self._journal.struck(blow, [process.pid for process in group])
@@ -182,7 +182,7 @@ class Striker:
                 self._journal.struck(blow, [writer.pid for writer in writers])
                 until = time.monotonic() + fault.hold
                 while time.monotonic() < until and not self._abort.wait(_REFILL_SECONDS):
-                    # What cleanup has deleted meanwhile would let writers go on.
+                    # Fill again, because space that cleanup has freed would let writers continue.
                     self._disk.fill()
             finally:
                 self._disk.empty()

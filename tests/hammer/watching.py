@@ -24,7 +24,7 @@ _REPORT_SECONDS = 15.0
 
 
 class Watch:
-    """Looks from a thread of its own while it is entered: a ledger that hangs must hold up nobody else."""
+    """Polls from its own thread while its context is entered, so that a hanging ledger blocks nothing else."""
 
     def __init__(self, ledger: Ledger, elasticsearch: ElasticsearchSide, load: Load, journal: Journal) -> None:
         self._ledger = ledger
@@ -45,7 +45,7 @@ class Watch:
         self._stop.set()
 
     def expect(self, held: int) -> None:
-        """Kafka holds so many records, and no more are to come."""
+        """Set the final number of records that Kafka holds; no more will come."""
         self._observer = self._make(held)
         self._newest = None
 
@@ -61,7 +61,7 @@ class Watch:
         )
 
     def until(self, condition: Callable[[Snapshot], bool], *, stall: float) -> None:
-        """Wait until a look is as wanted. Raises HammerError when nothing has moved for ``stall`` seconds."""
+        """Wait until a snapshot meets the condition. Raises HammerError after ``stall`` seconds without progress."""
         moved = time.monotonic()
         progress: object = None
         while True:
@@ -77,7 +77,7 @@ class Watch:
             self._stop.wait(0.5)
 
     def describe(self) -> str:
-        """How it stands, in one line."""
+        """The stream's progress, in one line."""
         newest = self._newest
         if newest is None:
             return f"not seen: {self._trouble}" if self._trouble else "not seen yet"
@@ -111,5 +111,6 @@ class Watch:
 
 
 def _progress(snapshot: Snapshot) -> object:
-    """What grows as long as anything goes on; after a down-time of the receiver many batches are empty."""
+    """A value that changes with any progress. It counts checkpointed batches too: after a receiver's down-time many
+    batches are empty."""
     return snapshot.progress, sum(batch.checkpointed_at_ms is not None for batch in snapshot.batches)
