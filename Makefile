@@ -16,9 +16,9 @@ MINUTES ?= 10
 SEED ?= 7
 CLUSTER ?=
 ARGS ?=
-# Processes of pytest for the unit tests ("logical" is one a core), and for the tests with servers: each has its own.
-# The latter wait for much of their time (for a batch time, a lease, a start): three of them keep two cores busy.
-WORKERS ?= logical
+# Processes of pytest for the unit tests, and for the tests with servers: each of these has its own. Both wait for much
+# of their time (for a timer, a batch time, a lease, a start): four and three of them keep two cores busy.
+WORKERS ?= 4
 SERVERS ?= 3
 IN_FILES := -n $(SERVERS) --dist loadfile --no-loadscope-reorder
 
@@ -39,7 +39,7 @@ faults: $(VENV)/.installed java jars ## The hammer: MINUTES=10 SEED=7, CLUSTER=1
 
 test: lint unit system-and-integration ## All the tests, and the linters
 
-unit: $(VENV)/.installed-dev ## Milliseconds each, no server, on every core (WORKERS=1 for one)
+unit: $(VENV)/.installed-dev ## Milliseconds each, no server, in four processes (WORKERS=1 for one)
 	$(BIN)/python -m pytest tests/unit -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 integration: $(VENV)/spark.jsa jars ## Real Kafka, Elasticsearch, Postgres and Spark (SERVERS=1 for one set of them)

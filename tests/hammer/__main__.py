@@ -30,7 +30,7 @@ def faults(
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print the judgement as JSON.")] = False,
 ) -> None:
-    """Kill, hang, restart and starve the parts of a stream under load, and judge from outside what became of it.
+    """Kill, hang, restart and starve the parts of a stream under load, and check the result from outside.
 
     Exit code 0: nothing lost, nothing doubled, every batch done, the ledger consistent, every fault struck. 1: not so.
     """
