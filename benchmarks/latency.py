@@ -1,6 +1,6 @@
 """How long a record takes from Kafka's acknowledgement until a search finds it, under a real Airflow.
 
-    python benchmarks/latency.py --rate 100 --minutes 10 [--single-task] [--busy 2] [--json] [--median 20] [--p99 35]
+    python -m benchmarks.latency --rate 100 --minutes 10 [--single-task] [--busy 2] [--json] [--median 20] [--p99 35]
 
 Starts the embedded stack with README's first stream (a batch every ten seconds, SQLite ledger) and produces JSON
 records of about 60 bytes at a steady rate. Every 0.2 s it asks Elasticsearch how many documents a search finds:
