@@ -95,7 +95,9 @@ def test_a_demo_that_is_interrupted_stops_everything(data: Path) -> None:
         wait_until(lambda: is_up(data), seconds=600)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
+    # A shell shows 130 for both. Python ends itself by SIGINT if the interrupt came while it ran text (`exec`), as an
+    # import does, though it was handled.
+    assert process.returncode in (130, -signal.SIGINT)
     assert "everything is stopped" in errors
     assert stack_processes(data) == []
 

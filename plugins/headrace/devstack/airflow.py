@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -255,10 +256,17 @@ class Airflow:
     def _secret_file(path: Path, make: Any) -> str:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Created exclusively, and never readable by others.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            # The components start in threads. A link appears with the whole content, and only the first one is made:
+            # no thread reads a part of the file, or keeps secrets of its own.
+            temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 json.dump(make(), file)
+            try:
+                with contextlib.suppress(FileExistsError):
+                    path.hardlink_to(temporary)
+            finally:
+                temporary.unlink()
         return path.read_text()
 
 

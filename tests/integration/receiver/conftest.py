@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -72,8 +72,21 @@ class Rig:
 
     def first_offset(self, partition: int) -> int:
         """The first offset that Kafka has of the partition."""
-        (future,) = self.admin.list_offsets({TopicPartition(self.topic, partition): OffsetSpec.earliest()}).values()
-        return int(future.result().offset)
+        return self._offset(partition, OffsetSpec.earliest())
+
+    def end_offset(self, partition: int) -> int:
+        """The offset after the last one that Kafka has of the partition, with the control records of transactions."""
+        return self._offset(partition, OffsetSpec.latest())
+
+    def _offset(self, partition: int, spec: OffsetSpec) -> int:
+        (future,) = self.admin.list_offsets({TopicPartition(self.topic, partition): spec}).values()
+        try:
+            return int(future.result().offset)
+        except KafkaException as error:
+            # Other tests restart the broker; the client learns the leader's new epoch from this answer.
+            if error.args[0].code() == KafkaError.FENCED_LEADER_EPOCH:
+                return -1
+            raise
 
     def produce(
         self,

@@ -248,6 +248,8 @@ def test_a_segment_that_is_gone_is_a_gap_and_aborted_transactions_are_none(rig: 
     # There are transactions in this cluster from here on.
     fill(1_000, **{"transactional.id": f"{rig.prefix}-aborted"})
     fill(1_000 - 1, **{"transactional.id": f"{rig.prefix}-aborted"})
+    # The coordinator writes the marker of the abort after it has answered.
+    rig.eventually(lambda: rig.end_offset(0) == 11_001)
     rig.produce(1, tag="end")
     rig.await_positions({(rig.topic, 0): 11_002})
     rig.end()
