@@ -26,11 +26,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from benchmarks.warm_batch import until
 from confluent_kafka import Producer
 from examples.demo.elasticsearch_side import ElasticsearchSide
 from examples.demo.errors import NotAnsweringError
 from examples.demo.producing import create_topic
-from warm_batch import until
 
 from headrace.devstack.airflow_api import AirflowApi
 from headrace.devstack.stack import Stack, StackOptions

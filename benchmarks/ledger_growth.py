@@ -1,6 +1,6 @@
 """What the ledger's calls cost with 10 past batches in it, and with 10,000 batches and 1,000,000 blocks.
 
-    python benchmarks/ledger_growth.py [--batches 10 10000] [--blocks 100] [--postgres] [--rounds 40] [--json]
+    python -m benchmarks.ledger_growth [--batches 10 10000] [--blocks 100] [--postgres] [--rounds 40] [--json]
                                        [--maximum 3]
 
 Fills a ledger for each number of batches: completed and checkpointed, all of their blocks still in the log, the worst

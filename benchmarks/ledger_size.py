@@ -1,6 +1,6 @@
 """What a year of batches costs the ledger and the stream's folder, with and without a limit on the history.
 
-    python benchmarks/ledger_size.py [--partitions 100] [--interval 10] [--batches 300] [--json]
+    python -m benchmarks.ledger_size [--partitions 100] [--interval 10] [--batches 300] [--json]
 
 Runs so many batches through a real SQLite ledger and a real folder (allocation, one attempt at one output, checkpoint,
 cleanup), a block of one record for each partition in each. What the second half of them added is taken for what every

@@ -1,6 +1,6 @@
 """How fast one receiver takes a backlog from Kafka into the synced log and the ledger, and in how much memory.
 
-    python benchmarks/receiver_throughput.py --records 1000000 [--json] [--minimum 300000] [--batch-by timestamp]
+    python -m benchmarks.receiver_throughput --records 1000000 [--json] [--minimum 300000] [--batch-by timestamp]
 
 Starts an embedded Kafka (or uses --bootstrap), fills 4 partitions with JSON records of 190 bytes, then runs one
 receiver in a process of its own until nothing is left. The records' timestamps are spread over the last --spread

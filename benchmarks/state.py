@@ -1,7 +1,7 @@
 """What keyed state costs: a window kept by adding and subtracting against reading it again, and the lineage's cut.
 
-    python benchmarks/state.py window  --window 30 --records 100000 --keys 10000 --batches 8 [--json]
-    python benchmarks/state.py lineage --keys 100000 --changed 1000 --batches 60 [--snapshot-every 10] [--json]
+    python -m benchmarks.state window  --window 30 --records 100000 --keys 10000 --batches 8 [--json]
+    python -m benchmarks.state lineage --keys 100000 --changed 1000 --batches 60 [--snapshot-every 10] [--json]
 
 ``window`` writes a log of batches and counts the records by key over the last ``--window`` of them, both ways, at every
 batch: reading all of them, and a state that adds the batch that came and subtracts the one that left. The first batches

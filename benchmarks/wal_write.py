@@ -1,6 +1,6 @@
 """How fast the log takes blocks: encode, write and fdatasync, as one receiver does them one after the other.
 
-    python benchmarks/wal_write.py [--directory DIR] [--records 20000 40000 80000] [--codec zstd lz4] [--seconds 3]
+    python -m benchmarks.wal_write [--directory DIR] [--records 20000 40000 80000] [--codec zstd lz4] [--seconds 3]
 
 Records are JSON of about 190 bytes. Prints, per block size and codec, records/s, MB/s (of Arrow memory and of disk),
 the milliseconds of a block's encoding and of its writing (with the sync), and the rate of reading by handle.

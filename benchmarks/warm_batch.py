@@ -1,6 +1,6 @@
 """How long a warm batch takes from its allocation to its checkpoint: Kafka, receiver job, Connect, Elasticsearch.
 
-    python benchmarks/warm_batch.py --records 100000 --batches 4 [--json] [--maximum 10]
+    python -m benchmarks.warm_batch --records 100000 --batches 4 [--json] [--maximum 10]
 
 Starts an embedded Kafka and Elasticsearch and a receiver job as Airflow would start it. For each batch it produces
 JSON records of 190 bytes, waits until they are in the log, then does what the batch DAG's tasks do: allocate, run
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from receiver_throughput import fill
+from benchmarks.receiver_throughput import fill
 
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpointing import write_checkpoint

@@ -13,7 +13,7 @@ from examples.demo.run import DemoOptions, run_demo
 from examples.demo.view import make_view
 from rich.console import Console
 
-from headrace.cli.main import errors_as_one_line
+from headrace.cli.main import errors_as_one_line, single_command
 
 _INTERRUPTED = 130
 
@@ -72,7 +72,5 @@ def demo(
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
-    app.command()(demo)
     with errors_as_one_line():
-        app()
+        single_command(demo)()

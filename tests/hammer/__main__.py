@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from tests.hammer.kinds import Target
 
-from headrace.cli.main import errors_as_one_line
+from headrace.cli.main import errors_as_one_line, single_command
 
 _INTERRUPTED = 130
 
@@ -69,7 +69,5 @@ def faults(
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
-    app.command()(faults)
     with errors_as_one_line():
-        app()
+        single_command(faults)()

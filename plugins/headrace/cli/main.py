@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -42,6 +42,13 @@ def errors_as_one_line() -> Iterator[None]:
         sys.exit(1)
 
 
+def single_command(function: Callable[..., None]) -> typer.Typer:
+    """An application whose only command is ``function``."""
+    single = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+    single.command()(function)
+    return single
+
+
 class LazyGroup(TyperGroup):
     """Looks up sub-commands in `COMMANDS`, so that `headrace status` does not import what other commands need."""
 
@@ -55,9 +62,7 @@ class LazyGroup(TyperGroup):
         module, _, attribute = target.partition(":")
         found = getattr(import_module(module), attribute)
         if not isinstance(found, typer.Typer):
-            single = typer.Typer(add_completion=False)
-            single.command()(found)
-            found = single
+            found = single_command(found)
         command = typer.main.get_command(found)
         command.name = cmd_name
         return command

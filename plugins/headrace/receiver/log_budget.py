@@ -13,7 +13,7 @@ from collections.abc import Callable
 from headrace.clock import Clock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiver.awaited_records import only_receiving_helps
+from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 RESUME_AT = 0.9
 _LOOK_SECONDS = 1.0
 _MIB = 1024 * 1024
+_UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
 class LogBudget:
@@ -75,3 +76,17 @@ class LogBudget:
             f"(limits.max_log_bytes); receiving goes on below {self._max_bytes * RESUME_AT / _MIB:.1f} MiB, when "
             "batches have completed and cleanup has deleted what they needed"
         )
+
+
+def only_receiving_helps(ledger: Ledger, stream: str, batch_by: str) -> bool:
+    """Return whether only receiving lets batches complete.
+
+    Then receivers must not pause for lack of room: only a batch's cleanup frees room, so the pause would never end.
+
+    With ``batch_by="timestamp"`` a batch waits for records that are still in Kafka. Unless another batch can be
+    finished first, it must get them, or the log stays full. Raises LedgerUnavailableError.
+    """
+    if batch_by != "timestamp" or ledger.batches.page(stream, 1, _UNFINISHED):
+        return False
+    waiting_ms = ledger.batches.next_unclaimed(stream)
+    return waiting_ms is None or bool(ledger.positions.unpassed(stream, waiting_ms))

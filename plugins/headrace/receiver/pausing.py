@@ -9,9 +9,8 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.rows import ReceiverLease
 from headrace.ledger.states import EventKind
-from headrace.receiver.awaited_records import only_receiving_helps
 from headrace.receiver.disk_reserve import DiskReserve
-from headrace.receiver.log_budget import LogBudget
+from headrace.receiver.log_budget import LogBudget, only_receiving_helps
 
 logger = logging.getLogger(__name__)
 
