@@ -120,14 +120,16 @@ class GuardedProcess:
     def stop(self) -> None:
         """Stop the server and all its descendants, in order and then by force; returns when they have ended."""
         self.request_stop()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._guard.wait(self.spec.grace_seconds + 15)
-            return
-        for process in self._descendants():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self._guard.kill()
-        self._guard.wait()
+        except subprocess.TimeoutExpired:
+            for process in self._descendants():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            self._guard.kill()
+            self._guard.wait()
+        # The thread that reads from the guard sets it, perhaps a moment after the guard's end.
+        self._exited.wait(30)
 
     def kill(self) -> None:
         """Kill -9 the server and its descendants, like a crash; with ``keep_descendants`` only the main process."""
