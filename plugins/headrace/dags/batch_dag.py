@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, TaskGroup
 
 from headrace.dags.declared_once import declare_once
 from headrace.dags.defaults import START_DATE, batch_retries, describe, tags
@@ -59,7 +59,7 @@ def batch_dag(
         run takes them over if the stream coalesces; otherwise each gets a run. It has no effect if ``start_date`` is
         given (every interval since then gets a run), or if the stream has a ``trigger``.
     :param single_task: whether one task, ``micro_batch``, runs the whole batch (``MicroBatchOperator``). Otherwise each
-        of its parts is a task, and each output an instance of ``generate_batch``.
+        of its parts is a task, and each output a task ``generate_batch.<output id>``.
     :param options: passed on to ``DAG``; ``default_args`` are merged.
 
     Raises:
@@ -95,9 +95,10 @@ def _tasks(stream: Stream) -> None:
     if stream.state is not None:
         # An output may be computed from the state, so the state is updated first, once for all outputs.
         before = before >> WalSparkSubmitOperator(task_id="update_state", stream=stream, step=STATE_STEP)
-    generate_batch = WalSparkSubmitOperator.partial(
-        task_id="generate_batch", stream=stream, map_index_template="{{ task.step }}"
-    ).expand(step=[output.id for output in stream.outputs])
+    # A group also for a single output: its task keeps its id, and its history, when the stream gets another output.
+    with TaskGroup("generate_batch") as generate_batch:
+        for output in stream.outputs:
+            WalSparkSubmitOperator(task_id=output.id, stream=stream, step=output.id)
     # Teardowns run after a failed batch too, and the tasks before them determine the run's state: a failed output fails
     # the run. The last teardown counts as well, and fails if a checkpoint is missing. (If the checkpoint counted,
     # Airflow would ignore the outputs before it.)

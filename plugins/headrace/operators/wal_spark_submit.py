@@ -59,9 +59,8 @@ class EarlierBatchFailedError(BatchFailedError):
 class WalSparkSubmitOperator(SparkAttemptOperator):
     """Runs a batch's steps: reads its allocated blocks from the log, transforms them, writes the outputs.
 
-    A step is an output, or the update of the stream's state. With ``step`` the task runs that one alone, so that
-    ``partial(…).expand(step=[…])`` shows each step in Airflow and retries each separately. Without ``step`` the task
-    runs all steps in one process.
+    A step is an output, or the update of the stream's state. With ``step`` the task runs that one alone, so that each
+    step is a task that Airflow shows and retries separately. Without ``step`` the task runs all steps in one process.
 
     There are two ways to run a batch in Spark. ``connect`` runs it in the receiver job's warm application, over Spark
     Connect (about a second until it works); ``submit`` gives it its own application by spark-submit. Both run the same

@@ -29,11 +29,10 @@ class NothingToRun(Exception):  # noqa: N818 - not an error: the run ends well
 
     def skip(self, task: BaseOperator) -> DownstreamTasksSkipped:
         """Return the exception that ends a run in its first task ``task``: that task succeeds, all later ones are
-        skipped, teardowns too. (Airflow itself skips mapped tasks when the tasks before them are skipped.)"""
+        skipped, teardowns too."""
         task.log.info("Nothing to run: %s.", self)
-        after = task.get_flat_relatives(upstream=False)
-        skipped = [other.task_id for other in after if not other.is_mapped]
-        return DownstreamTasksSkipped(tasks=skipped)  # type: ignore[no-untyped-call]
+        later = [other.task_id for other in task.get_flat_relatives(upstream=False)]
+        return DownstreamTasksSkipped(tasks=later)  # type: ignore[no-untyped-call]
 
 
 class NoBatchTimeError(HeadraceError):

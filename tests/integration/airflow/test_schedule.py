@@ -99,11 +99,11 @@ def test_a_failed_batch_fails_its_run_though_checkpoint_and_cleanup_run(installa
     assert installation.api.task_states(BATCHES, failed["dag_run_id"]) == {
         "await_blocks": "success",
         "allocate_blocks": "success",
-        "generate_batch": "failed",
+        "generate_batch.elasticsearch": "failed",
         "checkpoint": "success",
         "cleanup": "success",
     }
-    log = installation.api.task_log(BATCHES, failed["dag_run_id"], "generate_batch", map_index=0)
+    log = installation.api.task_log(BATCHES, failed["dag_run_id"], "generate_batch.elasticsearch")
     assert "the transform said no" in log
 
 
