@@ -22,8 +22,8 @@ class Failure(StrEnum):
     """The environment: an unavailable server, a killed process, credentials that will be corrected. Later runs retry it
     until it succeeds, so that nobody has to clear all the batches of a night."""
     CODE = "code"
-    """The user's code or definition, or rows that do not fit. The same attempt will most likely fail again. It is
-    retried once at once, and by later runs when the definition or the code has changed."""
+    """The user's code or definition, or rows that do not fit. The same attempt will most likely fail again, so later
+    runs retry it when the definition or the code has changed."""
     FINAL = "final"
-    """Stored data is lost or damaged, and a retry does not restore it. It is retried only by later runs, when the
-    definition or the code has changed."""
+    """Stored data is lost or damaged, and a retry does not restore it. Later runs retry it when the definition or the
+    code has changed."""

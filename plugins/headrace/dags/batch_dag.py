@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, TaskGroup
 
 from headrace.dags.declared_once import declare_once
-from headrace.dags.defaults import START_DATE, batch_retries, describe, tags
+from headrace.dags.defaults import START_DATE, describe, tags
 from headrace.dags.params import batch_params
 from headrace.dags.received_schedule import received_schedule
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
@@ -16,6 +16,7 @@ from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.cleanup import CleanupOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.retries import batch_retries
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.stream.state import STATE_STEP
 from headrace.timetables.micro_batch import MicroBatchTimetable

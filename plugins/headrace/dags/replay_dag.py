@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, TaskGroup
 
-from headrace.dags.defaults import START_DATE, describe, replay_retries, tags
+from headrace.dags.defaults import START_DATE, describe, tags
 from headrace.dags.params import outputs_param, parameters_param
 from headrace.operators.replay_batch import ReplayBatchOperator
+from headrace.runs.retries import replay_retries
 from headrace.stream.errors import StreamDefinitionError
 from headrace.stream.replays import replayed
 from headrace.timetables.micro_batch import MicroBatchTimetable
@@ -54,7 +55,7 @@ def replay_dag(
     if not _NAME.match(name):
         raise StreamDefinitionError(f"{name!r} is no name for a replay: letters, digits, and _ . - between them.")
     replay = replayed(stream, outputs, transform=transform)
-    default_args = {**replay_retries(stream), **options.pop("default_args", {})}
+    default_args = {**replay_retries(), **options.pop("default_args", {})}
     with (
         DAG(
             dag_id=dag_id or f"{stream.name}_replay_{name}",

@@ -148,7 +148,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         A passing error ends the loop: the output may be unavailable again.
         """
         from headrace.ledger.errors import AlreadyCompletedError, BatchAttendedError
-        from headrace.runs.failed_batches import failed_batches
+        from headrace.runs.retries import failed_batches
 
         for failed in failed_batches(run.ledger, self.stream, batch_time_ms, self._steps):
             time_ms = failed.batch.batch_time_ms
@@ -324,7 +324,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
     def _await_mending(self, run: _Run, first_ms: int, batch_time_ms: int) -> None:
         """Fail if the earlier batch failed by the user's code, or finally, and nothing has changed since: no run should
         repeat it in vain. A run that somebody asked for waits instead until that is repaired."""
-        from headrace.runs.failed_batches import is_held_back
+        from headrace.runs.retries import is_held_back
         from headrace.runs.steps_to_run import live_attempts
 
         tried = live_attempts(run.ledger, run.ledger.batches.get(self.stream.name, first_ms))

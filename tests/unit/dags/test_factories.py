@@ -91,8 +91,9 @@ class TestBatchDag:
             assert task.retries == 1
             assert task.retry_delay == timedelta(seconds=5)
             decide = partial(task.retry_policy.evaluate, try_number=1, max_tries=1)
-            for final in (ManifestError("damaged"), BatchBuildError("is its own"), NoBatchTimeError("no date")):
-                assert decide(final).action is RetryAction.FAIL
+            final = (ManifestError("damaged"), BatchBuildError("is its own"), NoBatchTimeError("no date"))
+            for error in (*final, StreamDefinitionError("the user's code")):
+                assert decide(error).action is RetryAction.FAIL
             for seconds, action in ((5, RetryAction.DEFAULT), (31, RetryAction.FAIL)):
                 started = datetime.now(UTC) - timedelta(seconds=seconds)
                 context = {"ti": SimpleNamespace(start_date=started)}
@@ -228,7 +229,7 @@ class TestReplayDag:
     def test_it_is_tried_again_for_half_an_hour_since_no_later_run_takes_it_up(self, stream):
         dag = replay_dag(stream, "v2", outputs={"elasticsearch": {"index": "flights-v2"}})
         task = dag.get_task("replay_batch.elasticsearch")
-        assert (task.retries, task.max_retry_delay) == (30, timedelta(minutes=1))
+        assert (task.retries, task.retry_delay) == (30, timedelta(minutes=1))
         context = {"ti": SimpleNamespace(start_date=datetime.now(UTC) - timedelta(hours=1))}
         assert task.retry_policy.evaluate(RuntimeError("away"), 1, 30, context).action is RetryAction.DEFAULT
 

@@ -15,7 +15,7 @@ from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
-from headrace.runs.failed_batches import failed_batches
+from headrace.runs.retries import failed_batches
 from headrace.stream import ConsoleOutput
 from headrace.timetables.micro_batch import from_ms
 
@@ -218,7 +218,7 @@ def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_
             own.append(ledger.batches.begin_attempt("flights", each.batch.batch_time_ms, **fields))
             yield each
 
-    monkeypatch.setattr("headrace.runs.failed_batches.failed_batches", begun_since_it_was_seen)
+    monkeypatch.setattr("headrace.runs.retries.failed_batches", begun_since_it_was_seen)
     _, task = runs.next()
     runs.write(task, ONE)
     (attempt,) = own

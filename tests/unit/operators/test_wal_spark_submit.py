@@ -9,12 +9,12 @@ import pytest
 from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.dags.retry_policy import BoundedRetryPolicy
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.environment import secret_key
+from headrace.runs.retries import BatchRetryPolicy
 from headrace.spark.connect_token import fingerprint
 from headrace.spark.micro_batch_job import definition_of
 from headrace.spark.versions import current_versions
@@ -158,12 +158,13 @@ def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, t
     assert ledger.batches.get("flights", at_ms).attempt == 2
 
 
-def test_what_no_repetition_cures_is_not_tried_again(stream, allocated, toy_batch, connectable, ledger):
+@pytest.mark.parametrize("how", ["code", "final"])
+def test_a_failure_that_a_retry_cannot_mend_is_not_tried_again(stream, allocated, toy_batch, connectable, ledger, how):
     at_ms, task = allocated()
-    toy_batch("final")
+    toy_batch(how)
     with pytest.raises(BatchFailedError) as failed:
         make(stream).execute(task.context)
-    assert BoundedRetryPolicy(30).evaluate(failed.value, 1, 1).action is RetryAction.FAIL
+    assert BatchRetryPolicy(30).evaluate(failed.value, 1, 1).action is RetryAction.FAIL
     (attempt,) = ledger.batches.attempts("flights", at_ms)
     assert attempt.state.value == "failed"
 
