@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.clock import time_text
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.claims import claim, ended_without_a_batch
+from headrace.runs.batch_time import NothingToRun, begin_run, takes_over
 from headrace.runs.environment import connections_in_environment
 from headrace.runs.request import run_request
-from headrace.timetables.batch_time import NothingToRun, begin_run, takes_over
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

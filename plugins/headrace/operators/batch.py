@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from headrace.hooks.ledger import LedgerHook, register
-from headrace.timetables.batch_time import batch_time_of_run
+from headrace.runs.batch_time import batch_time_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from headrace.operators.batch_events import batch_alias, emit_batch_events
 from headrace.operators.checkpoint import warn_of_what_is_left, write_checkpoint_after
 from headrace.operators.cleanup import clean_up_after
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
+from headrace.runs.batch_time import NothingToRun, begin_run
 from headrace.runs.request import run_request
-from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, report_what_was_found
 from headrace.triggers.first_look import look_before_deferring
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began

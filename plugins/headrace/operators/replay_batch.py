@@ -9,8 +9,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from headrace.clock import time_text
 from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import LEASE_MS, SparkAttemptOperator
+from headrace.runs.batch_time import NoBatchTimeError, end_of_interval_ms
 from headrace.runs.request import run_request
-from headrace.timetables.batch_time import NoBatchTimeError, end_of_interval_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from headrace.runs.batch_time import NothingToRun, begin_run
 from headrace.runs.request import run_request
 from headrace.sensors.base import LedgerSensor
-from headrace.timetables.batch_time import NothingToRun, begin_run
 from headrace.triggers.blocks_ready import BlocksReadyTrigger, report_what_was_found
 from headrace.triggers.first_receiver import FirstReceiverTrigger, check_began
 

@@ -15,6 +15,7 @@ from headrace.batch.building import BatchBuildError
 from headrace.batch.manifest import ManifestError
 from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.runs.batch_time import NoBatchTimeError
 from headrace.stream import (
     BatchTrigger,
     ConsoleOutput,
@@ -25,7 +26,6 @@ from headrace.stream import (
     Stream,
     StreamDefinitionError,
 )
-from headrace.timetables.batch_time import NoBatchTimeError
 from headrace.timetables.micro_batch import MicroBatchTimetable
 
 OUTPUTS = ["generate_batch.console", "generate_batch.elasticsearch"]

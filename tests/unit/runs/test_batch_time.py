@@ -9,14 +9,14 @@ import pytest
 from headrace.clock import ManualClock
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.timetables.batch_time import (
+from headrace.runs.batch_time import (
     NoBatchTimeError,
     NothingToRun,
     batch_time_of_run,
     begin_run,
     end_of_interval_ms,
 )
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 TEN = timedelta(seconds=10)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
