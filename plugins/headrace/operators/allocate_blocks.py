@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
 from headrace.operators.batch import BatchStepOperator
-from headrace.operators.claims import claim, ended_without_a_batch
 from headrace.runs.batch_time import NothingToRun, begin_run, takes_over
 from headrace.runs.environment import connections_in_environment
+from headrace.runs.identity import goes_on_by_itself
 from headrace.runs.request import run_request
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from headrace.stream import Stream
     from headrace.wal.storage import LogStorage
 
+# Bounds the time that a task spends on missed batch times. The next run goes on with the others.
+_MOST_AT_ONCE = 50
+
 
 class AllocateBlocksOperator(BatchStepOperator):
     """Seals the run's batch time and allocates its blocks: as a manifest beside the log, then in the ledger.
@@ -27,19 +30,16 @@ class AllocateBlocksOperator(BatchStepOperator):
     A batch that is already allocated keeps its blocks, however often the task runs. Returns a small summary.
 
     If the stream coalesces, the batch of a scheduled run takes over the earlier batch times that have no batch. In
-    other streams, each earlier batch time that holds records and has no run gets a run. So no records remain
-    unprocessed because the schedule began later than the receiver, or does not reach back far enough. A batch time from
-    before the stream began is empty, unless the run asks to build it from Kafka.
+    other streams, a scheduled run also allocates the earlier batch times that hold records and have no batch, so that
+    later runs run these batches (``runs/retries.py``). In an ordered stream this is left to the task that runs the
+    batch: it first allocates and runs the earlier ones. So no records remain unprocessed because the schedule began
+    later than the receiver, or does not reach back far enough, or a run failed. A batch time from before the stream
+    began is empty, unless the run asks to build it from Kafka.
 
     :param stream: the stream.
-    :param claim_missed: whether to trigger runs for such earlier batch times; otherwise the task's log names them.
     """
 
     ui_color = "#e3f1d8"
-
-    def __init__(self, *, claim_missed: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.claim_missed = claim_missed
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Allocate the run's batch. Returns its `summary`."""
@@ -48,22 +48,13 @@ class AllocateBlocksOperator(BatchStepOperator):
                 batch_time_ms = begin_run(context, self.stream, ledger)
             except NothingToRun as nothing:
                 raise nothing.skip(self) from None
-            return allocate_for_run(
-                self.stream, ledger, storage, batch_time_ms, context, claim_missed=self.claim_missed, log=self.log
-            )
+            return allocate_for_run(self.stream, ledger, storage, batch_time_ms, context, self.log)
 
 
 def allocate_for_run(
-    stream: Stream,
-    ledger: Ledger,
-    storage: LogStorage,
-    batch_time_ms: int,
-    context: Context,
-    *,
-    claim_missed: bool,
-    log: Any,
+    stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context, log: Any
 ) -> dict[str, Any]:
-    """Allocate the run's batch, and handle earlier batch times that have no run. Returns the batch's `summary`.
+    """Allocate the run's batch, and earlier batch times that were missed. Returns the batch's `summary`.
 
     Raises:
         AirflowFailException: the run asks for something that the stream does not have.
@@ -82,8 +73,8 @@ def allocate_for_run(
     )  # fmt: skip
     if over:
         _name_taken(stream, ledger, batch, log)
-    elif not stream.coalesces:
-        _claim_missed(stream, ledger, storage, batch_time_ms, context, claim_missed=claim_missed, log=log)
+    elif not stream.coalesces and not stream.is_ordered:
+        _allocate_missed(stream, ledger, storage, batch_time_ms, goes_on=goes_on_by_itself(context), log=log)
     return summary(allocation)
 
 
@@ -103,18 +94,13 @@ def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> No
         )  # fmt: skip
 
 
-def _claim_missed(
-    stream: Stream,
-    ledger: Ledger,
-    storage: LogStorage,
-    batch_time_ms: int,
-    context: Context,
-    *,
-    claim_missed: bool,
-    log: Any,
+def _allocate_missed(
+    stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, goes_on: bool, log: Any
 ) -> None:
-    """Trigger runs for earlier batch times that hold records and have no run, or log them. Batch times whose run failed
-    before it could allocate them are allocated here; a later run runs these batches."""
+    """Allocate earlier batch times that hold records and have no batch, the oldest first, if other runs follow this one
+    (``goes_on``) and run these batches; else log them."""
+    from headrace.batch.allocation import allocate
+
     missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < batch_time_ms]
     if not missed:
         return
@@ -123,17 +109,12 @@ def _claim_missed(
         len(missed), sum(time.records for time in missed),
         time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
     )  # fmt: skip
-    if claim_missed:
-        from headrace.batch.allocation import allocate
-
-        times = [time.batch_time_ms for time in missed]
-        claimed = claim(context, times, stream.batch_interval_ms)
-        log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
-        for time_ms in ended_without_a_batch(context, sorted(set(times).difference(claimed)), stream.batch_interval_ms):
-            allocate(stream, ledger, storage, time_ms)
-            log.info("The run of batch %s is over, so it is allocated here.", time_text(time_ms))
-    else:
-        log.warning("Run them: by a backfill of this DAG over these times.")
+    if not goes_on:
+        log.warning("The next scheduled run allocates them, and later ones run them; a backfill of this DAG does both.")
+        return
+    for time in missed[:_MOST_AT_ONCE]:
+        allocate(stream, ledger, storage, time.batch_time_ms)
+    log.info("Allocated %d of them. Later runs run them, unless their own runs do.", len(missed[:_MOST_AT_ONCE]))
 
 
 def _build(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:

@@ -37,7 +37,6 @@ class MicroBatchOperator(WalSparkSubmitOperator):
 
     :param stream: the stream.
     :param grace: how long to wait for blocks, see ``BlocksReadySensor``.
-    :param claim_missed: whether to trigger runs for earlier batch times that have none, see ``AllocateBlocksOperator``.
 
     For the other parameters see ``WalSparkSubmitOperator``.
     """
@@ -47,13 +46,11 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         *,
         stream: Stream,
         grace: timedelta | None = None,
-        claim_missed: bool = True,
         outlets: Any = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(stream=stream, outlets=[batch_alias(stream), *outlets], **kwargs)
         self.grace = grace
-        self.claim_missed = claim_missed
 
     def run_step(self, context: Context) -> Any:
         """Determine the run's batch, wait for its blocks, then run the batch."""
@@ -101,9 +98,7 @@ class MicroBatchOperator(WalSparkSubmitOperator):
         self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context, found: dict[str, Any]
     ) -> Any:
         report_what_was_found(found, self.stream, self.log)
-        allocate_for_run(
-            self.stream, ledger, storage, batch_time_ms, context, claim_missed=self.claim_missed, log=self.log
-        )
+        allocate_for_run(self.stream, ledger, storage, batch_time_ms, context, self.log)
         return self._run(ledger, storage, batch_time_ms, context)
 
     def _run(self, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context) -> Any:

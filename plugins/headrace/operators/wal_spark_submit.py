@@ -19,6 +19,7 @@ from headrace.operators.spark_attempt import (
 from headrace.runs.identity import goes_on_by_itself
 from headrace.runs.request import run_request
 from headrace.stream.parameters import ATTRIBUTE
+from headrace.timetables.micro_batch import from_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -152,6 +153,8 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         for failed in failed_batches(run.ledger, self.stream, batch_time_ms, self._steps):
             time_ms = failed.batch.batch_time_ms
+            if failed.batch.started_at_ms is None and self._own_run_waits(run, failed.batch):
+                continue
             attributes = {**self._given(run, failed.batch), TAKEN_UP: True}
             begin = self._beginning(
                 run, failed.batch, failed.steps, force=False, unattended=True, attributes=attributes
@@ -169,6 +172,13 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 self.log.warning("Batch %s, which had failed, has failed again: %s", time_text(time_ms), error)
                 if getattr(error, "failure", Failure.PASSING) is Failure.PASSING:
                     return
+
+    def _own_run_waits(self, run: _Run, batch: BatchRow) -> bool:
+        """Whether a run for the batch's interval is queued or running. It runs the batch itself; a backfill's run would
+        otherwise repeat what this one has done."""
+        ti, start_ms = run.context["ti"], batch.batch_time_ms - batch.interval_ms
+        waiting = ti.get_dr_count(dag_id=ti.dag_id, logical_dates=[from_ms(start_ms)], states=["queued", "running"])
+        return waiting > 0
 
     def _when_a_slot_is_free(self, begin: Callable[[], Attempt]) -> Attempt | None:
         """Begin an attempt when a slot is free; None if the time for other runs' batches is over first. The tasks of
@@ -373,7 +383,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
         """The attributes of an attempt that is made in place of another run's."""
         from headrace.runs.steps_to_run import AHEAD
 
-        return {**self._given(run, batch), AHEAD: True}
+        return {**self._given(run, batch), AHEAD: run.request.is_backfill}
 
     def _given(self, run: _Run, batch: BatchRow) -> dict[str, Any]:
         """The attributes of an attempt at another run's batch: this run's identity, and the parameters of the batch's

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from headrace.runs.request import RunRequest
 
 AHEAD = "ahead"
-"""The attribute of an attempt that the run of a later batch time made, before the batch's own run could."""
+"""The attribute of an attempt that the run of a later batch time made, before the batch's own run could. It is true if
+that run was a backfill's: the backfill's own run for the batch then counts the attempt as its first work, and does not
+repeat it. A scheduled run's attempt is not the work of a backfill."""
 
 REPEATS = "repeats"
 """The attribute of an attempt that repeats steps that were done. The other tasks of its run then repeat theirs too,
@@ -83,10 +85,9 @@ class _History:
 
     def _clear(self, row: AttemptRow) -> int | None:
         run = self._request.run
-        if row.attributes.get(AHEAD) and not self._request.reprocess:
-            # The attempt was made in place of the batch's own run. It counts as this run's first work if the run
-            # already existed then and waited. A run created later (a backfill over completed batches) has done nothing.
-            return 0 if run.clear_number or run.existed(row.started_at_ms) else None
+        if AHEAD in row.attributes and not self._request.reprocess:
+            # The attempt was made in place of the batch's own run, and counts as the first work of that run.
+            return 0 if run.clear_number or row.attributes[AHEAD] == self._request.is_backfill else None
         return run.clear_of(row.attributes)
 
     def is_of_this_clear(self, number: int) -> bool:

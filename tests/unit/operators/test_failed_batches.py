@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import count
 from types import SimpleNamespace
 
@@ -32,14 +33,19 @@ class Runs:
 
     def __init__(self, stream, source, make_task, until) -> None:
         self.stream, self.source, self.ledger = stream, source, source.ledger
-        self._make_task, self._until, self._numbers = make_task, until, count(1)
+        self._make_task, self.until, self._numbers = make_task, until, count(1)
 
     def next(self, **fields):
         at_ms = self.source.store(2)
-        self._until(lambda: self.ledger.now_ms() >= at_ms)
+        self.until(lambda: self.ledger.now_ms() >= at_ms)
         task = self._make_task(from_ms(at_ms - 200), run_id=f"run-{next(self._numbers)}", **fields)
-        AllocateBlocksOperator(task_id="allocate", stream=self.stream, claim_missed=False).execute(task.context)
+        AllocateBlocksOperator(task_id="allocate", stream=self.stream).execute(task.context)
         return at_ms, task
+
+    def pause(self) -> None:
+        """Let the time pass for which a batch that was allocated is left to its own run."""
+        over_ms = self.ledger.now_ms() + self.stream.retry_for_ms
+        self.until(lambda: self.ledger.now_ms() > over_ms)
 
     def write(self, task, *steps: str) -> None:
         for step in steps:
@@ -80,6 +86,52 @@ def test_the_next_run_takes_up_what_failed_after_its_own_batch_each_output_its_o
     assert (attempt.attributes["run_id"], attempt.attributes["taken_up"]) == ("run-3", True)
     CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
     assert [event["batch_time_ms"] for event in task.events] == [*failed, at_ms]
+
+
+class TestMissedTimes:
+    """Batch times that hold records, and for which Airflow has no run."""
+
+    @pytest.fixture
+    def missed(self, runs):
+        times = []
+        for _ in range(2):
+            times.append(runs.source.store(2))
+            runs.until(lambda: runs.ledger.now_ms() >= times[-1])
+        return times
+
+    @pytest.fixture
+    def stream(self, stream):
+        return stream.model_copy(
+            update={"limits": stream.limits.model_copy(update={"retry_for": timedelta(seconds=1)})}
+        )
+
+    def test_they_are_run_by_the_next_runs_without_a_hand(self, runs, missed, toy_batch):
+        runs.write(runs.next()[1], ONE, TWO)
+        assert [runs.state(time_ms) for time_ms in missed] == ["allocated", "allocated"]
+        runs.pause()
+        runs.write(runs.next()[1], ONE, TWO)
+        assert [runs.state(time_ms) for time_ms in missed] == ["completed", "completed"]
+
+    def test_one_whose_own_run_waits_is_left_to_it(self, stream, runs, missed, toy_batch, make_task):
+        runs.write(runs.next()[1], ONE, TWO)
+        runs.pause()
+        _, task = runs.next()
+        task.waiting_runs.add(from_ms(missed[0] - stream.batch_interval_ms))
+        runs.write(task, ONE, TWO)
+        assert [runs.state(time_ms) for time_ms in missed] == ["allocated", "completed"]
+        own = make_task(from_ms(missed[0] - stream.batch_interval_ms), run_id="own", run_type="backfill")
+        AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
+        runs.write(own, ONE, TWO)
+        assert runs.written(missed[0]) == {ONE: 1, TWO: 2}
+
+    def test_a_run_of_its_own_that_comes_late_finds_it_done(self, stream, runs, missed, toy_batch, make_task, ledger):
+        runs.write(runs.next()[1], ONE, TWO)
+        runs.pause()
+        runs.write(runs.next()[1], ONE, TWO)
+        own = make_task(from_ms(missed[0] - stream.batch_interval_ms), run_id="own")
+        AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
+        runs.write(own, ONE, TWO)
+        assert len(ledger.batches.attempts("flights", missed[0])) == 2
 
 
 def test_while_the_output_is_away_a_run_does_not_look_at_others_batches(runs, toy_batch, ledger):
