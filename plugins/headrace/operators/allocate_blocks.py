@@ -6,19 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
 from headrace.operators.batch import BatchStepOperator
-from headrace.runs.batch_time import NothingToRun, begin_run, takes_over
+from headrace.runs.batch_run import BatchRun
+from headrace.runs.batch_time import NothingToRun, takes_over
 from headrace.runs.environment import connections_in_environment
-from headrace.runs.identity import goes_on_by_itself
-from headrace.runs.request import run_request
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.batch.allocation import Allocation
-    from headrace.ledger import Ledger
     from headrace.ledger.rows import BatchRow
-    from headrace.stream import Stream
-    from headrace.wal.storage import LogStorage
 
 # Bounds the time that a task spends on missed batch times. The next run goes on with the others.
 _MOST_AT_ONCE = 50
@@ -42,18 +38,16 @@ class AllocateBlocksOperator(BatchStepOperator):
     ui_color = "#e3f1d8"
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Allocate the run's batch. Returns its `summary`."""
-        with self.opened() as (ledger, storage):
+        """Allocate the run's batch. Returns the allocation's `summary`."""
+        with self.opened() as stream_context:
             try:
-                batch_time_ms = begin_run(context, self.stream, ledger)
+                run = BatchRun.begin(context, stream_context)
             except NothingToRun as nothing:
                 raise nothing.skip(self) from None
-            return allocate_for_run(self.stream, ledger, storage, batch_time_ms, context, self.log)
+            return allocate_blocks(run, self.log)
 
 
-def allocate_for_run(
-    stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, context: Context, log: Any
-) -> dict[str, Any]:
+def allocate_blocks(run: BatchRun, log: Any) -> dict[str, Any]:
     """Allocate the run's batch, and earlier batch times that were missed. Returns the batch's `summary`.
 
     Raises:
@@ -61,32 +55,33 @@ def allocate_for_run(
     """
     from headrace.batch.allocation import allocate
 
-    if run_request(context, stream).from_kafka:
-        _build(stream, ledger, storage, batch_time_ms, log)
-    over = takes_over(context, stream)
-    allocation = allocate(stream, ledger, storage, batch_time_ms, takes_over=over)
+    if run.request.from_kafka:
+        _build(run, log)
+    over = takes_over(run.context, run.stream)
+    allocation = allocate(run.stream_context, run.batch_time_ms, takes_over=over)
     batch = allocation.batch
     log.info(
         "Batch %s %s: %d records in %d blocks of %d partitions, %d bytes; manifest %s",
-        time_text(batch_time_ms), "is allocated" if allocation.fresh else "was allocated before",
+        time_text(run.batch_time_ms), "is allocated" if allocation.fresh else "was allocated before",
         batch.records, batch.blocks, len(allocation.inputs), batch.payload_bytes, batch.manifest_uri,
     )  # fmt: skip
     if over:
-        _name_taken(stream, ledger, batch, log)
-    elif not stream.coalesces and not stream.is_ordered:
-        _allocate_missed(stream, ledger, storage, batch_time_ms, goes_on=goes_on_by_itself(context), log=log)
+        _report_taken_over(run, batch, log)
+    elif not run.stream.coalesces and not run.stream.is_ordered:
+        _allocate_missed(run, log)
     return summary(allocation)
 
 
-def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> None:
+def _report_taken_over(run: BatchRun, batch: BatchRow, log: Any) -> None:
     """Log which batch times the batch took over, and how many are left for the next run."""
     if batch.absorbed:
         log.info(
             "It took over %d earlier batch time(s) that nobody had run, from %s on.",
             len(batch.absorbed), time_text(batch.absorbed[0]),
         )  # fmt: skip
-    open_ms = ledger.streams.get(stream.name).batch_time_after(ledger.now_ms())
-    left = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < open_ms]
+    ledger, name = run.ledger, run.stream.name
+    open_ms = ledger.streams.get(name).batch_time_after(ledger.now_ms())
+    left = [time for time in ledger.blocks.unclaimed(name) if time.batch_time_ms < open_ms]
     if left:
         log.info(
             "%d more batch time(s) with %d records wait for the next run (limits.max_coalesced_records and _bytes).",
@@ -94,14 +89,12 @@ def _name_taken(stream: Stream, ledger: Ledger, batch: BatchRow, log: Any) -> No
         )  # fmt: skip
 
 
-def _allocate_missed(
-    stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, goes_on: bool, log: Any
-) -> None:
+def _allocate_missed(run: BatchRun, log: Any) -> None:
     """Allocate earlier batch times that hold records and have no batch, the oldest first, if other runs follow this one
-    (``goes_on``) and run these batches; else log them."""
+    and run these batches; else log them."""
     from headrace.batch.allocation import allocate
 
-    missed = [time for time in ledger.blocks.unclaimed(stream.name) if time.batch_time_ms < batch_time_ms]
+    missed = [time for time in run.ledger.blocks.unclaimed(run.stream.name) if time.batch_time_ms < run.batch_time_ms]
     if not missed:
         return
     log.warning(
@@ -109,25 +102,27 @@ def _allocate_missed(
         len(missed), sum(time.records for time in missed),
         time_text(missed[0].batch_time_ms), time_text(missed[-1].batch_time_ms),
     )  # fmt: skip
-    if not goes_on:
+    if not run.goes_on_by_itself:
         log.warning("The next scheduled run allocates them, and later ones run them; a backfill of this DAG does both.")
         return
     for time in missed[:_MOST_AT_ONCE]:
-        allocate(stream, ledger, storage, time.batch_time_ms)
+        allocate(run.stream_context, time.batch_time_ms)
     log.info("Allocated %d of them. Later runs run them, unless their own runs do.", len(missed[:_MOST_AT_ONCE]))
 
 
-def _build(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
+def _build(run: BatchRun, log: Any) -> None:
     from headrace.batch.building import build_from_kafka
 
-    if batch_time_ms > ledger.streams.get(stream.name).zero_time_ms:
-        log.info("Batch %s is of the stream's own time, so it is not built from Kafka.", time_text(batch_time_ms))
+    if run.batch_time_ms > run.ledger.streams.get(run.stream.name).zero_time_ms:
+        at = time_text(run.batch_time_ms)
+        log.info("Batch %s does not end before the stream began, so it is not built from Kafka.", at)
         return
-    with connections_in_environment(stream):
-        built = build_from_kafka(stream, ledger, storage, batch_time_ms)
+    with connections_in_environment(run.stream):
+        built = build_from_kafka(run.stream_context, run.batch_time_ms)
     log.info(
-        "Batch %s is %s from Kafka by timestamps: %d records at most, in %d partitions.",
-        time_text(batch_time_ms), "built" if built.fresh else "there already,", built.batch.records, len(built.inputs),
+        "Batch %s %s built from Kafka by timestamps: %d records at most, in %d partitions.",
+        time_text(run.batch_time_ms), "is" if built.fresh else "was already",
+        built.batch.records, len(built.inputs),
     )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ from headrace.failure import FAILURE, TAKEN_UP, TRIED_WITH, Failure
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger import Ledger
     from headrace.ledger.rows import AttemptRow, BatchRow
     from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
 
 _MOST = 1_000
 _LONGEST_PAUSE_MS = 3_600_000
@@ -79,11 +79,12 @@ class FailedBatch:
     steps: tuple[str, ...]
 
 
-def failed_batches(ledger: Ledger, stream: Stream, before_ms: int, steps: Sequence[str]) -> Iterator[FailedBatch]:
+def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequence[str]) -> Iterator[FailedBatch]:
     """The failed batches before ``before_ms`` to retry, with their steps among ``steps``, oldest first."""
     from headrace.ledger.states import AttemptState, BatchState
-    from headrace.runs.steps_to_run import live_attempts
+    from headrace.runs.steps_to_run import attempts_without_replays
 
+    stream, ledger = stream_context.stream, stream_context.ledger
     settled_ms = stream.retry_for_ms
     for earlier in ledger.batches.earlier_unfinished(stream.name, before_ms, limit=_MOST):
         if earlier.state is None or earlier.alive:
@@ -96,7 +97,7 @@ def failed_batches(ledger: Ledger, stream: Stream, before_ms: int, steps: Sequen
         rows = ledger.batches.outputs(stream.name, batch.batch_time_ms)
         done = {row.output_id for row in rows if row.state is AttemptState.COMPLETED}
         required = batch.required or stream.steps
-        attempts = live_attempts(ledger, batch)
+        attempts = attempts_without_replays(ledger, batch)
         left = tuple(
             step
             for step in steps

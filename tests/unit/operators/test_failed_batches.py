@@ -14,10 +14,11 @@ from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.micro_batch import MicroBatchOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
 from headrace.runs.retries import failed_batches
 from headrace.stream import ConsoleOutput
+from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
 
 ONE, TWO = "elasticsearch", "printed"
@@ -55,7 +56,7 @@ class Runs:
         """A run whose first output fails, in that way."""
         at_ms, task = self.next(**fields)
         toy_batch(how)
-        with pytest.raises(BatchFailedError):
+        with pytest.raises(BatchTaskError):
             self.write(task, ONE)
         toy_batch("ok")
         return at_ms, task
@@ -147,7 +148,7 @@ def test_what_fails_again_ends_it_for_this_run_and_is_left_alone_for_a_while(run
     def only_its_own(operator, opened, attempt, batch, context):
         if batch.batch_time_ms in failed:
             opened.batches.fail_attempt(attempt, "out of memory")
-            raise BatchFailedError("out of memory")
+            raise BatchTaskError("out of memory")
         whole(operator, opened, attempt, batch, context)
 
     monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", only_its_own)
@@ -157,7 +158,9 @@ def test_what_fails_again_ends_it_for_this_run_and_is_left_alone_for_a_while(run
     assert [len(ledger.batches.attempts("flights", time_ms)) for time_ms in failed] == [2, 1]
     # The first has a pause now; the other one has not.
     stream = runs.stream.model_copy(update={"batch_interval": runs.stream.batch_interval * 10_000})
-    assert [each.batch.batch_time_ms for each in failed_batches(ledger, stream, at_ms, [ONE])] == [failed[1]]
+    assert [each.batch.batch_time_ms for each in failed_batches(StreamContext(stream, ledger), at_ms, [ONE])] == [
+        failed[1]
+    ]
 
 
 @pytest.mark.parametrize("how", ["code", "final"])
@@ -210,7 +213,7 @@ def test_one_task_for_all_of_a_batch_does_the_same(runs, toy_batch, ledger, sour
     operator = MicroBatchOperator(task_id="micro_batch", stream=runs.stream)
     toy_batch("fail")
     source.seal()
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         operator.execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
     toy_batch("ok")

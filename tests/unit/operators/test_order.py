@@ -13,7 +13,7 @@ from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
@@ -94,11 +94,11 @@ def test_what_a_run_did_ahead_is_told_though_its_own_batch_fails(
     def but_not_the_last(operator, opened, attempt, batch, context):
         if batch.batch_time_ms == at_ms:
             opened.batches.fail_attempt(attempt, "no")
-            raise BatchFailedError("no")
+            raise BatchTaskError("no")
         whole(operator, opened, attempt, batch, context)
 
     monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", but_not_the_last)
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, task)
     assert states(ledger, first, at_ms) == ["completed", "failed"]
     assert checkpointed(stream, task) == [first]
@@ -136,7 +136,7 @@ def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
     own = make_task(from_ms(first - stream.batch_interval_ms), {"parameters": {"limit": 2}}, run_id="own")
     AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
     toy_batch("fail")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, own)
     toy_batch("ok")
     run(stream, task)

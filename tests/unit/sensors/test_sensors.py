@@ -22,7 +22,7 @@ from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.records import TOPIC_ID
 from headrace.timetables.micro_batch import from_ms
-from headrace.triggers import first_look as retry_budget
+from headrace.triggers import base as triggers
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
 from headrace.triggers.first_receiver import FirstReceiverTrigger, NoReceiverError
 
@@ -58,7 +58,7 @@ def ledger(stream, clock, monkeypatch):
     with Ledger.open(stream.ledger, clock=clock) as opened:
         # Sensors open the ledger themselves; they are to see the same clock.
         monkeypatch.setattr(ledger_hook, "_open", lambda url, environ: Ledger.open(url, environ=environ, clock=clock))
-        monkeypatch.setattr(retry_budget, "FIRST_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(triggers, "FIRST_LOOK_SECONDS", 0.0)
         register(opened, stream)
         yield opened
 
