@@ -106,7 +106,6 @@ class TestAllocateBlocks:
         monkeypatch.setattr("headrace.batch.building.build_from_kafka", build)
         early, late = 1_700_000_000_000, ledger.streams.get("flights").zero_time_ms + stream.batch_interval_ms
         until(lambda: ledger.now_ms() >= late)
-        monkeypatch.setattr(allocate_blocks, "claim", lambda *_: [])
         for at_ms in (early, late):
             for conf in ({}, {"from_kafka": True}):
                 task = make_task(from_ms(at_ms - stream.batch_interval_ms), conf)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from itertools import count
 from types import SimpleNamespace
@@ -105,6 +106,12 @@ class TestMissedTimes:
         return stream.model_copy(
             update={"limits": stream.limits.model_copy(update={"retry_for": timedelta(seconds=1)})}
         )
+
+    @pytest.fixture(autouse=True)
+    def time_for_others(self, monkeypatch):
+        """A run has time for other batches however slow the machine is: `retry_for` is short here."""
+        clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep)
+        monkeypatch.setattr("headrace.operators.wal_spark_submit.time", clock)
 
     def test_they_are_run_by_the_next_runs_without_a_hand(self, runs, missed, toy_batch):
         runs.write(runs.next()[1], ONE, TWO)

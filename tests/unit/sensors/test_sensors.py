@@ -636,6 +636,6 @@ class TestTheBeginningOfARun:
 
     def test_without_deferring_it_waits_in_its_slot(self, stream, ledger, clock, monkeypatch):
         sensor = BlocksReadySensor(task_id="await", stream=stream, deferrable=False)
-        monkeypatch.setattr("headrace.triggers.first_receiver.time.sleep", lambda _: clock.advance(100_000))
+        monkeypatch.setattr("headrace.triggers.base.time.sleep", lambda _: clock.advance(100_000))
         with pytest.raises(NoReceiverError):
             sensor.execute(context(from_ms(T - 10_000)))
