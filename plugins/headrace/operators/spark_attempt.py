@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from headrace.clock import time_text
-from headrace.errors import HeadraceError
-from headrace.failure import FAILURE, Failure
+from headrace.errors import FAILURE, Failure, HeadraceError
 from headrace.operators.batch import BatchStep
 from headrace.operators.links import SparkUiLink
 from headrace.operators.submit_arguments import submit_options

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace.clock import time_text
-from headrace.failure import TAKEN_UP, Failure
+from headrace.errors import TAKEN_UP, Failure
 from headrace.operators.attachment import holder
 from headrace.operators.spark_attempt import (
     FIRST_LEASE_MS,

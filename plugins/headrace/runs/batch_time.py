@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import DownstreamTasksSkipped
 
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 from headrace.runs.first_receiver import find_beginning
 from headrace.runs.identity import of_schedule
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import RetryDecision, RetryPolicy
 
-from headrace.failure import FAILURE, TAKEN_UP, TRIED_WITH, Failure
+from headrace.errors import FAILURE, TAKEN_UP, TRIED_WITH, Failure
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

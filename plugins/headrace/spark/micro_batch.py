@@ -17,8 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from headrace.batch.stream_status import WARNING
 from headrace.clock import time_text
-from headrace.errors import HeadraceError
-from headrace.failure import FAILURE, TRIED_WITH, Failure
+from headrace.errors import FAILURE, TRIED_WITH, Failure, HeadraceError
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.spark.batch_inputs import check_manifests

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.blocks import ReceiverId
-from headrace.failure import Failure
+from headrace.errors import Failure
 from headrace.spark.block_groups import ListedBlock
 from headrace.spark.wal_source import DamagedBlockError, UnknownVersionError, UnreadableBlockError, read_partition
 from headrace.testing.records import make_block

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from headrace.batch.checkpoint import checkpoint_paths
 from headrace.batch.manifest import LOG_FOLDER
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 from headrace.ledger.errors import StreamNotFoundError
 from headrace.stream_context import StreamContext
 from headrace.wal.segments import segments_in
