@@ -342,7 +342,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         if process.returncode:
             lines = "\n".join(last)
             raise BatchTaskError(
-                f"The batch's process {_ending(process.returncode)}. The last of what it said:\n{lines}"
+                f"The batch's process {_ending(process.returncode)}. The last lines of its output:\n{lines}"
             )
 
     def _get_hook(self) -> StreamSparkSubmitHook:
@@ -389,7 +389,7 @@ def _cause(error: BaseException) -> str:
 def _ending(code: int) -> str:
     """An exit code of ``headrace.spark.micro_batch_job`` in words."""
     if code == _EXIT_FENCED:
-        return "gave way to a newer attempt at the batch"
+        return "ended because a newer attempt at the batch began"
     if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        return "was told to end"
+        return "was asked to end"
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

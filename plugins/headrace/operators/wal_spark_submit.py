@@ -302,7 +302,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             if earlier.alive:
                 reason = f"Batch {time_text(first_ms)} comes before {time_text(batch_time_ms)} and is running."
                 self.wait(reason, waiting_for=f"batch {first_ms}")
-            self._await_mending(run, first_ms, batch_time_ms)
+            self._await_repair(run, first_ms, batch_time_ms)
             self.log.info(
                 "Batch %s comes before %s and is %s, and nobody runs it: it is run first, here.",
                 time_text(first_ms), time_text(batch_time_ms), earlier.state.value,
@@ -311,9 +311,9 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
             return True
         return False
 
-    def _await_mending(self, run: BatchRun, first_ms: int, batch_time_ms: int) -> None:
+    def _await_repair(self, run: BatchRun, first_ms: int, batch_time_ms: int) -> None:
         """Fail if the earlier batch failed by the user's code, or finally, and nothing has changed since: no run should
-        repeat it in vain. A run that somebody asked for waits instead until that is repaired."""
+        repeat it for nothing. A run that somebody asked for waits instead until that is repaired."""
         from headrace.runs.retries import is_held_back
         from headrace.runs.steps_to_run import attempts_without_replays
 
@@ -332,7 +332,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
     def _way_out(self, batch_time_ms: int) -> str:
         return (
-            "Mend what makes it fail: later runs run it again once the stream's definition or code has changed, or "
+            "Correct what makes it fail: later runs run it again once the stream's definition or code has changed, or "
             "clear its run. If the batch can never succeed, give it up: "
             f"`headrace batches abandon {self.stream.name} {time_text(batch_time_ms)} --reason WHY`."
         )

@@ -31,7 +31,7 @@ _LONGEST_PAUSE_MS = 3_600_000
 
 
 class BatchRetryPolicy(RetryPolicy):
-    """Allows the task's retries after a failure that a retry may mend: a process was killed, a connection broke.
+    """Allows the task's retries after a failure that may pass: a process was killed, a connection broke.
 
     :param seconds: no retry follows a try that took this long, because later runs should continue; None: no limit.
     """
@@ -49,7 +49,7 @@ class BatchRetryPolicy(RetryPolicy):
         """Decide whether to retry. Airflow calls this in the task's process."""
         failure = getattr(exception, "failure", Failure.PASSING)
         if failure is not Failure.PASSING:
-            return RetryDecision.fail(f"a retry cannot mend it (failure: {failure})")
+            return RetryDecision.fail(f"a retry cannot succeed (failure: {failure})")
         started = None if context is None else context["ti"].start_date
         took = 0.0 if started is None else (datetime.now(UTC) - started).total_seconds()
         if self.seconds is not None and took >= self.seconds:

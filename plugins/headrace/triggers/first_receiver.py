@@ -33,7 +33,7 @@ def check_began(event: dict[str, Any], stream: Stream) -> None:
     """
     if not event["began"]:
         raise NoReceiverError(
-            f"Waited for {MOST_WAITED} in vain: {event['reason']}.",
+            f"No receiver has begun within {MOST_WAITED}: {event['reason']}.",
             remedy=f"Unpause the DAG {stream.name}_receiver, and see the log of its task.",
         )
 

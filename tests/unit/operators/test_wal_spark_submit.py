@@ -327,7 +327,7 @@ def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_batch,
     operator.on_kill()
     thread.join(20)
     assert not thread.is_alive()
-    assert "was told to end" in failures[0]
+    assert "was asked to end" in failures[0]
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
 
 
