@@ -44,10 +44,10 @@ class Runs:
         AllocateBlocksOperator(task_id="allocate", stream=self.stream).execute(task.context)
         return at_ms, task
 
-    def pause(self) -> None:
-        """Let the time pass for which a batch that was allocated is left to its own run."""
-        over_ms = self.ledger.now_ms() + self.stream.retry_for_ms
-        self.until(lambda: self.ledger.now_ms() > over_ms)
+    def without_pause(self) -> None:
+        """From now on a batch that was allocated is not left to its own run for a while."""
+        limits = self.stream.limits.model_copy(update={"retry_for": timedelta(milliseconds=1)})
+        self.stream = self.stream.model_copy(update={"limits": limits})
 
     def write(self, task, *steps: str) -> None:
         for step in steps:
@@ -101,28 +101,22 @@ class TestMissedTimes:
             runs.until(lambda: runs.ledger.now_ms() >= times[-1])
         return times
 
-    @pytest.fixture
-    def stream(self, stream):
-        return stream.model_copy(
-            update={"limits": stream.limits.model_copy(update={"retry_for": timedelta(seconds=1)})}
-        )
-
     @pytest.fixture(autouse=True)
     def time_for_others(self, monkeypatch):
-        """A run has time for other batches however slow the machine is: `retry_for` is short here."""
+        """A run has time for the batches of other runs, although `retry_for` becomes short."""
         clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep)
         monkeypatch.setattr("headrace.operators.wal_spark_submit.time", clock)
 
     def test_they_are_run_by_the_next_runs_without_a_hand(self, runs, missed, toy_batch):
         runs.write(runs.next()[1], ONE, TWO)
         assert [runs.state(time_ms) for time_ms in missed] == ["allocated", "allocated"]
-        runs.pause()
+        runs.without_pause()
         runs.write(runs.next()[1], ONE, TWO)
         assert [runs.state(time_ms) for time_ms in missed] == ["completed", "completed"]
 
     def test_one_whose_own_run_waits_is_left_to_it(self, stream, runs, missed, toy_batch, make_task):
         runs.write(runs.next()[1], ONE, TWO)
-        runs.pause()
+        runs.without_pause()
         _, task = runs.next()
         task.waiting_runs.add(from_ms(missed[0] - stream.batch_interval_ms))
         runs.write(task, ONE, TWO)
@@ -134,7 +128,7 @@ class TestMissedTimes:
 
     def test_a_run_of_its_own_that_comes_late_finds_it_done(self, stream, runs, missed, toy_batch, make_task, ledger):
         runs.write(runs.next()[1], ONE, TWO)
-        runs.pause()
+        runs.without_pause()
         runs.write(runs.next()[1], ONE, TWO)
         own = make_task(from_ms(missed[0] - stream.batch_interval_ms), run_id="own")
         AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
