@@ -188,7 +188,7 @@ def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], no
 
 def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
     from headrace.batch.stream_status import NOT_RECEIVED, stream_status
-    from headrace.receiver.adoption import unadopted
+    from headrace.receiver.definition_adoption import unadopted
 
     job = ledger.jobs.current(row.name)
     state = _job_state(job, ledger.now_ms())

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from headrace.clock import Clock
-from headrace.receiver.disk_room import folder_of
+from headrace.receiver.disk_space import folder_of
 
 # The smaller of these is kept free. Elasticsearch also stops writing at 95 % ("flood stage").
 RESERVE_BYTES = 256 << 20

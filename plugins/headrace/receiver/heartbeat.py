@@ -20,7 +20,7 @@ from headrace.ledger.states import EventKind, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import BlockStore
 from headrace.receiver.end_offset_tracker import EndOffsetTracker
-from headrace.receiver.garbage import OccasionalCollection
+from headrace.receiver.garbage_collection import OccasionalCollection
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.ledger_clock import LedgerClock
 from headrace.receiver.partition_state import FetchState

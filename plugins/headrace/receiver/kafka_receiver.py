@@ -23,9 +23,9 @@ from headrace.errors import HeadraceError
 from headrace.kafka.admin_questions import plain
 from headrace.kafka.record_batches import Converted, Cursor, RecordChunk, chunks_of, convert
 from headrace.ledger.rows import EpochEnd
-from headrace.receiver.commits import OffsetCommits
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.leader_epochs import LeaderEpochs
+from headrace.receiver.offset_commits import OffsetCommits
 from headrace.receiver.offset_gaps import GapJudge, Offsets, gaps_between
 from headrace.receiver.partition_errors import Findings, PartitionErrors, partition_name
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus

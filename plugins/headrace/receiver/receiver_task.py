@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headrace.blocks import ReceiverId
 from headrace.ledger import Ledger
 from headrace.ledger.rows import JobLease
-from headrace.receiver.garbage import collector_at_rest
+from headrace.receiver.garbage_collection import collector_at_rest
 from headrace.receiver.supervisor import LEASE_MS, ReceiverReport, ReceiverSupervisor
 from headrace.stream import Stream
 from headrace.wal.storage import open_storage

@@ -29,7 +29,7 @@ from headrace.ledger.states import PartitionState, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock
 from headrace.receiver.block_store import BlockStore
 from headrace.receiver.disk_reserve import DiskReserve, space_of
-from headrace.receiver.disk_room import room_for
+from headrace.receiver.disk_space import room_for
 from headrace.receiver.end_offset_tracker import AdminEndOffsets, EndOffsets, EndOffsetTracker
 from headrace.receiver.errors import GeneratorStateError, ReceivingError
 from headrace.receiver.event_times import EventTimes
@@ -42,9 +42,9 @@ from headrace.receiver.offset_gaps import kafka_offset_gaps
 from headrace.receiver.partition_state import Gap
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.rate_limiter import RateLimiter
+from headrace.receiver.receiver_events import report_recovery
 from headrace.receiver.receiver_stats import ReceiverStats
-from headrace.receiver.recovery_report import report_recovery
-from headrace.receiver.withheld_partitions import WithheldPartitions
+from headrace.receiver.unauthorized_topics import WithheldPartitions
 from headrace.stream import Stream
 from headrace.wal.storage import LogStorage
 from headrace.wal.writer import WriteAheadLogWriter

@@ -26,10 +26,10 @@ from headrace.receiver.input_health import INPUTS, InputHealth
 from headrace.receiver.launchers import ReceiverLauncher
 from headrace.receiver.partitioning import Partitioning
 from headrace.receiver.rate_controller import RateController
+from headrace.receiver.receiver_restarts import HANG_SECONDS, RESTART_SECONDS, ReceiverTrackingInfo
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.stop_request import find_stop_request
 from headrace.receiver.supervisor import LEASE_MS
-from headrace.receiver.tracking_info import HANG_SECONDS, RESTART_SECONDS, ReceiverTrackingInfo
 from headrace.stream import Stream
 from headrace.stream.inputs import KafkaInput
 from headrace.wal.storage import open_storage

@@ -18,7 +18,7 @@ from pathlib import Path
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.receiver import supervisor as supervisor_module
 from headrace.ledger import EventKind, Ledger
-from headrace.receiver.disk_room import room_for
+from headrace.receiver.disk_space import room_for
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.supervisor import ReceiverSupervisor
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream

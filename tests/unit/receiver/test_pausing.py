@@ -23,7 +23,7 @@ from headrace.ledger.rows import ReceiverRow
 from headrace.receiver import block_store, supervisor
 from headrace.receiver.block_store import STORE_TRIES
 from headrace.receiver.disk_reserve import DiskReserve, space_of
-from headrace.receiver.disk_room import room_for
+from headrace.receiver.disk_space import room_for
 from headrace.receiver.log_budget import LogBudget
 from headrace.stream import Limits, Stream
 from headrace.stream.limits import MIB

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiver import lag_watch, supervisor, withheld_partitions
+from headrace.receiver import lag_watch, supervisor, unauthorized_topics
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits, Stream
@@ -439,7 +439,7 @@ def test_a_receiver_keeps_to_its_rate(
 def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_again(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(withheld_partitions, "_READ_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(unauthorized_topics, "_READ_AGAIN_SECONDS", 0.2)
     monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
     setting.assign(0, 0)
     ask = FakeTopicIds.ask

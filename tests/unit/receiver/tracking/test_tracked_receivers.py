@@ -13,9 +13,9 @@ from headrace.batch.allocation import allocate
 from headrace.blocks import ReceiverId
 from headrace.ledger import ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.receiver.receiver_restarts import ReceiverTrackingInfo
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
-from headrace.receiver.tracking_info import ReceiverTrackingInfo
 from headrace.runs.readiness import blocks_ready
 from headrace.stream import Limits
 from headrace.stream.limits import Backpressure
