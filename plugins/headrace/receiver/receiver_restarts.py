@@ -1,10 +1,10 @@
-"""The tracker's state of one receiver: starts it, notices its end or hang, and restarts it with backoff."""
+"""Keeps one receiver running: starts it by a launcher, notices its end or hang, and restarts it with backoff."""
 
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
-from headrace.receiver.launchers import ReceiverHandle, ReceiverLauncher
 from headrace.receiver.receiver_task import ReceiverTask
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,33 @@ _WELL_SECONDS = 60.0
 HANG_SECONDS = 60.0
 
 
-class ReceiverTrackingInfo:
+class ReceiverHandle(Protocol):
+    """A receiver that was started. The tracker's loop calls it, so no method waits."""
+
+    def done(self) -> bool:
+        """Whether its job has ended, with or without an error."""
+        ...
+
+    def error(self) -> str | None:
+        """Why it ended; None while it runs, and after a requested stop."""
+        ...
+
+    def cancel(self) -> None:
+        """End it by force. Safe at any moment: what is not stored is read again."""
+        ...
+
+
+class ReceiverLauncher(Protocol):
+    """Starts receivers somewhere. ``start`` must not wait for the receiver; raising counts as an end with error."""
+
+    def start(self, task: ReceiverTask) -> ReceiverHandle: ...
+
+    def crowding(self) -> str | None:
+        """Why batches cannot run beside the running receivers; None if they can."""
+        ...
+
+
+class TrackedReceiver:
     """Keeps one receiver running until it is stopped. Times are seconds of the tracker's monotonic clock."""
 
     def __init__(

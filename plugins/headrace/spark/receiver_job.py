@@ -36,6 +36,7 @@ from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
 from headrace.spark.versions import current_versions
 from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class ReceiverJob:
     def _track(self, lease: JobLease) -> int:
         if self._launcher is None:
             raise RuntimeError("the application was not started")
-        report = ReceiverTracker(self._stream, self._ledger, self._launcher, lease).run()
+        report = ReceiverTracker(StreamContext(self._stream, self._ledger), self._launcher, lease).run()
         logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
         if report.end is TrackerEnd.LOST:
             self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)
