@@ -89,7 +89,7 @@ class ReceiverStats:
             "below_position": kafka.below_position,
             "not_owned": kafka.not_owned,
             "lost_offsets": kafka.lost_offsets,
-            "excused_offsets": kafka.excused_offsets,
+            "offsets_without_record": kafka.offsets_without_record,
             "unreadable_headers": kafka.unreadable_headers,
             "dropped": counts.dropped_records,
             "late_records": counts.late_records,
