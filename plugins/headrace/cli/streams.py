@@ -97,7 +97,7 @@ def stop(
 
 def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool) -> None:
     from headrace.clock import SystemClock
-    from headrace.receiver.stop_request import write_stop_request
+    from headrace.receiver.tracker import write_stop_request
     from headrace.wal.storage import open_storage
 
     folder = open_storage(storage).below(name)

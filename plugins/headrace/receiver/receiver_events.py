@@ -9,7 +9,7 @@ from headrace.ledger.states import EventKind
 from headrace.receiver.partition_state import Gap
 from headrace.wal.errors import ranges_text
 from headrace.wal.log_recovery import LogRecovery
-from headrace.wal.repair import cut_is_reported, untold_cuts
+from headrace.wal.repair import cut_is_reported, unreported_cuts
 from headrace.wal.scan import TornTail
 from headrace.wal.segments import receiver_directory
 from headrace.wal.storage import LogStorage
@@ -28,7 +28,7 @@ def report_recovery(found: LogRecovery, lease: ReceiverLease, ledger: Ledger, lo
     stream = lease.receiver_id.stream
     who = {"receiver": str(lease.receiver_id), "epoch": lease.epoch}
     # Includes the tails that this receiver cut off.
-    cuts = untold_cuts(log, receiver_directory(lease.receiver_id))
+    cuts = unreported_cuts(log, receiver_directory(lease.receiver_id))
     repaired = {event.payload.get("kept") for event in ledger.events.latest(stream, [EventKind.LOG_REPAIRED])}
     for tail in cuts:
         if tail.kept not in repaired:

@@ -7,6 +7,7 @@ one stopped.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +17,7 @@ from enum import StrEnum
 from functools import partial
 
 from headrace.blocks import ReceiverId
+from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.rows import JobLease, JobStatus, ReceiverRow
 from headrace.ledger.states import EventKind
@@ -26,11 +28,14 @@ from headrace.receiver.partitioning import Partitioning
 from headrace.receiver.rate_controller import RateController
 from headrace.receiver.receiver_restarts import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
 from headrace.receiver.receiver_task import ReceiverTask
-from headrace.receiver.stop_request import find_stop_request
 from headrace.stream.inputs import KafkaInput
 from headrace.stream_context import StreamContext
+from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
+
+STOP_REQUEST_PATH = "stop-request.json"
+"""Below the stream's folder: see `write_stop_request`."""
 
 TICK_SECONDS = 0.5
 METADATA_SECONDS = 10.0
@@ -340,3 +345,26 @@ class ReceiverTracker:
             self._renew()
             self._clock.wait(threading.Event(), TICK_SECONDS)
         return TrackerReport(TrackerEnd.STOPPED, reason)
+
+
+def write_stop_request(folder: LogStorage, reason: str, *, at_ms: int) -> None:
+    """Request that the job of the stream with this folder stops, if its ledger does not answer.
+
+    Usually the ledger orders a job to stop. A job whose ledger is lost could store nothing more, and would run on.
+    """
+    folder.write_atomically(STOP_REQUEST_PATH, json.dumps({"at_ms": at_ms, "reason": reason}).encode())
+
+
+def find_stop_request(folder: LogStorage, *, since_ms: int) -> str | None:
+    """Return the reason of a request made after ``since_ms``; None if there is none, or the folder cannot be read.
+
+    A request is never deleted: a job whose ledger has answered since then ignores it.
+    """
+    try:
+        if not folder.exists(STOP_REQUEST_PATH):
+            return None
+        found = json.loads(folder.read(STOP_REQUEST_PATH))
+        return str(found["reason"]) if int(found["at_ms"]) > since_ms else None
+    except (HeadraceError, OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("It is unknown whether the job is asked to stop: %s", error)
+        return None

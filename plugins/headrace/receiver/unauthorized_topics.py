@@ -41,7 +41,7 @@ class UnauthorizedTopics:
     def not_to_store(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Return those of ``partitions`` whose records must be dropped. Waits as `IncarnationGuard.look` does."""
         found = self._guard.look(partitions)
-        for partition in found.untold:
+        for partition in found.unauthorized:
             if partition not in self._withheld:
                 self._withheld.add(partition)
                 self._found.put(partition)

@@ -317,7 +317,7 @@ def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
     (event,) = setting.events(EventKind.LOG_REPAIRED)
     assert (event["segment"], event["offset"], event["bytes"]) == (segment, cut, len(whole) - 7 - cut)
     assert log.read(event["kept"]) == whole[cut:-7]
-    assert log.paths("torn-untold") == []
+    assert log.paths("torn-unreported") == []
 
 
 def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setting) -> None:
