@@ -60,7 +60,7 @@ class OffsetQuestions:
         try:
             return TopicWatch(self._admin, source).look()
         except KafkaException as error:
-            raise unreadable(f"does not tell the topics of input {source.id!r}: {error}") from error
+            raise unreadable(f"does not answer with the topics of input {source.id!r}: {error}") from error
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
         """Each topic's id, None for a topic that does not exist. Raises RangesUnreadableError."""
@@ -128,7 +128,7 @@ class OffsetQuestions:
         try:
             metadata = self._admin.list_topics(_TRANSACTIONS, timeout=self._seconds)
         except KafkaException as error:
-            raise unreadable(f"does not tell its topics: {error}") from error
+            raise unreadable(f"does not answer with its topics: {error}") from error
         reported = metadata.topics.get(_TRANSACTIONS)
         return reported is not None and (reported.error is None or reported.error.code() not in _NO_SUCH_PARTITION)
 
@@ -137,7 +137,7 @@ class OffsetQuestions:
         try:
             answers = request_offsets(self._admin, specs, isolation=isolation, seconds=self._seconds)
         except KafkaException as error:
-            raise unreadable(f"does not tell its offsets: {error}") from error
+            raise unreadable(f"does not answer with its offsets: {error}") from error
         return {each: self._answer(each, future) for each, future in answers.items()}
 
     def _answer(self, partition: Partition, future: concurrent.futures.Future[Any]) -> Any:
@@ -145,11 +145,11 @@ class OffsetQuestions:
         try:
             return future.result(timeout=0)
         except concurrent.futures.TimeoutError:
-            raise unreadable(f"did not tell the offsets of {name} within {self._seconds:.0f} s") from None
+            raise unreadable(f"did not answer with the offsets of {name} within {self._seconds:.0f} s") from None
         except KafkaException as error:
             if error.args[0].code() in _NO_SUCH_PARTITION:
                 return None
-            raise unreadable(f"does not tell the offsets of {name}: {error}") from error
+            raise unreadable(f"does not answer with the offsets of {name}: {error}") from error
 
 
 def unreadable(what: str) -> RangesUnreadableError:

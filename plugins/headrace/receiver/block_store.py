@@ -217,7 +217,7 @@ class BlockStore:
                 return
         raise StoreFailedError(
             f"A block of {batch.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
-            remedy="Its records are read from Kafka again; see to the log's disk or store.",
+            remedy="Its records are read from Kafka again; check the log's disk or object store.",
         ) from last
 
     def _await_room(self, error: Exception, nbytes: int, waited: int) -> None:
@@ -266,9 +266,9 @@ class BlockStore:
                 if self._clock.monotonic() >= until:
                     raise StoreFailedError(
                         f"The ledger did not answer for {LEDGER_TIMEOUT_SECONDS:.0f} s: {error}.",
-                        remedy="The receiver starts again from the ledger's positions once it answers.",
+                        remedy="The receiver starts again from the ledger's positions when the ledger answers.",
                     ) from error
-                logger.warning("the ledger does not answer, asked again: %s", error)
+                logger.warning("The ledger does not answer, and is asked again: %s", error)
                 self._wait(seconds)
                 seconds = min(5.0, seconds * 2)
 

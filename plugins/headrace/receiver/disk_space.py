@@ -63,8 +63,8 @@ class DiskReserve:
         if free >= reserve * HARD_SHARE and only_receiving_helps():
             return None
         return (
-            f"the log's disk is nearly full: {free / _MIB:.1f} MiB are free, and {reserve / _MIB:.1f} MiB are left to "
-            f"the batches and the ledger; receiving goes on with {resume / _MIB:.1f} MiB"
+            f"the log's disk is nearly full: {free / _MIB:.1f} MiB are free, and {reserve / _MIB:.1f} MiB are reserved "
+            f"for batches and the ledger; receiving continues with {resume / _MIB:.1f} MiB free"
         )
 
 

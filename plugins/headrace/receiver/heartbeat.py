@@ -78,7 +78,7 @@ class Heartbeat:
         self.state = ReceiverState.STARTING
 
     def tick(self) -> None:
-        """Beat if it is due, or if there are new claims that a batch may wait for."""
+        """Beat if it is due, or if partitions are drained up to a later time, for which a batch may wait."""
         if self._end_offsets is not None and self._end_offsets.look():
             self._next_beat = 0.0
         self.beat_if_due()
@@ -145,7 +145,7 @@ class Heartbeat:
     def _beat(self, now: float) -> ReceiverOrders:
         stats = self._stats.collect(now, self._generator.queued)
         sealed = self._generator.sealed_through_ms()
-        drained = None if self._end_offsets is None else self._end_offsets.claims()
+        drained = None if self._end_offsets is None else self._end_offsets.drained()
         asked_at = self._clock.monotonic()
         orders = self._ledger.receivers.heartbeat(
             self._lease,

@@ -174,7 +174,7 @@ class KafkaReceiver:
         if any([message.error() is not None for message in messages]):
             messages = self._sort_out(messages, found)
         if self._fatal is not None:
-            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
+            raise KafkaClientError(f"Kafka's client cannot continue: {self._fatal}.")
         if not messages and not found.ends and not found.held:
             return []
         chunks = self._convert(messages, found)
@@ -199,7 +199,7 @@ class KafkaReceiver:
             if message.error() is not None and message.topic() is None:
                 self._on_error(message.error())
         if self._fatal is not None:
-            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
+            raise KafkaClientError(f"Kafka's client cannot continue: {self._fatal}.")
 
     def _convert(self, messages: Sequence[Any], found: Findings) -> list[RecordChunk]:
         with self._lock:

@@ -62,8 +62,8 @@ class LogBudget:
 
     def _reason(self) -> str:
         return (
-            f"the log holds {self._in_ledger / _MIB:.1f} MiB of the {self._max_bytes / _MIB:.1f} MiB that it may "
-            f"(limits.max_log_bytes); receiving goes on below {self._max_bytes * RESUME_AT / _MIB:.1f} MiB, when "
+            f"the log holds {self._in_ledger / _MIB:.1f} MiB of the {self._max_bytes / _MIB:.1f} MiB that are allowed "
+            f"(limits.max_log_bytes); receiving continues below {self._max_bytes * RESUME_AT / _MIB:.1f} MiB, when "
             "batches have completed and cleanup has deleted what they needed"
         )
 

@@ -69,7 +69,7 @@ class Pausing:
         else:
             payload["seconds"] = round(self._context.clock.monotonic() - self._reported_at, 1)
             self._context.ledger.events.append(receiver.stream, EventKind.RECEIVING_RESUMED, payload)
-            logger.info("receiver %s goes on after %s s", receiver, payload["seconds"])
+            logger.info("receiver %s continues after %s s", receiver, payload["seconds"])
         if self._reported is None:
             self._reported_at = self._context.clock.monotonic()
         self._reported = kind

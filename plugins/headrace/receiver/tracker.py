@@ -220,7 +220,7 @@ class ReceiverTracker:
     def _keep_going(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         live = {row.receiver_id for row in rows if self._is_live(row, now_ms)}
         for receiver in self._receivers:
-            ended = receiver.keep_going(self._clock.monotonic(), heard=receiver.task.receiver_id in live)
+            ended = receiver.keep_going(self._clock.monotonic(), alive=receiver.task.receiver_id in live)
             if ended is not None:
                 logger.warning("%s", ended)
                 payload = {"receiver": str(receiver.task.receiver_id), "error": ended, "starts": receiver.starts}

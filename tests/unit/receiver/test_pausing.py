@@ -216,7 +216,7 @@ def test_some_of_a_disk_is_left_to_others() -> None:
             clock.advance(1_000)
             reason = found.look()
             assert (reason is not None) is pauses, (total, free)
-            assert reason is None or f"{reserve:.1f} MiB are left" in reason
+            assert reason is None or f"{reserve:.1f} MiB are reserved" in reason
 
 
 def test_an_object_store_has_no_reserve_and_a_folder_that_is_not_there_yet_has_its_parents(tmp_path: Path) -> None:

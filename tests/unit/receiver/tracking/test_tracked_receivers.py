@@ -207,15 +207,15 @@ def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
             return handles[-1]
 
     placed = TrackedReceiver(task, Patient(), hang_seconds=60)
-    assert placed.keep_going(0, heard=False) is None
-    assert placed.keep_going(59, heard=False) is None, "it has its time to register"
-    assert placed.keep_going(200, heard=True) is None
-    assert placed.keep_going(259, heard=False) is None
-    assert "it hangs" in (placed.keep_going(260, heard=False) or "")
+    assert placed.keep_going(0, alive=False) is None
+    assert placed.keep_going(59, alive=False) is None, "it has its time to register"
+    assert placed.keep_going(200, alive=True) is None
+    assert placed.keep_going(259, alive=False) is None
+    assert "it hangs" in (placed.keep_going(260, alive=False) or "")
     assert handles[0].stop.is_set()
     assert not placed.running
     placed.excuse(262)
-    placed.keep_going(263, heard=False)
+    placed.keep_going(263, alive=False)
     assert len(handles) == 2
     placed.cancel()
 
@@ -227,7 +227,7 @@ def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: 
 
     placed = TrackedReceiver(ReceiverTask("", ReceiverId("air", "records", 0), setting.job), Broken())
     for minute in range(1_100):
-        assert "starts again in" in (placed.keep_going(minute * 61.0, heard=False) or "")
+        assert "starts again in" in (placed.keep_going(minute * 61.0, alive=False) or "")
     assert placed.starts == 1_100
 
 
