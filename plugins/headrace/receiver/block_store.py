@@ -76,7 +76,7 @@ class BlockStore:
         next_offsets: dict[TopicPartition, int],
         wait: Callable[[float], None],
         not_to_store: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]],
-        stored: Callable[[], None],
+        stored: Callable[[], object],
     ) -> None:
         """``next_offsets`` are the ledger's positions, for the headers of new segments; this class keeps them current.
 

@@ -77,14 +77,19 @@ class Heartbeat:
         self._reported_commit_error: str | None = None
         self.state = ReceiverState.STARTING
 
-    def tick(self) -> None:
-        """Beat if it is due, or if partitions are drained up to a later time, for which a batch may wait."""
+    def tick(self) -> bool:
+        """Beat if it is due, or if partitions are drained up to a later time, for which a batch may wait.
+
+        Returns whether the ledger answered a heartbeat.
+        """
         if self._end_offsets is not None and self._end_offsets.look():
             self._next_beat = 0.0
-        self.beat_if_due()
+        return self.beat_if_due()
 
-    def beat_if_due(self) -> None:
+    def beat_if_due(self) -> bool:
         """Beat once a second, or at once for a new pause. If the ledger does not answer, try again after a second.
+
+        Returns whether the ledger answered a heartbeat.
 
         Raises LeaseLostError.
         """
@@ -94,14 +99,14 @@ class Heartbeat:
             self._next_beat = 0.0
         self._had_news = news
         if now < self._next_beat:
-            return
+            return False
         self._next_beat = now + HEARTBEAT_SECONDS
         reported_failed = frozenset(self._reported_failed)
         try:
             orders = self._beat(now)
         except LedgerUnavailableError as error:
             logger.warning("receiver %s: no heartbeat, the ledger does not answer: %s", self._lease.receiver_id, error)
-            return
+            return False
         with self._lock:
             self._orders = (orders, reported_failed)
         self.state = ReceiverState.RUNNING if self.state is ReceiverState.STARTING else self.state
@@ -109,6 +114,7 @@ class Heartbeat:
             self._next_commit = now + _COMMIT_REPEAT_SECONDS
             self._kafka.commits.repeat()
         self._collect_garbage()
+        return True
 
     def wait(self, seconds: float) -> None:
         """Wait while heartbeats continue. Raises LeaseLostError, and ReceivingError after the time of `drain_until`."""

@@ -161,8 +161,8 @@ class ReceiverSupervisor:
         self._store.store(block.items, block.cut_time_ms)
 
     def _tick(self) -> None:
-        self._heartbeat.tick()
-        self._store.end_segment_if_due()
+        if self._heartbeat.tick():
+            self._store.end_segment_if_due()
 
     def _store_gap(self, gap: Gap) -> None:
         if gap.taken_back:
