@@ -222,7 +222,7 @@ def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_goin
         eventually(lambda: setting.positions() == [0, 1])
         error = setting.ledger.positions.all("air")[0].error or ""
         assert "[0, 1) are gone" in error
-        assert "start the receiver job anew" in error
+        assert "start the receiver job again" in error
         log.low, log.entries = 0, [log.entries[0], *log.entries]
         setting.ledger.positions.set_state(setting.job, "records", setting.partitions[:1], PartitionState.ACTIVE)
         eventually(lambda: setting.positions() == [2, 1])
