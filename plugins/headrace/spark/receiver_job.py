@@ -24,7 +24,7 @@ from headrace.fsck.connecting import check_input, check_storage
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
 from headrace.ledger.rows import JobLease
-from headrace.receiver.adoption import REVISION
+from headrace.receiver.definition_adoption import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
 from headrace.spark.draining import BatchDrain
@@ -36,6 +36,7 @@ from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
 from headrace.spark.versions import current_versions
 from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class ReceiverJob:
     def _track(self, lease: JobLease) -> int:
         if self._launcher is None:
             raise RuntimeError("the application was not started")
-        report = ReceiverTracker(self._stream, self._ledger, self._launcher, lease).run()
+        report = ReceiverTracker(StreamContext(self._stream, self._ledger), self._launcher, lease).run()
         logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
         if report.end is TrackerEnd.LOST:
             self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)

@@ -39,7 +39,7 @@ class NoFreeSlotError(HeadraceError):
 
 
 class SparkReceiverHandle:
-    """A receiver's Spark job (``headrace.receiver.launchers.ReceiverHandle``)."""
+    """A receiver's Spark job (``headrace.receiver.receiver_restarts.ReceiverHandle``)."""
 
     def __init__(
         self, context: SparkContext, task: ReceiverTask, group: str, locations: Sequence[Location] = ()
@@ -93,8 +93,9 @@ class SparkReceiverHandle:
 
 
 class SparkReceiverLauncher:
-    """Starts the stream's receivers in a Spark application (``headrace.receiver.launchers.ReceiverLauncher``), each
-    on the executor that ``ReceiverPlacement`` chooses.
+    """Starts the stream's receivers in a Spark application, each on the executor that ``ReceiverPlacement`` chooses.
+
+    It is a ``headrace.receiver.receiver_restarts.ReceiverLauncher``.
 
     One task slot is reserved for batches, also after executors were lost. A receiver waits if no other slot is free.
     """

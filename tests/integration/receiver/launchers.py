@@ -1,39 +1,12 @@
-"""Starts receivers in threads or processes, without Spark. Spark's launcher is in ``headrace.spark``."""
+"""Launchers of receivers without Spark: in a thread of the test's process, or each in a process of its own."""
 
 from __future__ import annotations
 
 import multiprocessing
 import threading
-from typing import Protocol
 
-from headrace.ledger.states import ReceiverState
+from headrace.ledger import ReceiverState
 from headrace.receiver.receiver_task import ReceiverTask, run_receiver
-
-
-class ReceiverHandle(Protocol):
-    """A receiver that was started. The tracker's loop calls it, so no method waits."""
-
-    def done(self) -> bool:
-        """Whether its job has ended, with or without an error."""
-        ...
-
-    def error(self) -> str | None:
-        """Why it ended; None while it runs, and after a requested stop."""
-        ...
-
-    def cancel(self) -> None:
-        """End it by force. Safe at any moment: what is not stored is read again."""
-        ...
-
-
-class ReceiverLauncher(Protocol):
-    """Starts receivers somewhere. ``start`` must not wait for the receiver; raising counts as an end with error."""
-
-    def start(self, task: ReceiverTask) -> ReceiverHandle: ...
-
-    def crowding(self) -> str | None:
-        """Why batches cannot run beside the running receivers; None if they can."""
-        ...
 
 
 class ThreadHandle:
@@ -65,17 +38,15 @@ class ThreadHandle:
 
 
 class ThreadLauncher:
-    """For tests and small streams: threads share one interpreter, so several receivers are no faster than one."""
-
-    def start(self, task: ReceiverTask) -> ReceiverHandle:
+    def start(self, task: ReceiverTask) -> ThreadHandle:
         return ThreadHandle(task)
 
-    def crowding(self) -> str | None:
-        return None
+    def crowding(self) -> None:
+        """Threads hold no task slots."""
 
 
 class ProcessHandle:
-    """A receiver in its own process."""
+    """A receiver in its own process, which a test can kill."""
 
     def __init__(self, task: ReceiverTask) -> None:
         context = multiprocessing.get_context("spawn")
@@ -94,13 +65,15 @@ class ProcessHandle:
 
 
 class ProcessLauncher:
-    """Starts each receiver in its own process, on this machine."""
+    def __init__(self) -> None:
+        self.handles: list[ProcessHandle] = []
 
-    def start(self, task: ReceiverTask) -> ReceiverHandle:
-        return ProcessHandle(task)
+    def start(self, task: ReceiverTask) -> ProcessHandle:
+        self.handles.append(ProcessHandle(task))
+        return self.handles[-1]
 
-    def crowding(self) -> str | None:
-        return None
+    def crowding(self) -> None:
+        """Processes hold no task slots."""
 
 
 def _run_and_exit(task: ReceiverTask) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiver import supervisor
-from headrace.receiver.disk_reserve import DiskReserve
-from headrace.receiver.pausing import Pausing
+from headrace.receiver import pausing
+from headrace.receiver.disk_space import DiskReserve
 from headrace.stream import Stream
 from headrace.stream.limits import MIB
+from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeEntry
 
 TOTAL = 1_000_000 * MIB
@@ -39,7 +39,7 @@ def test_a_batch_that_waits_for_its_records_gets_them_out_of_the_reserve(
 ) -> None:
     """Down to the hard reserve: below it the receiver pauses whatever waits, and goes on by itself above it."""
     space = SimpleNamespace(free=TOTAL)
-    monkeypatch.setattr(supervisor, "space_of", lambda _: (space.free, TOTAL))
+    monkeypatch.setattr(pausing, "space_of", lambda _: (space.free, TOTAL))
     # So late that partitions pass a batch's time by their records only, however slow the machine.
     lateness = {"allowed_lateness": timedelta(minutes=10)}
     setting = make_setting(make_stream(batch_by="timestamp").model_copy(update=lateness))
@@ -93,19 +93,20 @@ def test_a_quarter_of_the_reserve_is_kept_whatever_waits(
 @pytest.mark.parametrize(
     ("batch_by", "away", "pauses"), [("timestamp", False, False), ("timestamp", True, True), ("arrival", False, True)]
 )
-def test_what_waits_is_asked_of_the_ledger(batch_by: str, away: bool, pauses: bool) -> None:
+def test_what_waits_is_asked_of_the_ledger(
+    make_stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch, batch_by: str, away: bool, pauses: bool
+) -> None:
     def next_unclaimed(_: str) -> int:
         if away:
             raise LedgerUnavailableError("it does not answer")
         return 1_000
 
     ledger: Any = SimpleNamespace(
-        streams=SimpleNamespace(get=lambda _: SimpleNamespace(batch_by=batch_by)),
         batches=SimpleNamespace(page=lambda *_: [], next_unclaimed=next_unclaimed),
         positions=SimpleNamespace(unpassed=lambda *_: ["a partition"]),
     )
-    clock = ManualClock(1_000)
     lease: Any = SimpleNamespace(receiver_id=SimpleNamespace(stream="air"))
-    pausing = Pausing(lease, ledger, clock, reserve=DiskReserve(lambda: (RESERVE * MIB // 2, TOTAL), clock))
-    pausing.look()
-    assert (pausing.reason is not None) is pauses
+    monkeypatch.setattr(pausing, "space_of", lambda _: (RESERVE * MIB // 2, TOTAL))
+    found = pausing.Pausing(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), lease)
+    found.look()
+    assert (found.reason is not None) is pauses

@@ -17,7 +17,7 @@ _COLLECT_SECONDS = 60.0
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
+def collector_off() -> Iterator[None]:
     """Freeze all existing objects and switch the collector off. For a process that only receives."""
     was_enabled = gc.isenabled()
     gc.collect()

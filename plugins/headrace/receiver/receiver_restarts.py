@@ -1,10 +1,10 @@
-"""The tracker's state of one receiver: starts it, notices its end or hang, and restarts it with backoff."""
+"""Keeps one receiver running: starts it by a launcher, notices its end or hang, and restarts it with backoff."""
 
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
-from headrace.receiver.launchers import ReceiverHandle, ReceiverLauncher
 from headrace.receiver.receiver_task import ReceiverTask
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,33 @@ _WELL_SECONDS = 60.0
 HANG_SECONDS = 60.0
 
 
-class ReceiverTrackingInfo:
+class ReceiverHandle(Protocol):
+    """A receiver that was started. The tracker's loop calls it, so no method waits."""
+
+    def done(self) -> bool:
+        """Whether its job has ended, with or without an error."""
+        ...
+
+    def error(self) -> str | None:
+        """Why it ended; None while it runs, and after a requested stop."""
+        ...
+
+    def cancel(self) -> None:
+        """End it by force. Safe at any moment: what is not stored is read again."""
+        ...
+
+
+class ReceiverLauncher(Protocol):
+    """Starts receivers somewhere. ``start`` must not wait for the receiver; raising counts as an end with error."""
+
+    def start(self, task: ReceiverTask) -> ReceiverHandle: ...
+
+    def crowding(self) -> str | None:
+        """Why batches cannot run beside the running receivers; None if they can."""
+        ...
+
+
+class TrackedReceiver:
     """Keeps one receiver running until it is stopped. Times are seconds of the tracker's monotonic clock."""
 
     def __init__(
@@ -38,7 +64,7 @@ class ReceiverTrackingInfo:
         self._hang_seconds = hang_seconds
         self._handle: ReceiverHandle | None = None
         self._started_at = 0.0
-        self._heard_at = 0.0
+        self._alive_at = 0.0
         self._start_at = 0.0
         self._ends_in_a_row = 0
 
@@ -46,22 +72,22 @@ class ReceiverTrackingInfo:
     def running(self) -> bool:
         return self._handle is not None
 
-    def keep_going(self, now: float, *, heard: bool) -> str | None:
+    def keep_going(self, now: float, *, alive: bool) -> str | None:
         """Start the receiver when it is due, notice its end, and cancel it if it hangs.
 
-        ``heard`` says that its lease is live. Returns a sentence when the receiver has just ended, else None.
+        ``alive`` says that its lease is live. Returns a sentence when the receiver has just ended, else None.
         """
         if self._handle is None:
             return self._start(now) if now >= self._start_at else None
         if self._handle.done():
             return self._ended(now, self._handle.error())
-        if heard:
-            self._heard_at = now
-        silent = now - max(self._heard_at, self._started_at)
+        if alive:
+            self._alive_at = now
+        silent = now - max(self._alive_at, self._started_at)
         if silent < self._hang_seconds:
             return None
         self._abandon(self._handle)
-        return self._ended(now, f"it hangs, nothing was heard of it for {silent:.0f} s")
+        return self._ended(now, f"it hangs: its lease was not renewed for {silent:.0f} s")
 
     def reap(self) -> bool:
         """While stopping: return whether the receiver has ended. It is not started again."""
@@ -76,7 +102,7 @@ class ReceiverTrackingInfo:
 
     def excuse(self, now: float) -> None:
         """Count the receiver as live: the ledger does not answer, so its lease cannot be checked."""
-        self._heard_at = now
+        self._alive_at = now
 
     def _abandon(self, handle: ReceiverHandle) -> None:
         """Cancel it. If that has no effect (a process blocked in the kernel), the next epoch keeps it from storing."""
