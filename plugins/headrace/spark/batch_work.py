@@ -9,8 +9,8 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from headrace.elasticsearch.errors import ForeignDocumentsError
+from headrace.spark.batch_frames import OutputFrames, sharing_a_frame
 from headrace.spark.batch_reading import BatchReading
-from headrace.spark.output_frames import OutputFrames, sharing_a_frame
 from headrace.spark.outputs.registry import writer_of
 from headrace.spark.outputs.writer import Counts, WrittenBatch
 from headrace.spark.transforms import BatchContext

@@ -22,8 +22,8 @@ from headrace.elasticsearch.document_ids import identify
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.output_options import sink_options
 from headrace.errors import HeadraceError
+from headrace.spark.batch_run import run_micro_batch
 from headrace.spark.letter_reading import ThroughTheTransform
-from headrace.spark.micro_batch import run_micro_batch
 from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, RecordIds, SparkSettings
 
 # The first is the README's.

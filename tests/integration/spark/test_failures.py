@@ -24,8 +24,8 @@ from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.output_options import sink_options
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
+from headrace.spark.batch_run import BatchFailedError, run_micro_batch
 from headrace.spark.elasticsearch_sink import ElasticsearchWriter
-from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
 from headrace.stream import ColumnIds, ElasticsearchOutput, KafkaInput, SparkSettings, Utf8Decoder
 
 Make = Callable[..., Any]

@@ -29,8 +29,8 @@ from headrace.elasticsearch.errors import TooManyDeadLettersError
 from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.spark.micro_batch import BatchFailedError, BatchResult, run_micro_batch
-from headrace.spark.micro_batch_job import main
+from headrace.spark.batch_command import main
+from headrace.spark.batch_run import BatchFailedError, BatchResult, run_micro_batch
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
@@ -343,7 +343,7 @@ def test_an_attempt_that_the_caller_began_has_the_parameters_of_its_row(
         given.append(parameters)
         return BatchResult("clicks", time_ms, 1, records=0, blocks=0, seconds=0.0)
 
-    monkeypatch.setattr("headrace.spark.micro_batch_job.run_micro_batch", noted)
+    monkeypatch.setattr("headrace.spark.batch_command.run_micro_batch", noted)
     time_ms = batch.allocate()
     attempt = batch.ledger.batches.begin_attempt(
         "clicks", time_ms, holder="test", way="submit", lease_ms=30_000, attributes={"parameters": {"threshold": 5}}

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.ledger import AttemptState, BatchState
-from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
+from headrace.spark.batch_run import BatchFailedError, run_micro_batch
 from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, SparkSettings, State, Stream, Utf8Decoder
 from headrace.stream.replays import replayed
 

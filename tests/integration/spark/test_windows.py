@@ -21,7 +21,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.ledger import BatchState
-from headrace.spark.micro_batch import run_micro_batch
+from headrace.spark.batch_run import run_micro_batch
 from headrace.stream import (
     ConsoleOutput,
     ElasticsearchOutput,

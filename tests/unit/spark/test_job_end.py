@@ -12,8 +12,8 @@ import pytest
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
-from headrace.spark import receiver_job
-from headrace.spark.receiver_job import ReceiverJob
+from headrace.spark import receiver_driver
+from headrace.spark.receiver_driver import ReceiverJob
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 
@@ -68,13 +68,13 @@ def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
             return TrackerReport(TrackerEnd.STOPPED, "a test")
 
     monkeypatch.setenv("HEADRACE_SECRET_KEY", "a secret for the tests")
-    monkeypatch.setattr(receiver_job, "start_application", lambda *_, **__: application)
-    monkeypatch.setattr(receiver_job, "check_input", lambda _: [])
-    monkeypatch.setattr(receiver_job, "jvm_gone", lambda _: lambda: False)
-    monkeypatch.setattr(receiver_job, "warm_up_connect", lambda *_: None)
-    monkeypatch.setattr(receiver_job, "ReceiverTracker", Tracker)
-    monkeypatch.setattr(receiver_job, "_RELEASE_PERIOD_SECONDS", 0.0)
-    monkeypatch.setattr("headrace.spark.draining._PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(receiver_driver, "start_application", lambda *_, **__: application)
+    monkeypatch.setattr(receiver_driver, "check_input", lambda _: [])
+    monkeypatch.setattr(receiver_driver, "jvm_gone", lambda _: lambda: False)
+    monkeypatch.setattr(receiver_driver, "warm_up_connect", lambda *_: None)
+    monkeypatch.setattr(receiver_driver, "ReceiverTracker", Tracker)
+    monkeypatch.setattr(receiver_driver, "_RELEASE_PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.spark.batch_drain._PERIOD_SECONDS", 0.0)
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"the process was ended with {code}"))
     return spark
 
@@ -93,8 +93,8 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
 def test_a_ledger_that_stays_away_keeps_no_job_alive(
     stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_job, "_RELEASE_SECONDS", 0.0)
-    monkeypatch.setattr("headrace.spark.draining._MOST_INTERVALS", 0)
+    monkeypatch.setattr(receiver_driver, "_RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.spark.batch_drain._MOST_INTERVALS", 0)
     spark.ledger_failures = 1_000_000
     assert ReceiverJob(stream, ledger, revision=1, holder="a test").run() == 0
     assert spark.stopped

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.kafka import admin_questions
 from headrace.ledger import Ledger
-from headrace.spark.receiver_job import ReceiverJob, StorageNotUsableError
+from headrace.spark.receiver_driver import ReceiverJob, StorageNotUsableError
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 

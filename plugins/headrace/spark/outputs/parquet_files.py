@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.spark.outputs.errors import OutputFolderError
-from headrace.spark.outputs.parquet_folder import Claim, WrittenFile, claim_gone
-from headrace.spark.outputs.parquet_schema import file_schema
+from headrace.spark.outputs.parquet.batch_folder import Claim, WrittenFile, claim_gone
+from headrace.spark.outputs.parquet.columns import file_schema
 from headrace.wal.file_sync import sync_file
 
 # The size of a row group, which is held in memory: this many rows, or this many bytes in Arrow's form.

@@ -22,11 +22,11 @@ def writer_of(output: Output) -> OutputWriter:
 
         return ConsoleWriter(output)
     if isinstance(output, ParquetOutput):
-        from headrace.spark.outputs.parquet import ParquetWriter
+        from headrace.spark.outputs.parquet.writer import ParquetWriter
 
         return ParquetWriter(output)
     if isinstance(output, KafkaOutput):
-        from headrace.spark.outputs.kafka import KafkaWriter
+        from headrace.spark.outputs.kafka.writer import KafkaWriter
 
         return KafkaWriter(output)
     from headrace.spark.outputs.foreach_batch import ForeachBatchWriter

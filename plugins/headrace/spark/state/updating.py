@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.spark.state.changed_rows import changed_rows
 from headrace.spark.state.columns import check_returned, check_stored, declared_columns
 from headrace.spark.state.errors import StateDefinitionError, StateError, StateRowsError
 from headrace.spark.state.frames import read_table, write_rows
 from headrace.spark.state.lineage import cut, is_cut_due, next_version
-from headrace.spark.state.outcomes import changed_rows
 from headrace.spark.state.report import WriteReport
 from headrace.spark.state.store import StateStore
 from headrace.spark.state.version import CHANGED_MS, REMOVED, REPORTS, Outcome, Version, stem

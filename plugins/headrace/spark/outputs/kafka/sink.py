@@ -16,16 +16,15 @@ from pyspark.sql.types import StructType
 
 from headrace.spark.outputs.counts_report import leave_counts
 from headrace.spark.outputs.errors import KafkaOutputError, OutputOptionsError
-from headrace.spark.outputs.kafka_client import client_config, topic_id
-from headrace.spark.outputs.kafka_sent import Sent, SentRecords
-from headrace.spark.outputs.kafka_transaction import BatchTransaction
+from headrace.spark.outputs.kafka.client import client_config, topic_id
+from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
+from headrace.spark.outputs.kafka.transaction import BatchTransaction
 
 FORMAT = "headrace_kafka"
 
 
 class KafkaDataSource(DataSource):
-    """The data source that Spark registers; it is write-only. ``headrace.spark.outputs.kafka.KafkaWriter`` sets its
-    options."""
+    """The data source that Spark registers; it is write-only. `KafkaWriter` sets its options."""
 
     @classmethod
     def name(cls) -> str:

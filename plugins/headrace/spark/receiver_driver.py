@@ -27,7 +27,7 @@ from headrace.ledger.rows import JobLease
 from headrace.receiver.adoption import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
-from headrace.spark.draining import BatchDrain
+from headrace.spark.batch_drain import BatchDrain
 from headrace.spark.failures import first_cause
 from headrace.spark.job_log import bounded_log
 from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.spark.outputs.errors import OutputRowsError
-from headrace.spark.outputs.parquet_schema import check_columns, file_schema
+from headrace.spark.outputs.parquet.columns import check_columns, file_schema
 
 
 def columns(**types: object) -> StructType:

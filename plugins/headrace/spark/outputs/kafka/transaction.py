@@ -19,9 +19,9 @@ from headrace.spark.outputs.errors import (
     RowsCutOffError,
     TransactionTimedOutError,
 )
-from headrace.spark.outputs.kafka_client import reported, topic_id
-from headrace.spark.outputs.kafka_messages import END
-from headrace.spark.outputs.kafka_sent import Marker, Sent, SentRecords
+from headrace.spark.outputs.kafka.client import reported, topic_id
+from headrace.spark.outputs.kafka.message_columns import END
+from headrace.spark.outputs.kafka.sent_batches import Marker, Sent, SentRecords
 
 _SETTINGS: Mapping[str, Any] = {
     "enable.idempotence": True,

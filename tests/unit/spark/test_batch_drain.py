@@ -11,8 +11,8 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.spark import draining
-from headrace.spark.draining import BatchDrain
+from headrace.spark import batch_drain
+from headrace.spark.batch_drain import BatchDrain
 from headrace.spark.versions import REPLACED_BY
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
@@ -97,7 +97,7 @@ def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(empty_ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     shutil.copy(empty_ledger, tmp_path / "ledger.db")
     clock = ManualClock(T)
-    monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=lambda: clock.now_ms() / 1000))
+    monkeypatch.setattr(batch_drain, "time", SimpleNamespace(monotonic=lambda: clock.now_ms() / 1000))
     made = World(tmp_path, clock)
     yield made
     made.ledger.close()

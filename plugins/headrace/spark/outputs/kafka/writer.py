@@ -40,8 +40,8 @@ class KafkaWriter:
         """
         if frame is None:
             return {"messages": 0, "repeated": 0, "bytes": 0}
-        from headrace.spark.outputs.kafka_messages import in_one_partition, prepare_messages
-        from headrace.spark.outputs.kafka_sink import FORMAT, KafkaDataSource
+        from headrace.spark.outputs.kafka.message_columns import in_one_partition, prepare_messages
+        from headrace.spark.outputs.kafka.sink import FORMAT, KafkaDataSource
 
         rows = in_one_partition(prepare_messages(frame, self._output.id))
         frame.sparkSession.dataSource.register(KafkaDataSource)

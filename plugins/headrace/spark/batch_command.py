@@ -22,9 +22,9 @@ from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
 from headrace.ledger.rows import Attempt
+from headrace.spark.batch_run import LEASE_MS, BatchResult, run_micro_batch
 from headrace.spark.batch_session import open_connect_session, open_own_session
 from headrace.spark.failures import python_account
-from headrace.spark.micro_batch import LEASE_MS, BatchResult, run_micro_batch
 from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.sessions import fail_fast, is_connect
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm

@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 
 from headrace.spark.outputs.counts_report import leave_counts
 from headrace.spark.outputs.errors import OutputOptionsError
+from headrace.spark.outputs.parquet.batch_folder import Claim, WrittenFile
 from headrace.spark.outputs.parquet_files import write_file, write_rows
-from headrace.spark.outputs.parquet_folder import Claim, WrittenFile
 
 FORMAT = "headrace_parquet"
 

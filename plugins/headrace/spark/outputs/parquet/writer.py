@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from headrace.spark.outputs.counts_report import counted
-from headrace.spark.outputs.parquet_folder import Claim
+from headrace.spark.outputs.parquet.batch_folder import Claim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,8 +42,8 @@ class ParquetWriter:
         """
         if frame is None:
             return {"rows": 0, "files": 0, "bytes": 0}
-        from headrace.spark.outputs.parquet_schema import check_columns
-        from headrace.spark.outputs.parquet_sink import FORMAT, ParquetDataSource
+        from headrace.spark.outputs.parquet.columns import check_columns
+        from headrace.spark.outputs.parquet.sink import FORMAT, ParquetDataSource
 
         check_columns(frame.schema, self._output.id)
         frame.sparkSession.dataSource.register(ParquetDataSource)

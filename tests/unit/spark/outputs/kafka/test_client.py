@@ -9,9 +9,9 @@ from confluent_kafka import KafkaError
 
 from headrace.kafka.errors import ClientSettingError
 from headrace.spark.outputs.errors import KafkaOutputError, KafkaRefusedError, MessageRefusedError, TopicMissingError
-from headrace.spark.outputs.kafka_client import client_config, reported
-from headrace.spark.outputs.kafka_sent import SentRecords
-from headrace.spark.outputs.kafka_transaction import BatchTransaction
+from headrace.spark.outputs.kafka.client import client_config, reported
+from headrace.spark.outputs.kafka.sent_batches import SentRecords
+from headrace.spark.outputs.kafka.transaction import BatchTransaction
 
 CONNECTION = {
     "conn_type": "kafka",

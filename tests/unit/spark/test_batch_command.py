@@ -10,7 +10,7 @@ import pytest
 from headrace.batch.allocation import allocate
 from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, Ledger
-from headrace.spark import micro_batch_job
+from headrace.spark import batch_command
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 
@@ -42,10 +42,10 @@ def test_a_process_whose_task_was_killed_names_that_as_the_cause(stream: Stream,
         at_ms = ledger.now_ms() // 10_000 * 10_000
         allocate(StreamContext(stream, ledger), at_ms)
         monkeypatch.setattr("sys.stdout", Unread())
-        monkeypatch.setattr(micro_batch_job, "raise_on_sigterm", lambda: None)
+        monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
         # An empty batch needs no Spark: the table's header is printed to the task, which is gone.
         command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms)]
-        assert micro_batch_job.main(command) == 1
+        assert batch_command.main(command) == 1
         (row,) = ledger.batches.attempts("shop", at_ms)
     assert row.state is AttemptState.FAILED
     assert "The Airflow task that ran this attempt was killed" in str(row.error)
@@ -55,9 +55,9 @@ def test_a_process_whose_task_was_killed_names_that_as_the_cause(stream: Stream,
 def test_it_takes_the_definition_that_the_attempt_began_with(stream: Stream, monkeypatch: Any) -> None:
     old = stream.model_copy(update={"parameters": {"version": "old"}})
     ran = []
-    monkeypatch.setattr(micro_batch_job, "raise_on_sigterm", lambda: None)
+    monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
     monkeypatch.setattr(
-        micro_batch_job,
+        batch_command,
         "run_micro_batch",
         lambda spark, stream, ledger, attempt, **given: ran.append((stream.parameters, given["parameters"])),
     )
@@ -69,5 +69,5 @@ def test_it_takes_the_definition_that_the_attempt_began_with(stream: Stream, mon
         attempt = ledger.batches.begin_attempt("shop", at_ms, **claim)
         register(ledger, stream.model_copy(update={"parameters": {"version": "new"}}))
     command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms), "--way", "submit"]
-    assert micro_batch_job.main([*command, "--attempt", str(attempt.number)]) == 0
+    assert batch_command.main([*command, "--attempt", str(attempt.number)]) == 0
     assert ran == [({"version": "old"}, {"version": "old"})]
