@@ -22,16 +22,21 @@ from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
 from headrace.ledger.rows import Attempt
-from headrace.spark.batch_run import LEASE_MS, BatchResult, run_micro_batch
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.batch_run import BatchResult, run_attempt
 from headrace.spark.batch_session import open_connect_session, open_own_session
 from headrace.spark.failures import python_account
 from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
 from headrace.spark.sessions import fail_fast, is_connect
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
 from headrace.stream import Stream, parameters
+from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# How long an attempt that is begun here holds its batch after its process has died.
+LEASE_MS = 30_000
 
 
 class AttemptUnknownError(HeadraceError):
@@ -46,72 +51,87 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
     options = _parse(arguments)
     raise_on_sigterm()
-    progress = _reporter(options.stream, options.batch_time)
+    report = _reporter(options.stream, options.batch_time)
     watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
     ledger = Ledger.open(options.ledger, create=False)
-    sessions = _Sessions()
+    closing = contextlib.ExitStack()
+    closing.callback(ledger.close)
     try:
-        result = _run(options, ledger, sessions, progress)
+        result = _run(options, ledger, closing, report)
     except AlreadyCompletedError as completed:
-        progress(str(completed))
+        report(str(completed))
         return 0
     except AttemptFencedError as fenced:
-        progress(f"fenced: {fenced}")
+        report(f"fenced: {fenced}")
         return EXIT_NOT_OURS
     except Terminated as terminated:
-        progress(str(terminated))
+        report(str(terminated))
         return EXIT_TERMINATED
     except HeadraceError as error:
         with contextlib.suppress(TaskGoneError):
             if error.__cause__ is not None:
                 account = error.__cause__ if options.traceback else python_account(error.__cause__)
                 print(account, file=ReadByTask(sys.stderr))
-            progress(f"failed: {error}")
+            report(f"failed: {error}")
         return EXIT_FAILED
     finally:
         if watch is not None:
             watch.dismiss()
-        sessions.close()
-        ledger.close()
+        closing.close()
     if options.json:
         print(json.dumps(result.to_dict(), separators=(",", ":")), flush=True)
     return 0
 
 
 def _run(
-    options: argparse.Namespace, ledger: Ledger, sessions: _Sessions, progress: Callable[[str], None]
+    options: argparse.Namespace, ledger: Ledger, closing: contextlib.ExitStack, report: Callable[[str], None]
 ) -> BatchResult:
-    attempt, given = _begin(options, ledger) if options.attempt is None else _begun(options, ledger)
-    stream = definition_of(attempt, ledger)
-    replay = f" of replay {attempt.target}" if attempt.target else ""
-    progress(f"attempt {attempt.number}{replay}, {options.way}: {', '.join(attempt.outputs)}")
+    claim, given = _begin(options, ledger) if options.attempt is None else _begun(options, ledger)
+    context = StreamContext(definition_of(claim, ledger), ledger)
+    replay = f" of replay {claim.target}" if claim.target else ""
+    report(f"attempt {claim.number}{replay}, {options.way}: {', '.join(claim.outputs)}")
     partitions = None
     if options.way == "connect":
-        job = ledger.jobs.current(stream.name)
+        job = ledger.jobs.current(context.name)
         partitions = None if job is None else job.attributes.get("batch_slots")
-    return run_micro_batch(
-        lambda: sessions.open(lambda: _session(options, ledger, stream, attempt), progress),
-        stream,
-        ledger,
-        attempt,
-        parameters=parameters.merged(stream, given),
-        out=cast(IO[str], ReadByTask(sys.stdout)),
-        progress=progress,
+
+    def open_session() -> SparkSession:
+        started = time.monotonic()
+        spark = _session(context, claim, options.way)
+        closing.callback(_close, spark)
+        kind = "Spark Connect session" if is_connect(spark) else "Spark application"
+        report(f"{kind} after {time.monotonic() - started:.1f} s")
+        return spark
+
+    attempt = BatchAttempt(
+        context,
+        claim,
+        open_session,
+        parameters=parameters.merged(context.stream, given),
         partitions=partitions,
+        out=cast(IO[str], ReadByTask(sys.stdout)),
+        report=report,
     )
+    return run_attempt(attempt)
 
 
-def _session(options: argparse.Namespace, ledger: Ledger, stream: Stream, attempt: Attempt) -> SparkSession:
-    if options.way == "connect":
-        return open_connect_session(ledger, stream, attempt)
-    spark = open_own_session(stream, attempt)
-    context = spark.sparkContext
+def _session(context: StreamContext, claim: Attempt, way: str) -> SparkSession:
+    if way == "connect":
+        return open_connect_session(context, claim)
+    spark = open_own_session(context.stream, claim)
+    application = spark.sparkContext
     if not under_spark_submit():
-        ProcessWatch(jvm_gone(context._gateway)).start()
-    ledger.batches.renew_attempt(
-        attempt, attributes={"application_id": str(context.applicationId), "ui_url": context.uiWebUrl}
+        ProcessWatch(jvm_gone(application._gateway)).start()
+    context.ledger.batches.renew_attempt(
+        claim, attributes={"application_id": str(application.applicationId), "ui_url": application.uiWebUrl}
     )
     return spark
+
+
+def _close(spark: SparkSession) -> None:
+    if is_connect(spark):
+        fail_fast(spark)
+    spark.stop()
 
 
 def definition_of(attempt: Attempt, ledger: Ledger) -> Stream:
@@ -155,28 +175,8 @@ def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
     raise AttemptUnknownError(
         f"The ledger has no attempt {options.attempt} at batch {time_text(options.batch_time)} of stream "
         f"{options.stream!r}.",
-        remedy="Begin it first, or leave --attempt out to have one begun.",
+        remedy="Begin it first, or leave --attempt out: then the command begins one.",
     )
-
-
-class _Sessions:
-    """Opens the batch's session if it is needed, and closes it."""
-
-    def __init__(self) -> None:
-        self._spark: SparkSession | None = None
-
-    def open(self, factory: Callable[[], SparkSession], progress: Callable[[str], None]) -> SparkSession:
-        started = time.monotonic()
-        self._spark = factory()
-        kind = "Spark Connect session" if is_connect(self._spark) else "Spark application"
-        progress(f"{kind} after {time.monotonic() - started:.1f} s")
-        return self._spark
-
-    def close(self) -> None:
-        if self._spark is not None:
-            if is_connect(self._spark):
-                fail_fast(self._spark)
-            self._spark.stop()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -184,35 +184,35 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ledger", required=True, help='SQLAlchemy URL without a password, or "connection:<id>"')
     parser.add_argument("--stream", required=True)
     parser.add_argument("--batch-time", required=True, type=int, help="milliseconds since the Unix epoch")
-    parser.add_argument("--attempt", type=int, help="the attempt that the caller began; without it one is begun")
+    parser.add_argument("--attempt", type=int, help="the attempt that the caller began; by default a new one")
     parser.add_argument(
         "--outputs",
         type=lambda text: tuple(name for name in text.split(",") if name),
-        help="ids by comma of what an attempt begun here is to run; by default all that is not done",
+        help="comma-separated ids of the outputs that a new attempt runs; by default all that are not done",
     )
     parser.add_argument(
         "--parameters",
-        help="JSON object of values in the place of the stream's parameters, for an attempt begun here",
+        help="JSON object of values that override the stream's parameters, for a new attempt",
     )
     parser.add_argument("--way", choices=("connect", "submit"), default="connect")
     parser.add_argument("--force", action="store_true", help="run a completed batch again")
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
     parser.add_argument("--json", action="store_true", help="print the result as the last line of stdout")
-    parser.add_argument("--traceback", action="store_true", help="print Spark's whole account of a failure, Java's too")
+    parser.add_argument("--traceback", action="store_true", help="print Spark's whole error, with Java's stack")
     options = parser.parse_args(arguments)
     if options.attempt is not None and options.parameters is not None:
-        parser.error("--parameters goes without --attempt: an attempt has those that it was begun with")
+        parser.error("--parameters cannot be used with --attempt: the attempt has the parameters that it began with")
     return options
 
 
 def _reporter(stream: str, batch_time_ms: int) -> Callable[[str], None]:
     when = time_text(batch_time_ms)
 
-    def progress(line: str) -> None:
+    def report(line: str) -> None:
         # stderr: stdout belongs to console outputs and the result.
         print(f"headrace: {stream}, batch {when}: {line}", file=ReadByTask(sys.stderr), flush=True)
 
-    return progress
+    return report
 
 
 class ReadByTask(io.TextIOBase):

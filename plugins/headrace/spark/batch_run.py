@@ -1,56 +1,54 @@
-"""Runs one attempt at a batch, from its manifest to its results in the ledger.
+"""Runs one attempt at a batch, from its plan to its result in the ledger:
 
-A separate thread does the work. The calling thread waits for it and renews the attempt's lease, so the lease is renewed
-only as long as a caller waits. If the attempt is fenced or terminated, the calling thread cancels this attempt's Spark
-jobs and no others.
+1. Plan what each output reads, and check the manifests (``batch_plan``).
+2. Open the Spark session, if a step needs it (``batch_session``).
+3. Update the state, if the attempt includes that step (``state.updating``).
+4. Make the rows of the outputs that share a transform and a window (``batch_frames``), and write each of these outputs
+   (``outputs``). A step that fails does not stop the others.
+5. Record the counts of each step in the ledger as soon as it is done.
+6. Complete the attempt. The ledger completes the batch when all of its required outputs are recorded.
+   Or, if a step failed, fail the attempt. Its attributes tell the next attempts which outputs may hold documents, and
+   whether to try again.
+
+Steps 2 to 5 run in a thread of their own. The calling thread waits for it and renews the attempt's lease, so the lease
+is renewed only as long as a caller waits. If the attempt is fenced or terminated, the calling thread cancels this
+attempt's Spark jobs and no others.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from headrace.batch.stream_status import WARNING
-from headrace.clock import time_text
+from headrace.elasticsearch.errors import ForeignDocumentsError
 from headrace.errors import HeadraceError
 from headrace.failure import FAILURE, TRIED_WITH, Failure
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
-from headrace.spark.batch_inputs import check_manifests
-from headrace.spark.batch_plan import OutputPlan, plan_outputs
-from headrace.spark.batch_work import BatchWork
+from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
+from headrace.spark.batch_plan import WRITTEN, plan_attempt
 from headrace.spark.code_version import code_version, tried_with
-from headrace.spark.earlier_attempts import WRITTEN, tried_before, written_before
-from headrace.spark.failures import failure_of, first_cause
-from headrace.spark.job_scope import JobScope
-from headrace.spark.outputs import report_files
-from headrace.spark.outputs.writer import Counts
-from headrace.stream import STATE_STEP
+from headrace.spark.failures import as_attempt_failed, attempt_failed, failure_of, reason_of
+from headrace.spark.outputs.writer import Counts, WrittenBatch, writer_of
+from headrace.stream import STATE_STEP, ElasticsearchOutput
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame
 
-    from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, BatchOrigin, BatchRow
-    from headrace.stream import Stream
-
-# How long an attempt holds its batch after its process has died.
-LEASE_MS = 30_000
+    from headrace.ledger.rows import BatchRow
+    from headrace.spark.batch_attempt import BatchAttempt
+    from headrace.spark.batch_plan import AttemptPlan, OutputPlan
+    from headrace.spark.incarnations import BatchIncarnations
 
 # How long to wait for cancelled Spark jobs to end.
 _CANCEL_SECONDS = 15.0
 _ERROR_CHARACTERS = 2_000
-
-
-class BatchFailedError(HeadraceError):
-    """The batch's work failed; ``reason`` is the innermost reason, the error's cause has Spark's full text."""
-
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,176 +75,164 @@ class BatchResult:
         return asdict(self)
 
 
-def run_micro_batch(
-    spark: SparkSession | Callable[[], SparkSession],
-    stream: Stream,
-    ledger: Ledger,
-    attempt: Attempt,
-    *,
-    parameters: Mapping[str, Any] | None = None,
-    out: IO[str] | None = None,
-    progress: Callable[[str], None] | None = None,
-    partitions: int | None = None,
-) -> BatchResult:
-    """Run an attempt (from ``ledger.batches.begin_attempt``) at an allocated batch and complete it.
-
-    Only the attempt's outputs are run. If one fails, the others are still written and recorded, and the attempt fails
-    at the end.
-
-    Args:
-        spark: a session, classic or Connect, or a function that opens one when the batch needs it.
-        stream: the stream's definition; for an attempt of a replay, the replay's definition.
-        parameters: the value of ``batch.parameters`` for transforms; by default the stream's own.
-        out: where console outputs print, by default stdout.
-        progress: receives a line of text at each step.
-        partitions: the approximate number of tasks that read an input; by default the session's parallelism.
+def run_attempt(attempt: BatchAttempt) -> BatchResult:
+    """Run the steps of an attempt that has begun, and complete it. The attempt runs its own outputs only.
 
     Raises:
-        BatchFailedError: the transform, an output or Spark failed. The attempt has failed; the batch can be run again.
+        AttemptFailedError: the transform, an output or Spark failed. The attempt has failed; the batch can be run
+            again. If the only failed step raised another of headrace's errors, that one is raised.
         AttemptFencedError: a newer attempt took the batch. This attempt's Spark jobs are cancelled.
     """
-    run = _Run(spark if callable(spark) else lambda: spark, stream, ledger, attempt, progress or (lambda _: None))
-    return run.to_the_end(stream.parameters if parameters is None else parameters, out or sys.stdout, partitions)
+    return _BatchRun(attempt).run()
 
 
-class _Run:
-    def __init__(
-        self,
-        session: Callable[[], SparkSession],
-        stream: Stream,
-        ledger: Ledger,
-        attempt: Attempt,
-        progress: Callable[[str], None],
-    ) -> None:
-        self._session = session
-        self._stream = stream
-        self._ledger = ledger
+class _Stopped(Exception):  # noqa: N818 - not an error: the code that stopped the attempt reports why
+    """The attempt was stopped before one of its steps."""
+
+
+class _BatchRun:
+    """``results`` has the counts of the completed steps, ``failures`` the errors of the failed ones."""
+
+    def __init__(self, attempt: BatchAttempt) -> None:
         self._attempt = attempt
-        self._report_people = progress
-        self._warning: str | None = None
-        self._scope: JobScope | None = None
+        self._claim = attempt.claim
+        self._ledger = attempt.ledger
+        self._results: dict[str, Counts] = {}
+        self._failures: dict[str, Exception] = {}
+        self._begun: set[str] = set()
+        self._error: BaseException | None = None
         self._ended = threading.Event()
         self._cancelled = threading.Event()
-        self._failure: BaseException | None = None
 
-    def _report(self, line: str) -> None:
-        if line.startswith(report_files.WARNING):
-            # The next renewal of the lease also writes it to the ledger.
-            self._warning = line.removeprefix(report_files.WARNING)
-        self._report_people(line)
-
-    def to_the_end(self, parameters: Mapping[str, Any], out: IO[str], partitions: int | None) -> BatchResult:
+    def run(self) -> BatchResult:
         started = time.monotonic()
-        batch = self._ledger.batches.get(self._attempt.stream, self._attempt.batch_time_ms)
-        work = self._plan(batch, parameters, out, partitions)
-        worker = threading.Thread(target=self._work, args=(work,), name="headrace-batch", daemon=True)
-        worker.start()
+        batch = self._ledger.batches.get(self._claim.stream, self._claim.batch_time_ms)
         try:
-            self._wait()
-        except BaseException as error:
-            self._cancel()
-            # Work that has not ended may still begin to write to any output.
-            self._fail(error, work.written if self._ended.is_set() else list(self._attempt.outputs))
-            raise
-        failure = self._failure or _failure_of(work)
-        if failure is not None:
-            self._end_if_fenced(failure)
-            self._fail(failure, work.written)
-            raise failure
-        version = code_version(self._stream, self._attempt.outputs)
-        after = self._ledger.batches.complete_attempt(self._attempt, code_version=version)
-        seconds = round(time.monotonic() - started, 3)
-        self._report(self._ending(after, seconds))
-        return BatchResult(
-            self._stream.name,
-            self._attempt.batch_time_ms,
-            self._attempt.number,
-            batch.records,
-            batch.blocks,
-            seconds,
-            work.results,
-            after.state.value,
-            work.own.source,
-            self._attempt.target,
-            version,
-        )
-
-    def _plan(self, batch: BatchRow, parameters: Mapping[str, Any], out: IO[str], partitions: int | None) -> BatchWork:
-        """Plan the work. If that fails, the attempt is recorded as failed."""
-        attempt, stream = self._attempt, self._stream
-        try:
-            own = self._own(batch)
-            plans = plan_outputs(self._ledger, stream, batch.batch_time_ms, attempt.outputs)
-            leaving = self._leaving(batch.batch_time_ms)
-            check_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)])
+            plan = plan_attempt(self._attempt.context, self._claim, batch)
         except Exception as error:
             self._fail(error, [])
             raise
-        self._report(_records_line(batch, own, plans))
-        return BatchWork(
-            stream=stream,
-            attempt=attempt,
-            own=own,
-            leaving=leaving,
-            plans=plans,
-            parameters=parameters,
-            session=self._session,
-            new_scope=self._new_scope,
-            out=out,
-            progress=self._report,
-            stopped=self._cancelled.is_set,
-            partitions=partitions,
-            written_before=written_before(self._ledger, stream, batch, attempt),
-            tried_before=tried_before(self._ledger, attempt),
-        )
-
-    def _own(self, batch: BatchRow) -> BatchOrigin:
-        time_ms = batch.batch_time_ms
-        origin = self._ledger.batches.origins(self._stream.name, [time_ms]).get(time_ms)
-        if origin is None:
-            raise BatchFailedError(f"Batch {time_text(time_ms)} is {batch.state.value}, so its records are not read.")
-        return origin
-
-    def _leaving(self, batch_time_ms: int) -> tuple[BatchOrigin, ...]:
-        """The batches whose records leave the state's window with this batch."""
-        if STATE_STEP not in self._attempt.outputs:
-            return ()
-        from headrace.spark.state.eviction import evicted_batches
-
-        return evicted_batches(self._ledger, self._stream, batch_time_ms)
-
-    def _work(self, work: BatchWork) -> None:
+        self._attempt.report(_records_line(batch, plan))
+        threading.Thread(target=self._run_steps, args=(plan,), name="headrace-batch", daemon=True).start()
         try:
-            work.run(self._record)
+            self._renew_until_ended()
         except BaseException as error:
-            self._failure = error if isinstance(error, HeadraceError) else _batch_failed(first_cause(error), [error])
+            self._cancel()
+            # Steps that have not ended may still begin to write to any output.
+            self._fail(error, self._written() if self._ended.is_set() else list(self._claim.outputs))
+            raise
+        failure = self._error or (attempt_failed(self._failures, self._results) if self._failures else None)
+        if failure is not None:
+            self._raise_if_fenced(failure)
+            self._fail(failure, self._written())
+            raise failure
+        return self._complete(batch, plan, started)
+
+    def _run_steps(self, plan: AttemptPlan) -> None:
+        """Steps 2 to 5, in a thread of their own."""
+        attempt = self._attempt
+        try:
+            inputs = BatchInputs(attempt)
+            has_state = STATE_STEP in self._claim.outputs
+            if has_state or any(output.needs_spark for output in plan.outputs):
+                _ = attempt.spark
+            if has_state:
+                self._run_step(STATE_STEP, partial(self._update_state, plan, inputs))
+            for group in sharing_frames(attempt.stream, plan.outputs):
+                with OutputFrames(attempt, inputs, group, state_failed=STATE_STEP in self._failures) as frames:
+                    for output in group:
+                        self._run_step(output.output.id, partial(self._write, plan, output, inputs, frames))
+        except BaseException as error:
+            self._error = as_attempt_failed(error)
         finally:
             self._ended.set()
 
-    def _record(self, output: str, counts: Counts) -> None:
-        version = code_version(self._stream, [output])
-        self._ledger.batches.record_output(self._attempt, output, counts, code_version=version)
+    def _run_step(self, step: str, work: Callable[[], Counts]) -> None:
+        """Run one step and record its counts. If it fails, note its error.
 
-    def _new_scope(self, spark: SparkSession) -> JobScope:
-        self._scope = JobScope(spark, self._attempt)
-        return self._scope
+        Raises _Stopped, and HeadraceError if the ledger refuses the counts.
+        """
+        if self._cancelled.is_set():
+            raise _Stopped
+        started = time.monotonic()
+        self._attempt.name_jobs(step)
+        name = "the state" if step == STATE_STEP else f"output {step}"
+        try:
+            counts = work()
+        except Exception as error:
+            self._failures[step] = error
+            self._attempt.report(f"{name} failed")
+            return
+        counts = {**counts, "duration_seconds": round(time.monotonic() - started, 3)}
+        version = code_version(self._attempt.stream, [step])
+        self._ledger.batches.record_output(self._claim, step, counts, code_version=version)
+        self._results[step] = counts
+        self._attempt.report(f"{name}: {_counts_line(counts)}")
 
-    def _ending(self, after: BatchRow, seconds: float) -> str:
-        if self._attempt.target:
-            return f"replayed into {self._attempt.target} in {seconds} s"
-        if after.state is BatchState.COMPLETED:
-            return f"completed in {seconds} s"
-        return f"{', '.join(self._attempt.outputs)} done in {seconds} s; the batch is {after.state.value} until all are"
+    def _update_state(self, plan: AttemptPlan, inputs: BatchInputs) -> Counts:
+        from headrace.spark.state.updating import update_state
 
-    def _wait(self) -> None:
-        """Wait for the work, and renew the lease after each third of its time. Raises AttemptFencedError."""
-        period = self._attempt.lease_ms / 3000
-        held_until = time.monotonic() + self._attempt.lease_ms / 1000
+        leaving = inputs.decoded(plan.leaving) if plan.leaving else None
+        entering = inputs.decoded((plan.own,))
+        return update_state(
+            self._attempt.spark, self._attempt.stream, entering, self._written_batch(plan), leaving=leaving
+        )
+
+    def _write(self, plan: AttemptPlan, output: OutputPlan, inputs: BatchInputs, frames: OutputFrames) -> Counts:
+        if output.skipped is not None:
+            return {"skipped": output.skipped}
+        name, writer = output.output.id, writer_of(output.output)
+        if not output.needs_spark:
+            self._begun.add(name)
+            return {"undecodable": 0, **writer.write(None, self._written_batch(plan, output))}
+        undecodable, letters = inputs.undecodable(output.fresh)
+        if undecodable:
+            kept = isinstance(output.output, ElasticsearchOutput)
+            where = "go to the dead letters as they are" if kept else "are not among the rows"
+            self._attempt.report(f"output {name}: {undecodable:,} records do not decode and {where}")
+        frame = frames.of(output.output)
+        incarnations = partial(inputs.incarnations, output.origins)
+        self._begun.add(name)
+        counts = writer.write(frame, self._written_batch(plan, output, letters, incarnations))
+        batches = {} if output.output.window is None else {"batches": len(output.origins)}
+        return {"undecodable": undecodable, **batches, **counts}
+
+    def _written_batch(
+        self,
+        plan: AttemptPlan,
+        output: OutputPlan | None = None,
+        undecodable: Mapping[str, DataFrame] | None = None,
+        incarnations: Callable[[], BatchIncarnations] | None = None,
+    ) -> WrittenBatch:
+        attempt, own = self._attempt, plan.own
+        return WrittenBatch(
+            stream=attempt.stream,
+            context=attempt.batch_context(None if output is None else output.output.window),
+            batch_time_ms=attempt.batch_time_ms,
+            attempt=self._claim.number,
+            manifest_uri=own.manifest_uri,
+            from_kafka=own.source == "kafka",
+            target=self._claim.target,
+            undecodable=undecodable or {},
+            out=attempt.out,
+            progress=attempt.report,
+            earlier=() if output is None else tuple(origin for origin in output.read if origin != own),
+            incarnations=incarnations,
+            written_before=output is not None and output.written_before,
+            tried_before=output is not None and output.tried_before,
+        )
+
+    def _renew_until_ended(self) -> None:
+        """Wait for the steps, and renew the lease after each third of its time. Raises AttemptFencedError."""
+        period = self._claim.lease_ms / 3000
+        held_until = time.monotonic() + self._claim.lease_ms / 1000
         while not self._ended.wait(period):
             try:
-                held_up = None if self._warning is None else {WARNING: self._warning}
-                self._ledger.batches.renew_attempt(self._attempt, attributes=held_up)
-                held_until = time.monotonic() + self._attempt.lease_ms / 1000
+                warning = self._attempt.warning
+                self._ledger.batches.renew_attempt(
+                    self._claim, attributes=None if warning is None else {WARNING: warning}
+                )
+                held_until = time.monotonic() + self._claim.lease_ms / 1000
             except LedgerUnavailableError:
                 # The attempt goes on until its lease expires; then another attempt may have begun.
                 if time.monotonic() > held_until:
@@ -257,77 +243,85 @@ class _Run:
         deadline = time.monotonic() + _CANCEL_SECONDS
         # Repeated, because a job may start just after the others are cancelled.
         while not self._ended.is_set() and time.monotonic() < deadline:
-            if self._scope is not None:
-                with contextlib.suppress(Exception):
-                    self._scope.cancel()
+            with contextlib.suppress(Exception):
+                self._attempt.cancel_jobs()
             self._ended.wait(0.5)
 
-    def _end_if_fenced(self, failure: BaseException) -> None:
+    def _raise_if_fenced(self, failure: BaseException) -> None:
         """Raise AttemptFencedError if a later attempt has replaced this one.
 
-        A later attempt interrupts this one's work in Spark, so the work can fail before the fencing is noticed.
+        A later attempt interrupts this one's jobs in Spark, so a step can fail before the fencing is noticed.
         """
         try:
-            self._ledger.batches.renew_attempt(self._attempt)
+            self._ledger.batches.renew_attempt(self._claim)
         except AttemptFencedError as fenced:
             raise fenced from failure
         except LedgerUnavailableError:
             # Fencing cannot be checked, so the caller raises the failure itself.
             return
 
+    def _complete(self, batch: BatchRow, plan: AttemptPlan, started: float) -> BatchResult:
+        claim = self._claim
+        version = code_version(self._attempt.stream, claim.outputs)
+        after = self._ledger.batches.complete_attempt(claim, code_version=version)
+        seconds = round(time.monotonic() - started, 3)
+        if claim.target:
+            self._attempt.report(f"replayed into {claim.target} in {seconds} s")
+        elif after.state is BatchState.COMPLETED:
+            self._attempt.report(f"completed in {seconds} s")
+        else:
+            left = f"the batch is {after.state.value} until all are"
+            self._attempt.report(f"{', '.join(claim.outputs)} done in {seconds} s; {left}")
+        return BatchResult(
+            claim.stream,
+            claim.batch_time_ms,
+            claim.number,
+            batch.records,
+            batch.blocks,
+            seconds,
+            self._results,
+            after.state.value,
+            plan.own.source,
+            claim.target,
+            version,
+        )
+
     def _fail(self, error: BaseException, written: list[str]) -> None:
         if isinstance(error, AttemptFencedError):
             return
+        failure = failure_of(error)
+        attributes: dict[str, Any] = {FAILURE: failure.value, WRITTEN: written}
+        if failure is not Failure.PASSING:
+            # The code that failed may be what cannot be read.
+            with contextlib.suppress(Exception):
+                attributes[TRIED_WITH] = tried_with(self._attempt.stream, self._claim.outputs)
         with contextlib.suppress(HeadraceError):
             # The decision about another try reads these attributes.
-            attributes = {**self._attributes_of(error), WRITTEN: written}
-            self._ledger.batches.renew_attempt(self._attempt, attributes=attributes)
-            self._ledger.batches.fail_attempt(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
+            self._ledger.batches.renew_attempt(self._claim, attributes=attributes)
+            self._ledger.batches.fail_attempt(self._claim, reason_of(error)[:_ERROR_CHARACTERS])
 
-    def _attributes_of(self, error: BaseException) -> dict[str, str]:
-        failure = failure_of(error)
-        if failure is Failure.PASSING:
-            return {FAILURE: failure.value}
-        try:
-            return {FAILURE: failure.value, TRIED_WITH: tried_with(self._stream, self._attempt.outputs)}
-        except Exception:  # the code that failed may be what cannot be read
-            return {FAILURE: failure.value}
+    def _written(self) -> list[str]:
+        """The outputs that may hold documents of this attempt, as `WRITTEN` defines it."""
+        return sorted(
+            output for output in self._begun if not isinstance(self._failures.get(output), ForeignDocumentsError)
+        )
 
 
-def _records_line(batch: BatchRow, own: BatchOrigin, plans: list[OutputPlan]) -> str:
+def _records_line(batch: BatchRow, plan: AttemptPlan) -> str:
     line = f"{batch.records:,} records in {batch.blocks:,} blocks"
-    if own.source == "kafka":
+    if plan.own.source == "kafka":
         line = f"{batch.records:,} records, read from Kafka, as the log does not have them"
-    for plan in plans:
-        if plan.output.window is not None and plan.skipped is None:
-            in_kafka = sum(origin.source == "kafka" for origin in plan.origins)
-            line += f"; output {plan.output.id} has a window of {len(plan.origins)} batches"
+    for each in plan.outputs:
+        if each.output.window is not None and each.skipped is None:
+            in_kafka = sum(origin.source == "kafka" for origin in each.origins)
+            line += f"; output {each.output.id} has a window of {len(each.origins)} batches"
             line += f", {in_kafka} of them from Kafka" if in_kafka else ""
     return line
 
 
-def _failure_of(work: BatchWork) -> HeadraceError | None:
-    """One error for all failed steps: the first one's, with the others named."""
-    if not work.failures:
-        return None
-    failures = list(work.failures.values())
-    first = failures[0]
-    if len(failures) == 1 and not work.results:
-        return first if isinstance(first, HeadraceError) else _batch_failed(first_cause(first), failures)
-    reported = "; ".join(f"{step}: {_reason(error)}" for step, error in work.failures.items())
-    done = f"; done: {', '.join(work.results)}" if work.results else ""
-    return _batch_failed(reported + done, failures, remedy=first.remedy if isinstance(first, HeadraceError) else None)
-
-
-def _batch_failed(reason: str, causes: Sequence[BaseException], *, remedy: str | None = None) -> BatchFailedError:
-    error = BatchFailedError(f"The batch failed: {reason}", remedy=remedy)
-    error.reason = reason
-    error.__cause__ = causes[0]
-    # If any of several failed steps may succeed on a retry, the attempt is worth another try.
-    kinds = {failure_of(cause) for cause in causes}
-    error.failure = next(kind for kind in Failure if kind in kinds)
-    return error
-
-
-def _reason(error: BaseException) -> str:
-    return error.reason if isinstance(error, BatchFailedError) else first_cause(error)
+def _counts_line(counts: Counts) -> str:
+    """The counts that are not 0."""
+    if "skipped" in counts:
+        return str(counts["skipped"])
+    shown = {name: value for name, value in counts.items() if value and isinstance(value, int | float)}
+    return ", ".join(f"{name} {value:,}" for name, value in shown.items()) or "nothing to do"

@@ -58,8 +58,8 @@ def test_it_takes_the_definition_that_the_attempt_began_with(stream: Stream, mon
     monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
     monkeypatch.setattr(
         batch_command,
-        "run_micro_batch",
-        lambda spark, stream, ledger, attempt, **given: ran.append((stream.parameters, given["parameters"])),
+        "run_attempt",
+        lambda attempt: ran.append((attempt.stream.parameters, attempt.parameters)),
     )
     with Ledger.open(stream.ledger) as ledger:
         revision = register(ledger, old)
