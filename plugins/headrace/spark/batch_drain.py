@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from typing import TYPE_CHECKING
 
 from headrace.ledger import BatchState
@@ -11,11 +11,8 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.spark.versions import REPLACED_BY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace.ledger import Ledger
     from headrace.ledger.rows import JobLease, JobRow
-    from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -37,29 +34,27 @@ class BatchDrain:
     does not answer does not count as time without change.
     """
 
-    def __init__(
-        self, stream: Stream, ledger: Ledger, lease: JobLease, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._stream = stream
-        self._ledger = ledger
+    def __init__(self, context: StreamContext, lease: JobLease) -> None:
+        self._name = context.name
+        self._ledger = context.ledger
         self._lease = lease
-        self._sleep = sleep
-        self._interval = stream.batch_interval_ms / 1000
+        self._clock = context.clock
+        self._interval = context.stream.batch_interval_ms / 1000
 
     def wait(self) -> Pending:
         """Wait. Returns the batch times that are still not done, as far as known. Raises LeaseLostError."""
-        started = changed = time.monotonic()
+        started = changed = self._clock.monotonic()
         pending: Pending | None = None
         while True:
             latest = self._look()
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if latest is None or latest != pending:
                 pending, changed = pending if latest is None else latest, now
             if pending == () or now - started > _MOST_INTERVALS * self._interval:
                 return pending or ()
             if now - changed > self._interval + _SCHEDULING_SECONDS:
                 return pending or ()
-            self._sleep(_PERIOD_SECONDS)
+            self._clock.wait(threading.Event(), _PERIOD_SECONDS)
 
     def _look(self) -> Pending | None:
         """Renew the lease and return the pending batch times; None if the ledger does not answer."""
@@ -72,7 +67,7 @@ class BatchDrain:
 
     def pending(self) -> Pending:
         """The batch times that run now; also those that wait to run, if batches are run at all."""
-        name = self._stream.name
+        name = self._name
         running = {row.batch_time_ms for row in self._ledger.batches.page(name, states=[BatchState.RUNNING])}
         # A running batch whose process is gone is not worth waiting for.
         now_ms = self._ledger.now_ms()
@@ -92,5 +87,5 @@ class BatchDrain:
         since_ms = 0 if job is None else job.acquired_at_ms
         return any(
             row.started_at_ms is not None and row.started_at_ms >= since_ms
-            for row in self._ledger.batches.page(self._stream.name, 20)
+            for row in self._ledger.batches.page(self._name, 20)
         )

@@ -36,6 +36,7 @@ from headrace.spark.receiver_launcher import SparkReceiverLauncher
 from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
 from headrace.spark.versions import current_versions
 from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +61,11 @@ class StorageNotUsableError(HeadraceError):
 class ReceiverJob:
     """Runs a stream's receivers until a stop is requested in the ledger. Use once."""
 
-    def __init__(self, stream: Stream, ledger: Ledger, *, revision: int, holder: str, lease_ms: int = LEASE_MS) -> None:
-        self._stream = stream
+    def __init__(self, context: StreamContext, *, revision: int, holder: str, lease_ms: int = LEASE_MS) -> None:
+        self._context = context
+        self._stream = context.stream
+        self._ledger = context.ledger
         self._revision = revision
-        self._ledger = ledger
         self._holder = holder
         self._lease_ms = lease_ms
         self._lease: JobLease | None = None
@@ -122,10 +124,10 @@ class ReceiverJob:
         started = time.monotonic()
         with _Renewing(self._ledger, lease):
             self._application = start_application(self._stream, token=token)
-        context = self._application.spark.sparkContext
+        spark_context = self._application.spark.sparkContext
         if not under_spark_submit():
-            self._watch(jvm_gone(context._gateway))
-        self._launcher = SparkReceiverLauncher(context, self._stream)
+            self._watch(jvm_gone(spark_context._gateway))
+        self._launcher = SparkReceiverLauncher(spark_context, self._stream)
         if token is not None:
             warm_up_connect(str(self._application.connect_url), token)
         self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=self._application.attributes())
@@ -157,7 +159,7 @@ class ReceiverJob:
         if self._stream.spark.run_batches == "connect":
             with contextlib.suppress(LedgerUnavailableError):
                 self._ledger.jobs.update(lease, state=JobState.STOPPING)
-            pending = BatchDrain(self._stream, self._ledger, lease).wait()
+            pending = BatchDrain(self._context, lease).wait()
             if pending:
                 logger.warning("stopped before the batches of %s were done", times_text(pending[:10]))
         forced = None if report.end is TrackerEnd.STOPPED else "some receivers had to be cancelled"
@@ -251,13 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             row = ledger.streams.get(options.stream)
             if options.revision is not None:
                 row = ledger.streams.at_revision(options.stream, options.revision)
-            job = ReceiverJob(
-                Stream.from_json(row.definition),
-                ledger,
-                revision=row.revision,
-                holder=options.holder,
-                lease_ms=options.lease_ms,
-            )
+            context = StreamContext(Stream.from_json(row.definition), ledger)
+            job = ReceiverJob(context, revision=row.revision, holder=options.holder, lease_ms=options.lease_ms)
             return job.run()
     except Terminated:
         return EXIT_TERMINATED

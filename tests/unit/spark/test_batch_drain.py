@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,19 +11,31 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.spark import batch_drain
 from headrace.spark.batch_drain import BatchDrain
 from headrace.spark.versions import REPLACED_BY
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 
 T = 1_700_000_000_000
 INTERVAL_MS = 10_000
 
 
+class SteppingClock(ManualClock):
+    """A clock with which nothing waits: ``on_wait`` is called with the seconds instead."""
+
+    def __init__(self, now_ms: int) -> None:
+        super().__init__(now_ms)
+        self.on_wait: Callable[[float], None] = lambda seconds: None
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.on_wait(seconds)
+        return event.is_set()
+
+
 class World:
     """A stopping job, the blocks that it received, and the batches that somebody runs while it waits."""
 
-    def __init__(self, folder: Path, clock: ManualClock) -> None:
+    def __init__(self, folder: Path, clock: SteppingClock) -> None:
         self.clock = clock
         self.stream = Stream(
             name="clicks",
@@ -82,7 +94,8 @@ class World:
             if left:
                 left.pop(0)()
 
-        return BatchDrain(self.stream, self.ledger, self.job, sleep=sleep).wait()
+        self.clock.on_wait = sleep
+        return BatchDrain(StreamContext(self.stream, self.ledger, clock=self.clock), self.job).wait()
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +107,9 @@ def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(empty_ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(empty_ledger: Path, tmp_path: Path) -> Iterator[World]:
     shutil.copy(empty_ledger, tmp_path / "ledger.db")
-    clock = ManualClock(T)
-    monkeypatch.setattr(batch_drain, "time", SimpleNamespace(monotonic=lambda: clock.now_ms() / 1000))
-    made = World(tmp_path, clock)
+    made = World(tmp_path, SteppingClock(T))
     yield made
     made.ledger.close()
 

@@ -1,4 +1,4 @@
-"""How the receiver job ends in order, without Spark and receivers."""
+"""How the receiver job's driver starts and ends, without Spark and receivers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from headrace.kafka import admin_questions
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
 from headrace.spark import receiver_driver
-from headrace.spark.receiver_driver import ReceiverJob
+from headrace.spark.receiver_driver import ReceiverJob, StorageNotUsableError
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 
 
 class FlakyJobs:
@@ -84,7 +86,7 @@ def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
     stream: Stream, ledger: Any, spark: SimpleNamespace, failures: int
 ) -> None:
     spark.ledger_failures = failures
-    assert ReceiverJob(stream, ledger, revision=1, holder="a test").run() == 0
+    assert ReceiverJob(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
     job = ledger.jobs.current("clicks")
     assert (job.state, job.error) == (JobState.STOPPED, None)
     assert spark.stopped
@@ -96,5 +98,45 @@ def test_a_ledger_that_stays_away_keeps_no_job_alive(
     monkeypatch.setattr(receiver_driver, "_RELEASE_SECONDS", 0.0)
     monkeypatch.setattr("headrace.spark.batch_drain._MOST_INTERVALS", 0)
     spark.ledger_failures = 1_000_000
-    assert ReceiverJob(stream, ledger, revision=1, holder="a test").run() == 0
+    assert ReceiverJob(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
     assert spark.stopped
+
+
+def make(tmp_path: Path, storage: str) -> Stream:
+    return Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=storage,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+
+
+def test_a_storage_that_cannot_be_written_to_ends_the_job_at_once_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    stream = make(tmp_path, f"{tmp_path}/file/shop")
+    with Ledger.open(stream.ledger) as ledger:
+        ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
+        with pytest.raises(StorageNotUsableError):
+            ReceiverJob(StreamContext(stream, ledger), revision=1, holder="test").run()
+        job = ledger.jobs.current("shop")
+    assert job is not None
+    assert job.state.value == "failed"
+    assert f"{tmp_path}/file" in (job.error or "")
+
+
+def test_a_kafka_that_is_away_is_in_the_jobs_log_and_the_ledger_while_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admin_questions, "_HOPE_SECONDS", 0.2)
+    stream = make(tmp_path, str(tmp_path / "storage"))
+    with Ledger.open(stream.ledger) as ledger:
+        ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
+        lease = ledger.jobs.acquire("shop", holder="test", lease_ms=60_000)
+        ReceiverJob(StreamContext(stream, ledger), revision=1, holder="test")._look_at_inputs(lease)
+        job = ledger.jobs.current("shop")
+    assert job is not None
+    (trouble,) = job.attributes["troubles"]
+    assert trouble.startswith("input records: 127.0.0.1:1: Kafka at 127.0.0.1:1 cannot be asked")
+    assert trouble in caplog.text
