@@ -31,7 +31,6 @@ from pyspark.sql.types import (
 from headrace.blocks import BlockHandle
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
-from headrace.spark.block_groups import ListedBlock, group_blocks
 from headrace.spark.source_options import SourceOptions
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.reader import read_blocks
@@ -57,8 +56,20 @@ RECORD_SCHEMA = StructType(
 # Blocks of 200 ms are often small. Combined into batches of this many records, Spark's cost per Arrow batch is small.
 _ROWS_PER_BATCH = 16_384
 _BYTES_PER_BATCH = 16 * 1024 * 1024
+# For fewer bytes a second task costs more than it saves: starting a task takes about 10 ms, and half a megabyte of
+# compressed records takes Elasticsearch about 0.1 s.
+_MIN_GROUP_BYTES = 512 * 1024
 # Larger values in milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBlock:
+    """A block in a manifest. ``records`` is their number, ``payload_bytes`` the size as stored."""
+
+    handle: BlockHandle
+    records: int
+    payload_bytes: int
 
 
 class UnreadableBlockError(HeadraceError):
@@ -125,6 +136,36 @@ class WalReader(DataSourceReader):
         if not isinstance(partition, WalPartition):
             raise TypeError(f"the wal source reads its own partitions, not {type(partition).__name__}")
         yield from read_partition(partition.log_root, partition.blocks)
+
+
+def group_blocks(
+    blocks: Sequence[ListedBlock], groups: int, *, min_group_bytes: int = _MIN_GROUP_BYTES
+) -> list[tuple[ListedBlock, ...]]:
+    """Distribute the blocks over at most ``groups`` groups of about equal bytes.
+
+    Each group has consecutive blocks, so it reads few segments in offset order. Blocks are never split. There are fewer
+    groups if they would otherwise be smaller than ``min_group_bytes``.
+    """
+    if groups < 1:
+        raise ValueError(f"blocks need at least one group, got {groups}")
+    ordered = sorted(blocks, key=lambda block: block.handle)
+    total = sum(block.payload_bytes for block in ordered)
+    wanted = max(1, min(groups, len(ordered), total // max(min_group_bytes, 1) or 1))
+    result: list[tuple[ListedBlock, ...]] = []
+    current: list[ListedBlock] = []
+    dealt = 0
+    for position, block in enumerate(ordered):
+        current.append(block)
+        dealt += block.payload_bytes
+        remaining = len(ordered) - position - 1
+        missing = wanted - len(result) - 1
+        # Close the group at its share of the whole, or when just enough blocks remain to fill the other groups.
+        if missing and (dealt * wanted >= total * (len(result) + 1) or remaining == missing):
+            result.append(tuple(current))
+            current = []
+    if current:
+        result.append(tuple(current))
+    return result
 
 
 def read_partition(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:

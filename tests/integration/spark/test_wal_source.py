@@ -12,8 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headrace.spark.block_groups import ListedBlock
-from headrace.spark.wal_source import RECORD_SCHEMA, read_partition
+from headrace.spark.wal_source import RECORD_SCHEMA, ListedBlock, read_partition
 
 Records = Callable[..., pa.RecordBatch]
 

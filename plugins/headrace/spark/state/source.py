@@ -35,9 +35,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.spark.state.errors import StateDamagedError, StateError
-from headrace.spark.state.report import WriteReport
 from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import DATA, Outcome, StoredFile
+from headrace.spark.state.version import DATA, Outcome, StoredFile, WriteReport
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import open_storage
 

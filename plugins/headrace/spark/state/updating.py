@@ -11,10 +11,19 @@ from headrace.spark.state.changed_rows import changed_rows
 from headrace.spark.state.columns import check_returned, check_stored, declared_columns
 from headrace.spark.state.errors import StateDefinitionError, StateError, StateRowsError
 from headrace.spark.state.frames import read_table, write_rows
-from headrace.spark.state.lineage import cut, is_cut_due, next_version
-from headrace.spark.state.report import WriteReport
 from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import CHANGED_MS, REMOVED, REPORTS, Outcome, Version, stem
+from headrace.spark.state.version import (
+    CHANGED_MS,
+    REMOVED,
+    REPORTS,
+    Outcome,
+    Version,
+    WriteReport,
+    cut,
+    is_cut_due,
+    next_version,
+    stem,
+)
 from headrace.spark.transforms import arguments, load_function
 from headrace.stream.model import milliseconds
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.spark.outputs.counts_report import leave_counts
 from headrace.spark.outputs.errors import KafkaOutputError, OutputOptionsError
 from headrace.spark.outputs.kafka.client import client_config, topic_id
 from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
 from headrace.spark.outputs.kafka.transaction import BatchTransaction
+from headrace.spark.outputs.report_files import leave_counts
 
 FORMAT = "headrace_kafka"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from headrace.spark.outputs.counts_report import counted
+from headrace.spark.outputs.report_files import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

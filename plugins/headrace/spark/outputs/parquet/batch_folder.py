@@ -16,8 +16,10 @@ number of its attempt, so that an earlier attempt that continues late does not e
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
+import os
 import secrets
 import shutil
 import time
@@ -28,7 +30,6 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.clock import time_text
-from headrace.spark.outputs.durable_folders import exchange, make_directory, sync_directory
 from headrace.spark.outputs.errors import AttemptReplacedError, OutputFolderError
 from headrace.wal.file_sync import sync_file
 
@@ -42,6 +43,9 @@ _LISTING_SECONDS = 60.0
 _UNPUBLISHED = ".part"
 _TRASH = "trash"
 _READY = "ready"
+# Of Linux's renameat2.
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Claim:
         published files belong to another output.
         """
         with self._reported("claim"):
-            make_directory(self._hidden)
+            _make_directory(self._hidden)
             self.folder.mkdir(exist_ok=True)
             # Checked after creating the folder: of two simultaneous attempts, the earlier one then sees the later one.
             try:
@@ -112,7 +116,7 @@ class Claim:
         with self._reported("publish"):
             ready = self._prepare(files)
             replaced = self._put_in_place(ready)
-            sync_directory(Path(self.path))
+            _sync_directory(Path(self.path))
             self._discard(self.folder, listed=replaced)
             self._sweep()
 
@@ -198,7 +202,7 @@ class Claim:
             out.write(json.dumps(record, indent=1).encode() + b"\n")
             out.flush()
             sync_file(out.fileno())
-        sync_directory(ready)
+        _sync_directory(ready)
         return ready
 
     def _put_in_place(self, ready: Path) -> bool:
@@ -210,7 +214,7 @@ class Claim:
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-        if not exchange(ready, self.published):
+        if not _exchange(ready, self.published):
             # Without an atomic exchange (NFS), readers see nothing of the batch for a moment.
             self.published.rename(self.folder / "replaced")
             ready.rename(self.published)
@@ -265,3 +269,35 @@ def _last_change(folder: Path) -> float:
         return max(each.stat().st_mtime for each in (folder, *folder.iterdir()))
     except OSError:
         return time.time()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders atomically. Returns False if the file system does not support this."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(one))
+
+
+def _make_directory(path: Path) -> None:
+    """Create the directory and its parents, with each name durable in its parent."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the names in the directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_file(fd)
+    finally:
+        os.close(fd)

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from headrace.spark.outputs.counts_report import counted
 from headrace.spark.outputs.parquet.batch_folder import Claim
+from headrace.spark.outputs.report_files import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

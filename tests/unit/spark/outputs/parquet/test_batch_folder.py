@@ -55,7 +55,7 @@ def test_files_appear_together_and_nothing_else_is_left(claim: Claim) -> None:
 def test_a_repeat_replaces_the_files_of_before(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     for attempt, exchange in ((1, True), (2, True), (3, False)):
         if not exchange:
-            monkeypatch.setattr(batch_folder, "exchange", lambda one, other: False)
+            monkeypatch.setattr(batch_folder, "_exchange", lambda one, other: False)
         again = replace(claim, attempt=attempt, token=str(attempt))
         again.take()
         again.publish([put(again, f"{attempt}.parquet")])
@@ -142,7 +142,7 @@ def test_a_killed_attempt_leaves_nothing_to_readers_and_the_next_removes_it(clai
         f"claim = Claim({claim.path!r}, 'clicks', 'parquet', '', 1000, 1, 'dead')\n"
         "claim.take()\n"
         "claim.unpublished('a.parquet').write_text('rows')\n"
-        "module.exchange = lambda one, other: os.kill(os.getpid(), 9)\n"
+        "module._exchange = lambda one, other: os.kill(os.getpid(), 9)\n"
         "claim.published.mkdir(); (claim.published / 'x.parquet').write_text('before')\n"
         "claim.publish([WrittenFile('a.parquet', 4, 4)])\n"
     )
