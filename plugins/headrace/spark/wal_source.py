@@ -58,7 +58,7 @@ _ROWS_PER_BATCH = 16_384
 _BYTES_PER_BATCH = 16 * 1024 * 1024
 # For fewer bytes a second task costs more than it saves: starting a task takes about 10 ms, and half a megabyte of
 # compressed records takes Elasticsearch about 0.1 s.
-_MIN_GROUP_BYTES = 512 * 1024
+MIN_GROUP_BYTES = 512 * 1024
 # Larger values in milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
@@ -138,19 +138,17 @@ class WalReader(DataSourceReader):
         yield from read_partition(partition.log_root, partition.blocks)
 
 
-def group_blocks(
-    blocks: Sequence[ListedBlock], groups: int, *, min_group_bytes: int = _MIN_GROUP_BYTES
-) -> list[tuple[ListedBlock, ...]]:
+def group_blocks(blocks: Sequence[ListedBlock], groups: int) -> list[tuple[ListedBlock, ...]]:
     """Distribute the blocks over at most ``groups`` groups of about equal bytes.
 
     Each group has consecutive blocks, so it reads few segments in offset order. Blocks are never split. There are fewer
-    groups if they would otherwise be smaller than ``min_group_bytes``.
+    groups if they would otherwise be smaller than ``MIN_GROUP_BYTES``.
     """
     if groups < 1:
         raise ValueError(f"blocks need at least one group, got {groups}")
     ordered = sorted(blocks, key=lambda block: block.handle)
     total = sum(block.payload_bytes for block in ordered)
-    wanted = max(1, min(groups, len(ordered), total // max(min_group_bytes, 1) or 1))
+    wanted = max(1, min(groups, len(ordered), total // MIN_GROUP_BYTES or 1))
     result: list[tuple[ListedBlock, ...]] = []
     current: list[ListedBlock] = []
     dealt = 0

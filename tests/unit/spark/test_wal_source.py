@@ -10,6 +10,7 @@ import pytest
 from headrace.blocks import BlockHandle, ReceiverId
 from headrace.failure import Failure
 from headrace.spark.wal_source import (
+    MIN_GROUP_BYTES,
     DamagedBlockError,
     ListedBlock,
     UnknownVersionError,
@@ -55,8 +56,9 @@ def test_a_block_that_cannot_be_read_says_whether_to_try_again(
     assert raised.value.failure is failure
 
 
-def block(segment: int, offset: int, size: int) -> ListedBlock:
-    return ListedBlock(BlockHandle(f"segment-{segment:03}", offset, size), 10, size)
+def block(segment: int, offset: int, size: int, unit: int = MIN_GROUP_BYTES) -> ListedBlock:
+    """A block of ``size`` units; by default each of them is enough for a group."""
+    return ListedBlock(BlockHandle(f"segment-{segment:03}", offset, size), 10, size * unit)
 
 
 def test_no_blocks_make_no_group() -> None:
@@ -65,17 +67,17 @@ def test_no_blocks_make_no_group() -> None:
 
 def test_equal_blocks_are_dealt_evenly_in_order() -> None:
     blocks = [block(0, index * 100, 100) for index in range(8)]
-    groups = group_blocks(list(reversed(blocks)), 4, min_group_bytes=1)
+    groups = group_blocks(list(reversed(blocks)), 4)
     assert [len(group) for group in groups] == [2, 2, 2, 2]
     assert [listed for group in groups for listed in group] == blocks
 
 
 def test_small_batches_are_one_group() -> None:
-    assert len(group_blocks([block(0, index, 1000) for index in range(20)], 4)) == 1
+    assert len(group_blocks([block(0, index, 1000, unit=1) for index in range(20)], 4)) == 1
 
 
 def test_one_huge_block_does_not_starve_the_others() -> None:
-    groups = group_blocks([block(0, 0, 10_000), block(0, 1, 1), block(0, 2, 1)], 3, min_group_bytes=1)
+    groups = group_blocks([block(0, 0, 10_000), block(0, 1, 1), block(0, 2, 1)], 3)
     assert [len(group) for group in groups] == [1, 1, 1]
 
 
@@ -93,8 +95,8 @@ def test_every_block_is_in_exactly_one_group_and_groups_are_near_equal(seed: int
     chance = random.Random(seed)
     blocks = [block(chance.randrange(5), index, chance.randrange(1, 1000)) for index in range(chance.randrange(1, 200))]
     wanted = chance.randrange(1, 9)
-    groups = group_blocks(blocks, wanted, min_group_bytes=1)
+    groups = group_blocks(blocks, wanted)
     assert sorted(listed.handle for group in groups for listed in group) == sorted(b.handle for b in blocks)
     assert len(groups) == min(wanted, len(blocks))
     share = sum(b.payload_bytes for b in blocks) / len(groups)
-    assert all(sum(b.payload_bytes for b in group) <= share + 2 * 1000 for group in groups)
+    assert all(sum(b.payload_bytes for b in group) <= share + 2 * 1000 * MIN_GROUP_BYTES for group in groups)

@@ -46,17 +46,16 @@ def update_state(
     batch: WrittenBatch,
     *,
     leaving: Mapping[str, DataFrame] | None = None,
-    keep_from_ms: int | None = None,
 ) -> Counts:
     """Run the stream's update for a batch, with or without records, and write the batch's version of the state.
+
+    Versions from before ``state.remember`` (by default the stream's remember) are deleted: no batch needs them again.
 
     Args:
         inputs: the batch's decoded records by input id; for an empty batch DataFrames without rows.
         batch: the batch's time, attempt and context.
         leaving: with ``state.window``, the decoded records of the batches of `evicted_batches`, by input id; None
             when there are none.
-        keep_from_ms: the oldest batch time that may run again; by default ``state.remember`` before this batch, or the
-            stream's remember if that is not set.
 
     Returns:
         ``rows`` of the table, keys ``added``, ``changed``, ``removed`` and ``timed_out``, ``bytes`` and ``files``
@@ -93,7 +92,7 @@ def update_state(
     if later:
         batch.progress(f"state: {later:,} later batches have a state already, which this run does not compute again")
     reach = stream.remember_ms if stream.state.remember is None else milliseconds(stream.state.remember)
-    store.prune(version.batch_time_ms - reach if keep_from_ms is None else keep_from_ms)
+    store.prune(version.batch_time_ms - reach)
     return {**counts, "later_versions": later}
 
 
