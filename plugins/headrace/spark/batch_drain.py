@@ -62,7 +62,7 @@ class BatchDrain:
             self._ledger.jobs.renew(self._lease)
             return self.pending()
         except LedgerUnavailableError as error:
-            logger.warning("it is not known which batches are pending, the ledger does not answer: %s", error)
+            logger.warning("the ledger does not answer, so the pending batches are not known: %s", error)
             return None
 
     def pending(self) -> Pending:

@@ -103,7 +103,7 @@ def package_zip(cache: Path | None = None, *, root: Path | None = None) -> Path:
     root = Path(headrace.__file__).parent if root is None else root
     if not root.is_dir():
         raise PackageSourceError(
-            f"The package headrace is not in plain files ({root}), so it cannot be packed for executors.",
+            f"The package headrace is not in plain files ({root}), so it cannot be sent to executors.",
             remedy="Install headrace in the driver's environment.",
         )
     sources = _sources(root)

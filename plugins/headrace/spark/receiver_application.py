@@ -176,9 +176,9 @@ def check_task_slots(slots: int, receivers: int) -> None:
     """Raise TaskSlotsError if the receivers would take every slot: batches would hang without an error."""
     if slots < receivers + 1:
         raise TaskSlotsError(
-            f"The Spark application has {slots} task slot(s), and its {receivers} receiver(s) hold one each for as "
-            "long as they run: no batch would ever start.",
-            remedy=f"Give it at least {receivers + 1} (local[{receivers + 1}], or more cores), or fewer receivers.",
+            f"The Spark application has {slots} task slot(s), and each of its {receivers} receiver(s) occupies "
+            "one as long as it runs: no batch would ever start.",
+            remedy=f"Use at least {receivers + 1} slots (local[{receivers + 1}], or more cores), or fewer receivers.",
         )
 
 
@@ -245,7 +245,7 @@ def _await_task_slots(spark: SparkSession, wanted: int) -> int:
     """
     until = time.monotonic() + (0.0 if is_local_master(str(spark.sparkContext.master)) else SLOTS_SECONDS)
     while (slots := task_slots(spark.sparkContext)) < wanted and time.monotonic() < until:
-        logger.info("waiting for executors: %d task slots of %d are there", slots, wanted)
+        logger.info("waiting for executors: there are %d of %d task slots", slots, wanted)
         time.sleep(2.0)
     return slots
 

@@ -184,7 +184,7 @@ class ReceiverJob:
 
     def _cancel_receivers(self) -> None:
         if self._launcher is not None and not self._launcher.cancel_all(_CANCEL_SECONDS):
-            logger.warning("some receivers did not end in %.0f s; they are fenced by the next epoch", _CANCEL_SECONDS)
+            logger.warning("some receivers did not end in %.0f s; the next epoch fences them", _CANCEL_SECONDS)
 
     def _release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
         """End the lease, with retries for ``release_seconds`` while the ledger does not answer."""
@@ -199,7 +199,7 @@ class ReceiverJob:
             except LedgerUnavailableError as unavailable:
                 if time.monotonic() >= until:
                     raise
-                logger.warning("the job's end is not in the ledger yet, which does not answer: %s", unavailable)
+                logger.warning("the ledger does not answer, so the job's end is not recorded yet: %s", unavailable)
                 time.sleep(_RELEASE_PERIOD_SECONDS)
 
     def _stop_spark(self) -> None:

@@ -115,9 +115,9 @@ class SparkReceiverLauncher:
         slots, running = task_slots(self._spark_context), len(self._handles)
         if slots < running + 2:
             raise NoFreeSlotError(
-                f"The Spark application has {slots} task slot(s) left: {running} for receivers that run, and one is "
-                "kept for batches.",
-                remedy="It starts when the cluster has given executors back; else stop and start the stream.",
+                f"The Spark application has only {slots} task slot(s): {running} for running receivers, and one "
+                "reserved for batches.",
+                remedy="The receiver starts when there are enough executors again; or stop and start the stream.",
             )
         self._launched += 1
         group = f"headrace/receiver/{task.receiver_id}/{task.job_lease.epoch}/{self._launched}"
@@ -131,13 +131,13 @@ class SparkReceiverLauncher:
         try:
             slots = task_slots(self._spark_context) if running else 1
         except Exception:
-            logger.exception("the number of task slots is not known")
+            logger.exception("the number of task slots cannot be determined")
             return None
         if slots > running:
             return None
         return (
             f"The Spark application has {slots} task slot(s) left, and {running} receiver(s) hold them all: no batch "
-            "can run. Executors were lost and did not come back; look at the cluster."
+            "can run. Executors were lost and not replaced; check the cluster."
         )
 
     def _locations(self, receiver: ReceiverId) -> tuple[Location, ...]:
@@ -146,7 +146,7 @@ class SparkReceiverLauncher:
             found = self._placement.candidates(receiver, executors, self._running)
         except Exception:
             # Without a placement the receiver starts on any executor.
-            logger.exception("the executors are not known, so receiver %s is not placed", receiver)
+            logger.exception("the executors cannot be listed, so receiver %s may run on any of them", receiver)
             return ()
         logger.info("receiver %s is to run on %s", receiver, ", ".join(map(str, found)) or "any executor")
         return found
@@ -168,7 +168,7 @@ def run_receiver_task(task: ReceiverTask) -> ReceiverReport:
 
     task_context = TaskContext.get()
     if task_context is not None and task_context.attemptNumber() > 0:
-        raise TaskRetriedError(f"Spark tried the task of receiver {task.receiver_id} again by itself.")
+        raise TaskRetriedError(f"Spark retried the task of receiver {task.receiver_id}.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # The task waits for Kafka, not for Spark, so it would not notice that its daemon and JVM are gone.
     watch = ProcessWatch(parent_gone()).start()

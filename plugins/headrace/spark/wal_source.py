@@ -210,7 +210,7 @@ def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.Record
         for read in read_blocks(open_storage(log_root), [block.handle for block in ordered]):
             if read.batch.num_rows != ordered[place].records:
                 raise DamagedBlockError(
-                    f"{_where(log_root, read.handle)} holds {read.batch.num_rows} records, "
+                    f"{_where(log_root, read.handle)} has {read.batch.num_rows} records, "
                     f"its manifest says {ordered[place].records}."
                 )
             yield read.batch

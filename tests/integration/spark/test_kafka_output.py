@@ -424,12 +424,12 @@ def test_no_rows_are_no_transaction(spark: SparkSession, write: Write) -> None:
     ("select", "says"),
     [
         ("'a' AS word", "no column 'value'"),
-        ("'a' AS value, 1 AS n", "'n', which no message holds"),
+        ("'a' AS value, 1 AS n", "'n', which are not part of a message"),
         ("1 AS value", "'value' for output 'kafka' is int"),
         ("'a' AS value, 'x' AS partition", "is string, not a number"),
         ("'a' AS value, array('x') AS headers", "'headers' for output 'kafka' is array<string>"),
-        ("'a' AS value, 't' AS topic", "'topic', which no message holds"),
-        ("'a' AS value, 't' AS topic, 0 AS partition, 1L AS offset, 2 AS n", "'n', which no message holds"),
+        ("'a' AS value, 't' AS topic", "'topic', which are not part of a message"),
+        ("'a' AS value, 't' AS topic, 0 AS partition, 1L AS offset, 2 AS n", "'n', which are not part of a message"),
     ],
 )
 def test_rows_that_are_no_messages_are_refused(spark: SparkSession, select: str, says: str) -> None:

@@ -135,7 +135,7 @@ def test_a_missing_segment_is_an_error_with_its_handle(written_log: Any, make_re
 def test_fewer_records_than_the_manifest_says_is_an_error(written_log: Any, make_records: Records) -> None:
     block = written_log.add(make_records([b"x", b"y"]))
     listed = ListedBlock(block.handle, 3, block.payload_bytes)
-    with pytest.raises(Exception, match="holds 2 records, its manifest says 3"):
+    with pytest.raises(Exception, match="has 2 records, its manifest says 3"):
         list(read_partition(f"{written_log.folder}/log", [listed]))
 
 

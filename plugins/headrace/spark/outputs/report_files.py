@@ -70,7 +70,7 @@ def counted(write: Callable[[str], None], batch: WrittenBatch, output_id: str) -
         except StoredFileMissingError:
             raise CountsMissingError(
                 f"Output {output_id!r} was written, but its counts are not in {folder}.",
-                remedy="Spark has to see the stream's storage where it runs; then run the batch again.",
+                remedy="Make sure that Spark sees the stream's storage where it runs, and run the batch again.",
             ) from None
 
 

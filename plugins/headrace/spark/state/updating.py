@@ -74,8 +74,8 @@ def update_state(
         raise StateDefinitionError(f"The stream {stream.name} has no state.", remedy="Declare one: Stream(state=…).")
     if batch.target:
         raise StateError(
-            f"The replay {batch.target} cannot update the state of {stream.name}: it is the live stream's.",
-            remedy="Replay the outputs alone; they find the state as the live batch left it.",
+            f"The replay {batch.target} cannot update the state of {stream.name}: only the stream's own batches can.",
+            remedy="Replay only the outputs; they read the state that the stream's batch wrote.",
         )
     store = StateStore.of(stream)
     store.check_not_fenced(batch.batch_time_ms, batch.attempt)
@@ -90,7 +90,7 @@ def update_state(
     version, counts = update.run(base, inputs, leaving)
     later = store.later_than(version.batch_time_ms)
     if later:
-        batch.progress(f"state: {later:,} later batches have a state already, which this run does not compute again")
+        batch.progress(f"state: {later:,} later batches already have a state, which this run does not compute again")
     reach = stream.remember_ms if stream.state.remember is None else milliseconds(stream.state.remember)
     store.prune(version.batch_time_ms - reach)
     return {**counts, "later_versions": later}
@@ -246,7 +246,7 @@ def _check_frame(returned: object, reference: str) -> None:
     if not isinstance(returned, DataFrame):
         raise StateRowsError(
             f"{reference} returned a {type(returned).__name__}, not a DataFrame.",
-            remedy="Return the DataFrame that it made.",
+            remedy="Return a DataFrame.",
         )
 
 
@@ -254,13 +254,13 @@ def _check_keys(report: WriteReport) -> None:
     nulls, double = report.outcomes[Outcome.NULL_KEY], report.outcomes[Outcome.DOUBLE_KEY]
     if nulls:
         raise StateRowsError(
-            f"The state's update returned {nulls:,} rows with a null in their key, such as "
+            f"The state's update returned {nulls:,} rows with a null in their key, for example "
             f"{report.examples[Outcome.NULL_KEY]}.",
-            remedy="Drop such rows in the update, or give them a key. The state is as it was.",
+            remedy="Drop such rows in the update, or give them a key. The state is unchanged.",
         )
     if double:
         raise StateRowsError(
-            f"The state's update returned {double:,} rows whose key is there more than once, such as "
+            f"The state's update returned {double:,} rows whose keys occur more than once, for example "
             f"{report.examples[Outcome.DOUBLE_KEY]}.",
-            remedy="Return one row a key, by an aggregate say. The state is as it was.",
+            remedy="Return one row for each key, for example by an aggregate. The state is unchanged.",
         )

@@ -214,8 +214,8 @@ class WriteReport:
             fields = unseal(storage.read(path))
         except (StoredFileMissingError, DocumentDamagedError) as error:
             raise StateDamagedError(
-                f"What was written of the state is not told in {storage.url}/{path}: {error}",
-                remedy="Run the batch again; the caller and Spark must reach the same storage.",
+                f"The report of the state's write, {storage.url}/{path}, is missing or damaged: {error}",
+                remedy="Make sure that Spark sees the stream's storage where it runs, and run the batch again.",
             ) from error
         return cls([StoredFile(*file) for file in fields["files"]], Counter(fields["outcomes"]), fields["examples"])
 

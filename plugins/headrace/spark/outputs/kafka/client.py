@@ -50,10 +50,10 @@ _DENIED = {
     ),
 }
 _REFUSED_MESSAGES = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "Raise the topic's max.message.bytes, or let the transform leave such rows out.",
-    KafkaError.INVALID_MSG_SIZE: "Raise the topic's max.message.bytes, or let the transform leave such rows out.",
-    KafkaError.INVALID_RECORD: "A compacted topic takes no message without a key; let the transform select one.",
-    KafkaError._UNKNOWN_PARTITION: "Let the transform name partitions that the topic has, or drop the column.",
+    KafkaError.MSG_SIZE_TOO_LARGE: "Raise the topic's max.message.bytes, or drop such rows in the transform.",
+    KafkaError.INVALID_MSG_SIZE: "Raise the topic's max.message.bytes, or drop such rows in the transform.",
+    KafkaError.INVALID_RECORD: "A compacted topic accepts no message without a key; select a key in the transform.",
+    KafkaError._UNKNOWN_PARTITION: "Use only partitions that the topic has, or drop the column.",
 }
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
 
@@ -88,13 +88,13 @@ def reported(error: KafkaError, topic: str, *, message: str = "") -> KafkaOutput
     text = error.str()
     if code in _MISSING:
         return TopicMissingError(
-            f"There is no topic {topic!r} in Kafka, or it may not be described.",
-            remedy="Create it with the partitions that it should have; headrace never does.",
+            f"There is no topic {topic!r} in Kafka, or this client is not allowed to describe it.",
+            remedy="Create it with the partitions that it should have; headrace does not create topics.",
         )
     if code in _DENIED:
         return KafkaRefusedError(f"Kafka refuses the producer of topic {topic!r}: {text}.", remedy=_DENIED[code])
     if code in _REFUSED_MESSAGES:
         return MessageRefusedError(
-            f"Topic {topic!r} does not take {message or 'a message'}: {text}.", remedy=_REFUSED_MESSAGES[code]
+            f"Topic {topic!r} does not accept {message or 'a message'}: {text}.", remedy=_REFUSED_MESSAGES[code]
         )
-    return KafkaOutputError(f"Kafka did not take the batch for topic {topic!r}: {text} ({error.name()}).")
+    return KafkaOutputError(f"Kafka did not accept the batch for topic {topic!r}: {text} ({error.name()}).")

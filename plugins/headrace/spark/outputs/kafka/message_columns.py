@@ -53,7 +53,7 @@ def prepare_messages(df: DataFrame, output: str) -> DataFrame:
         if not isinstance(types[PARTITION], IntegerType | LongType | ShortType):
             raise OutputRowsError(
                 f"The column 'partition' for output {output!r} is {types[PARTITION].simpleString()}, not a number.",
-                remedy="Cast it to INT, or drop it and have Kafka's partitioner choose by the key.",
+                remedy="Cast it to INT, or drop it: then Kafka's partitioner chooses by the key.",
             )
         expressions.append(f"CAST({PARTITION} AS INT) AS {PARTITION}")
     return df.selectExpr(*expressions)
@@ -78,13 +78,13 @@ def _check_columns(types: dict[str, DataType], output: str, *, is_record: bool) 
     if VALUE not in types:
         raise OutputRowsError(
             f"The rows for output {output!r} have no column 'value'; they have {', '.join(map(repr, types))}.",
-            remedy="Let the transform select the message, such as to_json(struct(*)) AS value.",
+            remedy="Select the message in the transform, for example to_json(struct(*)) AS value.",
         )
     surplus = sorted(set(types) - (RECORD_COLUMNS if is_record else _MESSAGE_COLUMNS))
     if surplus:
         raise OutputRowsError(
-            f"The rows for output {output!r} have {', '.join(map(repr, surplus))}, which no message holds.",
-            remedy="Let the transform select value, and if you like key, headers and partition, and nothing else.",
+            f"The rows for output {output!r} have {', '.join(map(repr, surplus))}, which are not part of a message.",
+            remedy="Select only value, and optionally key, headers and partition, in the transform.",
         )
 
 

@@ -69,8 +69,8 @@ class SentRecords:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise HeadraceError(
-                f"{self.folder}/{self._path(topic_id)} does not tell what was sent: {error!r}.",
-                remedy="See whether the topic has the batch, and delete the file.",
+                f"{self.folder}/{self._path(topic_id)} is not a valid record of a sent batch: {error!r}.",
+                remedy="Check whether the topic has the batch, and delete the file.",
             ) from None
 
     def write(self, sent: Sent) -> None:

@@ -44,7 +44,9 @@ class KafkaDataSource(DataSource):
             )
             report = options["report"]
         except (KeyError, ValueError) as error:
-            raise OutputOptionsError(f"The {FORMAT} data source lacks or misreads an option: {error!r}.") from None
+            raise OutputOptionsError(
+                f"An option of the {FORMAT} data source is missing or invalid: {error!r}."
+            ) from None
         topic_id(transaction.config, transaction.topic)
         return KafkaSink(transaction, report)
 

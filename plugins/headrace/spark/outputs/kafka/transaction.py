@@ -123,7 +123,7 @@ class BatchTransaction:
             )
         if error.code() in _FENCED:
             return AttemptReplacedError(
-                f"Another attempt at the batch took topic {self.topic!r} over from attempt {self.attempt}."
+                f"Another attempt at the batch has replaced attempt {self.attempt} in topic {self.topic!r}."
             )
         return reported(error, self.topic)
 
@@ -166,7 +166,7 @@ class _Sending:
                 self._begin()
                 self._produce(rows)
         if not ended:
-            raise RowsCutOffError("Spark stopped giving rows before their end; nothing of the batch was sent.")
+            raise RowsCutOffError("Spark's rows ended before the end marker; nothing of the batch was sent.")
         sent = Sent(topic, self._batch.attempt, self._messages, self._bytes)
         if self._open:
             self._deliver()

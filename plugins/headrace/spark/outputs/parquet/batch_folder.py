@@ -150,8 +150,8 @@ class Claim:
             return
         if (record["stream"], record["output"]) != (self.stream, self.output):
             raise OutputFolderError(
-                f"{self.published} is of output {record['output']!r} of stream {record['stream']!r}.",
-                remedy="Give each output a path of its own.",
+                f"{self.published} belongs to output {record['output']!r} of stream {record['stream']!r}.",
+                remedy="Give each output its own path.",
             )
         if record["target"] == self.target and record["attempt"] > self.attempt:
             raise self._replaced(record["attempt"])
@@ -163,15 +163,15 @@ class Claim:
             return None
         except ValueError:
             raise OutputFolderError(
-                f"{self.published / RECORD} is no JSON.", remedy="Delete the folder, and run the batch again."
+                f"{self.published / RECORD} is not valid JSON.", remedy="Delete the folder, and run the batch again."
             ) from None
         return record
 
     def _replaced(self, attempt: int) -> AttemptReplacedError:
         return AttemptReplacedError(
-            f"Attempt {attempt} at batch {time_text(self.batch_time_ms)} took {self.path} over from attempt "
-            f"{self.attempt}.",
-            remedy=f"If the ledger was made anew, so that attempts begin at 1 again, delete {RECORD} in "
+            f"Attempt {attempt} at batch {time_text(self.batch_time_ms)} has replaced attempt {self.attempt} in "
+            f"{self.path}.",
+            remedy=f"If the ledger was created again, so that attempts begin at 1 again, delete {RECORD} in "
             f"{self.published.name} and run the batch again.",
         )
 
@@ -185,7 +185,7 @@ class Claim:
             if source.stat().st_size != file.size:
                 raise OutputFolderError(
                     f"{source} has {source.stat().st_size} bytes instead of {file.size}.",
-                    remedy="Every host of Spark's has to see the same folder; run the batch again.",
+                    remedy="Make sure that all of Spark's hosts see the same folder, and run the batch again.",
                 )
             source.rename(ready / file.name)
         record = {
@@ -257,9 +257,9 @@ class Claim:
 def claim_gone(claim: Claim) -> AttemptReplacedError:
     """The error for a missing folder of a claim."""
     return AttemptReplacedError(
-        f"The folder {claim.folder} of attempt {claim.attempt} is gone or not to be seen from here.",
-        remedy="Either a later attempt took the batch over, or this host does not see the output's path: with "
-        "several hosts it has to be a shared folder.",
+        f"The folder {claim.folder} of attempt {claim.attempt} is gone, or not visible on this host.",
+        remedy="Either a later attempt replaced this one, or this host does not see the output's path: with several "
+        "hosts it must be a shared folder.",
     )
 
 

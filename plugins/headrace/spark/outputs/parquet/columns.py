@@ -25,15 +25,15 @@ def check_columns(schema: StructType, output: str) -> None:
     twice = sorted(name for name, count in names.items() if count > 1)
     if twice:
         raise OutputRowsError(
-            f"The rows for output {output!r} have several columns called {', '.join(map(repr, twice))} (Spark does "
-            "not tell upper from lower case).",
-            remedy="Let the transform give each a name of its own.",
+            f"The rows for output {output!r} have several columns named {', '.join(map(repr, twice))} (Spark "
+            "ignores upper and lower case).",
+            remedy="Give each column its own name in the transform.",
         )
     if PARTITION_COLUMN in names:
         raise OutputRowsError(
             f"The rows for output {output!r} have a column {PARTITION_COLUMN!r}, which is the name of the batch's "
-            "folder, and a column of its own to whoever reads the files.",
-            remedy="Drop it, or give it another name.",
+            "folder: readers of the files get it as a column.",
+            remedy="Drop or rename it.",
         )
     if not names:
         raise OutputRowsError(f"The rows for output {output!r} have no columns.")
@@ -41,9 +41,9 @@ def check_columns(schema: StructType, output: str) -> None:
         for kind in _types(field.dataType):
             if kind.simpleString().startswith(_WITHOUT_TYPE):
                 raise OutputRowsError(
-                    f"The column {field.name!r} for output {output!r} holds {kind.simpleString()}, for which Parquet "
-                    "has no type that others read.",
-                    remedy="Cast it, to a string say, or drop it.",
+                    f"The column {field.name!r} for output {output!r} has the type {kind.simpleString()}, for which "
+                    "Parquet has no type that other programs read.",
+                    remedy="Cast it, for example to a string, or drop it.",
                 )
 
 

@@ -44,7 +44,9 @@ class ParquetDataSource(DataSource):
             claim = Claim(**json.loads(self.options["claim"]))
             sink = ParquetSink(claim, self.options["compression"], self.options["report"], schema)
         except (KeyError, ValueError, TypeError) as error:
-            raise OutputOptionsError(f"The {FORMAT} data source lacks or misreads an option: {error!r}.") from None
+            raise OutputOptionsError(
+                f"An option of the {FORMAT} data source is missing or invalid: {error!r}."
+            ) from None
         claim.take()
         return sink
 

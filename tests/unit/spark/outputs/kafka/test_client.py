@@ -51,7 +51,7 @@ def test_the_password_is_not_shown() -> None:
         (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaRefusedError, "READ and DELETE on the groups"),
         (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaRefusedError, "transactional ids that begin with"),
         (KafkaError.INVALID_TRANSACTION_TIMEOUT, KafkaRefusedError, r"transaction\.max\.timeout\.ms"),
-        (KafkaError.MSG_SIZE_TOO_LARGE, MessageRefusedError, r"take the seventh: .*max\.message\.bytes"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, MessageRefusedError, r"accept the seventh: .*max\.message\.bytes"),
         (KafkaError.INVALID_RECORD, MessageRefusedError, "compacted topic"),
         (KafkaError.NOT_ENOUGH_REPLICAS, KafkaOutputError, "NOT_ENOUGH_REPLICAS"),
     ],

@@ -189,7 +189,7 @@ def test_a_folder_of_another_output_is_left_alone(claim: Claim) -> None:
     claim.take()
     claim.publish([put(claim, "a.parquet")])
     for other in (replace(claim, stream="orders"), replace(claim, output="copy")):
-        with pytest.raises(OutputFolderError, match="is of output 'parquet' of stream 'clicks'"):
+        with pytest.raises(OutputFolderError, match="belongs to output 'parquet' of stream 'clicks'"):
             replace(other, attempt=2).take()
     assert published(claim) == {"a.parquet": "rows"}
     assert hidden(claim) == []

@@ -53,11 +53,11 @@ def test_times_are_in_utc_at_every_depth_and_may_be_null() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        (columns(a=IntegerType(), A=StringType()), "several columns called 'a'"),
+        (columns(a=IntegerType(), A=StringType()), "several columns named 'a'"),
         (columns(Batch_Time=IntegerType()), "the name of the batch's folder"),
-        (columns(a=NullType()), "'a' for output 'files' holds void"),
-        (columns(a=ArrayType(MapType(StringType(), DayTimeIntervalType()))), "holds interval day to second"),
-        (columns(a=StructType([StructField("b", VariantType())])), "holds variant"),
+        (columns(a=NullType()), "'a' for output 'files' has the type void"),
+        (columns(a=ArrayType(MapType(StringType(), DayTimeIntervalType()))), "has the type interval day to second"),
+        (columns(a=StructType([StructField("b", VariantType())])), "has the type variant"),
         (StructType([]), "have no columns"),
     ],
 )
