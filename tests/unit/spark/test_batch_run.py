@@ -24,7 +24,6 @@ from headrace.spark.failures import AttemptFailedError
 from headrace.spark.termination import Terminated
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
-from headrace.wal.storage import open_storage
 
 OUTPUTS = ("first", "second", "third")
 
@@ -139,7 +138,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writers: Writers) -> It
     with Ledger.open(stream.ledger) as ledger:
         register(ledger, stream)
         at_ms = ledger.now_ms() // 10_000 * 10_000
-        allocate(stream, ledger, open_storage(stream.storage.url), at_ms)
+        allocate(StreamContext(stream, ledger), at_ms)
         claim = ledger.batches.begin_attempt("shop", at_ms, holder="task", way="submit", lease_ms=300)
         yield Rig(ledger, stream, claim)
 
