@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,8 +112,8 @@ def _index_alias(output: ElasticsearchOutput) -> Iterator[IndexAlias]:
     from headrace.elasticsearch.aliases import IndexAlias
     from headrace.elasticsearch.options import IndexingOptions
 
-    options = IndexingOptions(
-        connection=output.connection, hosts=output.hosts, index=output.index, max_retry_seconds=MAX_RETRY_SECONDS
+    options = replace(
+        IndexingOptions.of(output, stream_name="", batch_time_ms=None), max_retry_seconds=MAX_RETRY_SECONDS
     )
     with transport_to(output) as transport:
         yield IndexAlias(transport, options, clock=SystemClock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +24,6 @@ from headrace.cli.output import print_json
 
 if TYPE_CHECKING:
     from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
-    from headrace.elasticsearch.dead_letter_replay import LetterReader
     from headrace.elasticsearch.options import IndexingOptions
     from headrace.elasticsearch.transport import Transport
     from headrace.stream import ElasticsearchOutput, Stream
@@ -134,20 +134,16 @@ def replay(
     topic: Topic = None,
     partition: Partition = None,
     offset: Offset = None,
-    transform: Annotated[
-        bool,
-        typer.Option("--transform", help="Make the documents anew, by decoder and transform; otherwise as they were."),
-    ] = False,
-    master: Annotated[str, typer.Option(help="The Spark master for --transform.")] = "local[2]",
     yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only what would be done is told.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Index dead letters again after the mapping was corrected, or the transform (--transform).
+    """Index the documents of dead letters again, after the index was corrected (a mapping, a field limit).
 
-    A document or newer version that is already in the index stays. The exit code is 1 if letters remain dead.
+    A document or newer version that is already in the index stays. The exit code is 1 if letters remain. After the
+    decoder or the transform was corrected, run the letters' batches again instead.
     """
     from headrace.clock import SystemClock
-    from headrace.elasticsearch.dead_letter_replay import AsTheyWere, DeadLetterReplay
+    from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
     from headrace.elasticsearch.targets import TargetIndex
 
     stream = _stream(ledger, name)
@@ -156,8 +152,7 @@ def replay(
         stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
     )
     with _opened(stream, declared) as (transport, options, kept):
-        reader = _through_transform(stream, declared, master) if transform else AsTheyWere()
-        replaying = DeadLetterReplay(transport, options, kept, reader, clock=SystemClock())
+        replaying = DeadLetterReplay(transport, options, kept, clock=SystemClock())
         if not yes:
             planned = plan(kept.find(wanted), replaying.cannot)
             print_json(planned) if as_json else report_plan(planned)
@@ -236,21 +231,9 @@ def _opened(
     from headrace.clock import SystemClock
     from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
     from headrace.elasticsearch.options import IndexingOptions
-    from headrace.elasticsearch.output_options import sink_options
 
     # The letters have their batch time. The one in the options is used only for new ids, and none are made here.
-    options = IndexingOptions.from_strings(sink_options(output, stream=stream.name, batch_time_ms=0))
-    options = options.model_copy(update={"max_retry_seconds": min(options.max_retry_seconds, MAX_RETRY_SECONDS)})
+    options = IndexingOptions.of(output, stream_name=stream.name, batch_time_ms=0)
+    options = replace(options, max_retry_seconds=min(options.max_retry_seconds, MAX_RETRY_SECONDS))
     with transport_to(output) as transport:
         yield transport, options, DeadLetterIndex(transport, options, clock=SystemClock())
-
-
-def _through_transform(stream: Stream, output: ElasticsearchOutput, master: str) -> LetterReader:
-    from headrace.spark.letter_reading import ThroughTheTransform
-    from headrace.spark.sessions import classic_session
-
-    return ThroughTheTransform(
-        stream,
-        output,
-        lambda: classic_session(f"headrace dlq {stream.name}", master=master, conf={"spark.ui.enabled": "false"}),
-    )

@@ -92,8 +92,6 @@ def report_counts(counts: ReplayCounts) -> None:
     reported = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
     if reported:
         typer.echo(f"Documents: {reported}.")
-    if counts.without_documents:
-        typer.echo(f"The transform makes no document of {counts.without_documents:,} of them.")
     if counts.refused:
         typer.echo(f"{counts.refused:,} were refused again: {_counted(counts.refused_because)}")
     if counts.written_anew:

@@ -51,7 +51,7 @@ def transport_to(output: ElasticsearchOutput) -> Iterator[ElasticsearchTransport
     from headrace.elasticsearch.options import IndexingOptions
     from headrace.elasticsearch.transport import ElasticsearchTransport
 
-    where = IndexingOptions(connection=output.connection, hosts=output.hosts, index=output.index)
+    where = IndexingOptions.of(output, stream_name="", batch_time_ms=None)
     transport = ElasticsearchTransport(Cluster.of(where), connections=1, timeout_seconds=output.request_timeout_seconds)
     try:
         yield transport

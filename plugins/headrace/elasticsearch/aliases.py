@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -104,6 +104,6 @@ class IndexAlias:
         return request_with_retries(self._transport, retry_budget, method, path, body)
 
     def _concrete(self, name: str) -> str | None:
-        options = self._options.model_copy(update={"index": name})
+        options = replace(self._options, index=name)
         found = TargetIndex(self._transport, options, clock=self._clock).concrete()
         return None if found is None else found.name

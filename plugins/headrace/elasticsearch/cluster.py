@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 from elastic_transport import NodeConfig
 
 from headrace.connections import Connection, resolve
 from headrace.elasticsearch.errors import IndexingOptionsError
-from headrace.elasticsearch.options import IndexingOptions
 
 DEFAULT_PORT = 9200
 
@@ -45,6 +44,16 @@ class Node:
         return f"{self.scheme}://{self.host}:{self.port}{self.path_prefix}"
 
 
+class ClusterSettings(Protocol):
+    """What an output, or the options of a write, say of the cluster: an Airflow connection's id, or the hosts' URLs."""
+
+    @property
+    def connection(self) -> str | None: ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """An Elasticsearch cluster and the credentials for it, which its repr does not show.
@@ -63,11 +72,11 @@ class Cluster:
     http_compress: bool = False
 
     @classmethod
-    def of(cls, options: IndexingOptions) -> Self:
-        """The cluster that the options name. Resolves the connection, if there is one, at the time of the call."""
-        if options.connection:
-            return cls.from_connection(resolve(options.connection))
-        return cls(nodes=tuple(_node(host, default_scheme="http") for host in options.hosts))
+    def of(cls, settings: ClusterSettings) -> Self:
+        """The cluster of an output. Resolves the connection, if there is one, at the time of the call."""
+        if settings.connection:
+            return cls.from_connection(resolve(settings.connection))
+        return cls(nodes=tuple(_node(host, default_scheme="http") for host in settings.hosts))
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Self:

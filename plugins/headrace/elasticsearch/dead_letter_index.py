@@ -207,7 +207,7 @@ class DeadLetterIndex:
         for letter in self.find(every, limit=1):
             return letter
         raise DeadLetterMissingError(
-            f"There is no dead letter {id_!r} of output {self._options.output!r} in {self._options.dead_letters!r}.",
+            f"There is no dead letter {id_!r} of output {self._options.output_id!r} in {self._name!r}.",
             remedy="See headrace dlq list --replayed.",
         )
 
@@ -244,11 +244,11 @@ class DeadLetterIndex:
         return moved
 
     def _query(self, letters: LetterFilter) -> dict[str, Any]:
-        return letters.query(self._options.stream, self._options.output)
+        return letters.query(self._options.stream_name, self._options.output_id)
 
     @property
     def _name(self) -> str:
-        return self._options.dead_letters
+        return self._options.dead_letter_index
 
     @property
     def _path(self) -> str:

@@ -101,7 +101,7 @@ class DeadLetterWriter:
 
     def _refused(self, reason: Reason) -> DeadLettersRefusedError:
         return DeadLettersRefusedError(
-            f"A dead letter was refused by index {self._options.dead_letters!r}: {reason}.",
+            f"A dead letter was refused by index {self._options.dead_letter_index!r}: {reason}.",
             remedy="Let headrace create that index, or give it the mapping that it would have created; "
             "then run the batch again.",
         )
@@ -117,7 +117,7 @@ class DeadLetterWriter:
     def _ensure_index(self) -> None:
         if self._index_ensured:
             return
-        path = f"/{quote(self._options.dead_letters, safe='')}"
+        path = f"/{quote(self._options.dead_letter_index, safe='')}"
         retry_budget = self._sender.retry_budget()
         if request_with_retries(self._transport, retry_budget, "HEAD", path).status != 200:
             # The answer is ignored: another task may have created the index, or the user may index but not create.

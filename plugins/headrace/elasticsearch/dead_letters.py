@@ -107,9 +107,9 @@ class DeadLetter:
         """The dead letter as JSON in one line."""
         value = self.original.value if self.original else None
         fields: dict[str, Any] = {
-            "stream": options.stream,
-            "output": options.output,
-            "batch_time": options.batch_time,
+            "stream": options.stream_name,
+            "output": options.output_id,
+            "batch_time": options.batch_time_ms,
             "attempt": options.attempt,
             "index": options.index,
             "topic": self.topic,
@@ -168,7 +168,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         reason,
         original,
         document,
-        tuple(part for part in (options.stream, options.output, options.index) if part),
+        tuple(part for part in (options.stream_name, options.output_id, options.index) if part),
         _row_id(batch, row, options),
         task=0 if has_own_id else options.task,
         document_id=None if rejected_before else document_id,
@@ -185,10 +185,10 @@ def _row_id(batch: pa.RecordBatch, row: int, options: IndexingOptions) -> str:
     names = batch.schema.names
     one = batch.slice(row, 1)
     if any(name not in names or not one.column(name).is_valid()[0].as_py() for name in columns.COORDINATES):
-        return f"row+{_digest(options.batch_time, one.to_pylist())}"
+        return f"row+{_digest(options.batch_time_ms, one.to_pylist())}"
     record = str(record_ids(one)[0])
     if options.document_id is DocumentIdKind.COLUMNS:
-        return f"{record}+row+{_digest(options.batch_time, one.to_pylist())}"
+        return f"{record}+row+{_digest(options.batch_time_ms, one.to_pylist())}"
     if options.document_id is DocumentIdKind.KEY and document_column(batch) == columns.DOCUMENT:
         return f"{record}+key+{_digest(one.column(columns.KEY).to_pylist())}"
     if options.id_columns:

@@ -130,7 +130,7 @@ def _column_values(
     if null is not None:
         parts = [pc.fill_null(part, null) for part in parts]
     if options.id_batch_time:
-        parts.append(pa.array([str(options.batch_time)] * batch.num_rows, pa.large_string()))
+        parts.append(pa.array([str(options.batch_time_ms)] * batch.num_rows, pa.large_string()))
     if len(parts) == 1:
         return parts[0]
     # Escaped, so that ("a+b", "c") and ("a", "b+c") have different ids.
@@ -174,7 +174,7 @@ def _reject_unusable_ids(ids: Any, options: IndexingOptions, rejected: dict[int,
 
 def _versions(batch: pa.RecordBatch, options: IndexingOptions, rejected: dict[int, Reason]) -> Any:
     if options.versioned_by_batch:
-        return pa.array([options.batch_time] * batch.num_rows, pa.int64())
+        return pa.array([options.batch_time_ms] * batch.num_rows, pa.int64())
     name = options.version_from or columns.OFFSET
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):

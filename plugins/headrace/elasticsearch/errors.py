@@ -58,10 +58,6 @@ class DeadLetterMissingError(IndexingError):
     """There is no such dead letter."""
 
 
-class LettersNotReplayableError(IndexingError):
-    """The output's documents cannot be made from a dead letter's record alone."""
-
-
 class DocumentsUnaccountedError(IndexingError):
     """The numbers of input rows and of counted outcomes differ: a defect of headrace, which is always reported."""
 

@@ -43,7 +43,9 @@ class Indexer:
         self._cancelled = threading.Event()
         clock = clock or SystemClock()
         self._sender = BulkSender(transport, options.index, options, clock=clock, cancelled=self._cancelled)
-        to_dead_letters = BulkSender(transport, options.dead_letters, options, clock=clock, cancelled=self._cancelled)
+        to_dead_letters = BulkSender(
+            transport, options.dead_letter_index, options, clock=clock, cancelled=self._cancelled
+        )
         self._dead_letter_writer = DeadLetterWriter(transport, to_dead_letters, options, originals)
         self._counts = IndexingCounts()
         self._collisions = CollisionCheck(options, seed)

@@ -41,11 +41,8 @@ class _BesideReport(logging.Handler):
 
 
 @contextlib.contextmanager
-def warnings_beside(report: str | None) -> Iterator[None]:
+def warnings_beside(report: str) -> Iterator[None]:
     """Store the warnings of ``headrace.elasticsearch`` beside the report at this URI during the ``with`` block."""
-    if report is None:
-        yield
-        return
     handler = _BesideReport(report)
     log = logging.getLogger("headrace.elasticsearch")
     log.addHandler(handler)

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -20,7 +20,6 @@ from headrace.clock import SystemClock
 from headrace.connections import CONNECTION_PREFIX
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.output_options import sink_options
 from headrace.elasticsearch.targets import TargetIndex
 from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
 from headrace.errors import HeadraceError
@@ -179,8 +178,7 @@ def _kafka(name: str, source: KafkaInput) -> Iterator[Checked]:
 def _elasticsearch(name: str, output: ElasticsearchOutput) -> Checked:
     where = ", ".join(output.hosts) or f"connection {output.connection}"
     try:
-        given = {**sink_options(output), "max_retry_seconds": "0", "request_timeout_seconds": str(_SECONDS)}
-        options = IndexingOptions.from_strings(given)
+        options = replace(IndexingOptions.of(output, stream_name="", batch_time_ms=None), max_retry_seconds=0.0)
         cluster = Cluster.of(options)
     except HeadraceError as error:
         return Checked(name, where, error.what, error.remedy)
@@ -208,7 +206,7 @@ def _look_at_index(transport: ElasticsearchTransport, options: IndexingOptions) 
                     f"Index {index} has the block {', '.join(on)}.",
                     remedy="Take it off; Elasticsearch sets read_only_allow_delete itself where a disk is full.",
                 )
-    names = [options.index, options.dead_letters]
+    names = [options.index, options.dead_letter_index]
     asked = {"index": [{"names": names, "privileges": list(_WRITE_PRIVILEGES)}]}
     answer = transport.request("POST", "/_security/user/_has_privileges", json.dumps(asked).encode())
     # A cluster without security does not have this API, and does not answer 200.

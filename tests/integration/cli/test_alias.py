@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ class Shop:
             storage=folder / "storage",
             ledger=f"sqlite:///{folder}/ledger.db",
         )
-        self.options = IndexingOptions(hosts=(url,), index=self.live, max_retry_seconds=10)
+        self.options = IndexingOptions(
+            hosts=(url,), index=self.live, dead_letter_index=f"{self.live}-letters", max_retry_seconds=10
+        )
         self.transport = ElasticsearchTransport(Cluster.of(self.options), connections=1, timeout_seconds=30)
         self.ask("PUT", f"/{self.old}", {"aliases": {self.live: {"filter": {"term": {"kind": "click"}}}}})
         self.ask("PUT", f"/{self.new}")
@@ -147,9 +150,9 @@ def test_only_an_alias_of_one_index_is_moved_and_only_to_an_index(shop: Shop) ->
     shop.replay(*TIMES)
     clock = SystemClock()
     with pytest.raises(UnsuitableTargetError, match="is an index itself"):
-        IndexAlias(shop.transport, shop.options.model_copy(update={"index": shop.old}), clock=clock).plan(shop.new)
+        IndexAlias(shop.transport, replace(shop.options, index=shop.old), clock=clock).plan(shop.new)
     with pytest.raises(UnsuitableTargetError, match="neither an index nor an alias"):
-        IndexAlias(shop.transport, shop.options.model_copy(update={"index": "nowhere"}), clock=clock).plan(shop.new)
+        IndexAlias(shop.transport, replace(shop.options, index="nowhere"), clock=clock).plan(shop.new)
     for wrong in ("nowhere", shop.live):
         with pytest.raises(UnsuitableTargetError, match="not the name of an index"):
             IndexAlias(shop.transport, shop.options, clock=clock).plan(wrong)

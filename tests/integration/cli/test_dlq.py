@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +22,10 @@ from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
 from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.output_options import sink_options
 from headrace.elasticsearch.transport import ElasticsearchTransport
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, Stream
+from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream
 
 BATCHES = (1_700_000_010_000, 1_700_000_020_000)
 N_IS_A_LONG = {"mappings": {"properties": {"n": {"type": "long"}}}}
@@ -52,9 +49,7 @@ class Shop:
             }
         )
         self.url = url
-        self.transport = ElasticsearchTransport(
-            Cluster.of(IndexingOptions(hosts=(url,), index=self.index)), connections=2, timeout_seconds=30
-        )
+        self.transport = ElasticsearchTransport(Cluster.of(self.stream.outputs[0]), connections=2, timeout_seconds=30)
         self.ask("PUT", f"/{self.index}", N_IS_A_LONG)
         self.declare(self.stream)
 
@@ -89,8 +84,8 @@ class Shop:
             }
         )
         assert isinstance(output, ElasticsearchOutput)
-        options = sink_options(output, stream="shop", batch_time_ms=batch_time_ms, attempt=attempt)
-        counts: IndexingCounts = Indexer(self.transport, IndexingOptions.from_strings(options)).index([rows])
+        options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=batch_time_ms, attempt=attempt)
+        counts: IndexingCounts = Indexer(self.transport, options).index([rows])
         return counts
 
     def dlq(self, command: str, *arguments: str) -> Result:
@@ -317,66 +312,6 @@ def test_a_letter_written_anew_meanwhile_is_not_noted(shop: Shop, monkeypatch: p
     assert shop.listed("--reason", "document_parsing_exception") == ["clicks+0+10"]
 
 
-TRANSFORM = """
-from pyspark.sql import functions as F
-
-
-def mended(records):
-    return records.select(
-        "topic", "partition", "offset", "incarnation", F.col("value.n").cast("bigint").alias("n"),
-        F.date_format("timestamp", "yyyy").alias("year"),
-    ).where("n <> 5 OR n IS NULL")
-"""
-
-
-@pytest.mark.slow
-def test_a_mended_decoder_and_transform_make_new_documents_of_them(make_shop: Any, tmp_path: Path) -> None:
-    shop = make_shop()
-    shop.write(b'{"n": "1x"}', b"junk", b'{"n": "3x"}', None, b'{"n": "5x"}')
-    # As a transform leaves it that made two rows of the record, both of which were rejected.
-    second = shop.documents("-dead-letters")[shop.letter("clicks+0+0")]
-    shop.ask("PUT", f"/{shop.index}-dead-letters/_doc/{quote(shop.letter('clicks+0+0/2'), safe='')}", second)
-    (tmp_path / "dlq_mended.py").write_text(TRANSFORM)
-    shop.declare(
-        shop.stream.model_copy(
-            update={
-                "transform": "dlq_mended:mended",
-                "spark": shop.stream.spark.model_copy(update={"py_files": (str(tmp_path / "dlq_mended.py"),)}),
-                "inputs": (
-                    KafkaInput(
-                        bootstrap_servers="localhost:9", topics="clicks", value_decoder=JsonDecoder(fields="n STRING")
-                    ),
-                ),
-            }
-        )
-    )
-    (tmp_path / "dlq_mended.py").write_text(
-        TRANSFORM.replace('F.col("value.n")', 'F.regexp_extract(F.col("value.n"), "[0-9]+", 0)')
-    )
-    # In a process of its own, with which its Spark goes.
-    command = [sys.executable, "-m", "headrace.cli.main", "dlq", "replay", "shop", "--ledger", shop.stream.ledger]
-    command += ["--yes", "--transform", "--master", "local[1]", "--json"]
-    replayed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert replayed.returncode == 1, replayed.stderr
-    reported = json.loads(replayed.stdout)
-    assert shop.documents() == {
-        "clicks+0+0": {"n": 1, "year": "2023"},
-        "clicks+0+2": {"n": 3, "year": "2023"},
-        "clicks+0+3": {"year": "2023"},
-    }
-    assert (reported["letters"], reported["replayed"], reported["refused"], reported["without_documents"]) == (
-        6,
-        5,
-        1,
-        1,
-    )
-    assert (reported["documents"]["created"], reported["documents"]["repeated"]) == (3, 0), "a record is read once"
-    assert reported["refused_because"] == {"rejected": 1}
-    letter = shop.reported("show", shop.letter("clicks+0+1"))
-    assert (letter["reason"]["type"], letter["value_text"]) == ("rejected", "junk")
-    assert shop.listed() == ["clicks+0+1"]
-
-
 def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(make_shop: Any) -> None:
     common = f"common-{uuid.uuid4().hex[:8]}"
     shop = make_shop(output={"dead_letter_index": common})
@@ -399,8 +334,8 @@ def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(
     (output,) = shop.stream.outputs
 
     def letters(**given: Any) -> DeadLetterIndex:
-        options = sink_options(output, stream="shop", batch_time_ms=BATCHES[0], **given)
-        return DeadLetterIndex(shop.transport, IndexingOptions.from_strings(options), clock=SystemClock())
+        options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=BATCHES[0], **given)
+        return DeadLetterIndex(shop.transport, options, clock=SystemClock())
 
     assert letters().withdraw(BATCHES[0], 9) == 0, "letters that do not tell their attempt stay"
     for attempt, values in ((1, [b'{"n": "one"}', b"junk", b"other"]), (2, [b"junk"])):

@@ -92,8 +92,9 @@ def server() -> Iterator[Server]:
         yield one
 
 
-def index(rows: Any, *nodes: Node, authorization: str | None = None, timeout: float = 5, **options: str) -> Any:
-    chosen = IndexingOptions.from_strings({"hosts": "unused", "index": "clicks", "max_retry_seconds": "10", **options})
+def index(rows: Any, *nodes: Node, authorization: str | None = None, timeout: float = 5, **options: Any) -> Any:
+    fixed = {"index": "clicks", "dead_letter_index": "clicks-dead-letters", "max_retry_seconds": 10}
+    chosen = IndexingOptions.from_json(json.dumps({**fixed, **options}))
     cluster = Cluster(nodes, authorization=authorization)
     transport = ElasticsearchTransport(cluster, connections=2, timeout_seconds=timeout)
     try:
@@ -178,14 +179,14 @@ def test_a_server_that_is_down_ends_the_task(rows: Any) -> None:
         unused.bind(("127.0.0.1", 0))
         node = Node("http", "127.0.0.1", unused.getsockname()[1])
     with pytest.raises(ElasticsearchUnavailableError, match="Nothing was dropped"):
-        index(rows([b"{}"]), node, max_retry_seconds="0.3")
+        index(rows([b"{}"]), node, max_retry_seconds=0.3)
 
 
 def test_another_node_takes_over(server: Server, rows: Any) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         dead = Node("http", "127.0.0.1", unused.getsockname()[1])
-    counts = index(rows([b'{"n": 1}'] * 50), dead, server.node, bulk_actions="5")
+    counts = index(rows([b'{"n": 1}'] * 50), dead, server.node, bulk_actions=5)
     assert counts.created == 50
 
 
@@ -246,7 +247,7 @@ def test_credentials_that_end_in_the_middle_of_a_batch_lose_nothing(server: Serv
     batch = rows([b'{"n": 1}'] * 100)
     server.script = [goes_on, goes_on, goes_on, says(401, "security_exception")]
     with pytest.raises(ElasticsearchRefusedError, match="login"):
-        index(batch, server.node, bulk_actions="10", requests_in_flight="1")
+        index(batch, server.node, bulk_actions=10, requests_in_flight=1)
     written = len(server.fake.documents("clicks"))
     assert 30 <= written < 100
     counts = index(batch, server.node)
@@ -265,7 +266,7 @@ def test_who_may_not_write_dead_letters_fails_the_batch(server: Server, rows: An
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_who_may_not_ask_about_the_index_is_told_before_the_first_row(server: Server, status: int) -> None:
-    options = IndexingOptions.from_strings({"hosts": "unused", "index": "clicks"})
+    options = IndexingOptions(index="clicks", dead_letter_index="clicks-dead-letters")
     transport = ElasticsearchTransport(Cluster((server.node,)), connections=1, timeout_seconds=5)
     server.script = [says(status, "security_exception")]
     with pytest.raises(ElasticsearchRefusedError, match="'clicks' with"):
@@ -292,4 +293,4 @@ def test_a_login_page_is_no_success(server: Server, rows: Any) -> None:
 
     server.script = [login] * 50
     with pytest.raises(ElasticsearchUnavailableError, match="please log in"):
-        index(rows([b"{}"]), server.node, max_retry_seconds="0.2")
+        index(rows([b"{}"]), server.node, max_retry_seconds=0.2)

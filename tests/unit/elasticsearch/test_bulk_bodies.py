@@ -64,17 +64,17 @@ def test_a_tombstone_without_a_key_deletes_nothing(make_options: Any, make_rows:
 
 def test_requests_are_bounded_by_actions_and_bytes(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([json.dumps({"n": n}).encode() for n in range(10)])
-    by_actions = make_options(bulk_actions="4")
+    by_actions = make_options(bulk_actions=4)
     prepared = prepare_rows(rows, by_actions).prepared
     assert prepared is not None
     assert [lines.tolist() for lines in prepared.requests(by_actions)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     one_line = len(prepared.body([0]))
-    by_bytes = make_options(bulk_bytes=str(3 * one_line + 1))
+    by_bytes = make_options(bulk_bytes=3 * one_line + 1)
     assert [len(lines) for lines in prepared.requests(by_bytes)] == [3, 3, 3, 1]
 
 
 def test_a_document_larger_than_a_request_is_one_alone(make_options: Any, make_rows: Any) -> None:
-    options = make_options(bulk_bytes="100")
+    options = make_options(bulk_bytes=100)
     prepared = prepare_rows(make_rows([b"{}", {"a": "x" * 500}, b"{}"]), options).prepared
     assert prepared is not None
     assert [lines.tolist() for lines in prepared.requests(options)] == [[0], [1], [2]]

@@ -23,7 +23,7 @@ Send = Callable[..., SentRequest]
 
 @pytest.fixture
 def send(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Send:
-    def send_rows(rows: Any, *, cancelled: threading.Event | None = None, **options: str) -> SentRequest:
+    def send_rows(rows: Any, *, cancelled: threading.Event | None = None, **options: Any) -> SentRequest:
         chosen = make_options(**options)
         sender = BulkSender(elasticsearch, chosen.index, chosen, clock=clock, cancelled=cancelled or threading.Event())
         prepared = prepare_rows(rows, chosen).prepared
@@ -117,7 +117,7 @@ def test_waits_grow_jittered_up_to_the_bound(
 ) -> None:
     elasticsearch.standing_fault = busy
     with pytest.raises(ElasticsearchUnavailableError, match=r"queue is full.*Nothing was dropped"):
-        send(make_rows([{"n": 0}]), max_retry_seconds="120")
+        send(make_rows([{"n": 0}]), max_retry_seconds=120)
     ceilings = [min(30.0, 0.1 * 2**n) for n in range(len(clock.waits))]
     assert all(0 <= wait <= ceiling for wait, ceiling in zip(clock.waits, ceilings, strict=True))
     assert len(set(clock.waits)) > 3
@@ -133,7 +133,7 @@ def test_progress_renews_patience(send: Send, elasticsearch: FakeElasticsearch, 
         return None if action.id == actions[0].id else (429, "es_rejected_execution_exception", "busy")
 
     elasticsearch.standing_fault, elasticsearch.item_fault = one_try_in_thirty, only_the_first_item
-    sent = send(make_rows([{"n": n} for n in range(4)]), max_retry_seconds="900")
+    sent = send(make_rows([{"n": n} for n in range(4)]), max_retry_seconds=900)
     assert sent.counts.created == 4
     assert clock.monotonic() > 900
 
@@ -280,13 +280,13 @@ def test_two_records_of_one_named_version_are_not_one(
 
 
 def test_two_rows_of_one_group_are_not_one(send: Send, make_rows: Any) -> None:
-    options = {"document_id": "columns", "id_columns": "g", "id_batch_time": "true", "batch_time": "1"}
+    options = {"document_id": "columns", "id_columns": ["g"], "id_batch_time": True, "batch_time_ms": 1}
     first = make_rows([{"n": 1}], g=["x"])
     other = make_rows([{"n": 2}], g=["x"])
     assert send(first, **options).counts.created == 1
     assert send(first, **options).counts.repeated == 1
     assert send(other, **options).counts.foreign == 1
-    assert send(other, **options, written_before="true").counts.kept == 1
+    assert send(other, **options, written_before=True).counts.kept == 1
 
 
 def test_a_repeated_record_is_the_same_document(send: Send, make_rows: Any) -> None:
@@ -297,7 +297,7 @@ def test_a_repeated_record_is_the_same_document(send: Send, make_rows: Any) -> N
     other = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]))
     assert (other.counts.repeated, other.counts.foreign) == (1, 2)
     assert other.counts.foreign_ids == ["t+0+1", "t+0+2"]
-    later = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]), written_before="true")
+    later = send(make_rows([{"n": 1}, {"n": 5}, {"n": 6}]), written_before=True)
     assert (later.counts.repeated, later.counts.kept, later.counts.foreign_ids) == (1, 2, [])
 
 
@@ -354,7 +354,7 @@ def test_a_fetch_of_conflicts_is_bounded_in_bytes(send: Send, elasticsearch: Fak
     rows = make_rows([{"n": "x" * 400}] * 20)
     send(rows)
     elasticsearch.requests.clear()
-    assert send(rows, bulk_bytes="2000").counts.repeated == 20
+    assert send(rows, bulk_bytes=2000).counts.repeated == 20
     assert [path for _, path in elasticsearch.requests].count("/clicks/_mget") >= 5
 
 

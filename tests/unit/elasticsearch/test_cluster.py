@@ -9,7 +9,7 @@ import pytest
 from headrace.connections import Connection
 from headrace.elasticsearch.cluster import Cluster, Node
 from headrace.elasticsearch.errors import IndexingOptionsError
-from headrace.elasticsearch.options import IndexingOptions
+from headrace.stream import ElasticsearchOutput
 
 
 def connection(**fields: object) -> Connection:
@@ -17,8 +17,8 @@ def connection(**fields: object) -> Connection:
 
 
 def test_hosts_are_urls() -> None:
-    options = IndexingOptions(hosts=("http://a", "b:9201", "https://c:9443/prefix/"), index="i")
-    assert Cluster.of(options).nodes == (
+    output = ElasticsearchOutput(hosts=("http://a", "b:9201", "https://c:9443/prefix/"), index="i")
+    assert Cluster.of(output).nodes == (
         Node("http", "a", 9200),
         Node("http", "b", 9201),
         Node("https", "c", 9443, "/prefix"),
@@ -28,7 +28,7 @@ def test_hosts_are_urls() -> None:
 def test_a_connection_is_looked_up_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"conn_type": "elasticsearch", "host": "a,b:9201", "port": 9243, "schema": "https"}
     monkeypatch.setenv("AIRFLOW_CONN_ES", json.dumps(fields | {"login": "me", "password": "hunter2"}))
-    cluster = Cluster.of(IndexingOptions(connection="es", index="i"))
+    cluster = Cluster.of(ElasticsearchOutput(connection="es", index="i"))
     assert cluster.nodes == (Node("https", "a", 9243), Node("https", "b", 9201))
     assert cluster.authorization == "Basic " + base64.b64encode(b"me:hunter2").decode()
 

@@ -30,9 +30,9 @@ def check(options: Any, *batches: Any, seed: int = SEED) -> np.ndarray[Any, Any]
     [
         ({}, {"offsets": [3, 3]}, r"'t\+0\+3'.*RecordIds\(rows="),
         ({"write_method": "index"}, {"offsets": [3, 3]}, r"'t\+0\+3'.*RecordIds\(rows="),
-        ({"id_columns": "line"}, {"offsets": [3, 3], "line": pa.array([7, 7])}, r"'t\+0\+3~7'"),
+        ({"id_columns": ["line"]}, {"offsets": [3, 3], "line": pa.array([7, 7])}, r"'t\+0\+3~7'"),
         ({"document_id": "key"}, {"offsets": [3, 3], "keys": [b"k", b"k"]}, r"'k'.*version_from"),
-        ({"document_id": "columns", "id_columns": "g"}, {"g": ["x", "x"]}, r"'x'.*dropDuplicates"),
+        ({"document_id": "columns", "id_columns": ["g"]}, {"g": ["x", "x"]}, r"'x'.*dropDuplicates"),
     ],
 )
 def test_rows_with_one_id_are_refused_before_they_are_sent(
@@ -49,7 +49,7 @@ def test_rows_with_one_id_are_refused_before_they_are_sent(
     ("options", "rows"),
     [
         ({}, {"offsets": [3, 3], "incarnations": [1, 2]}),
-        ({"id_columns": "line"}, {"offsets": [3, 3], "line": pa.array([7, 8])}),
+        ({"id_columns": ["line"]}, {"offsets": [3, 3], "line": pa.array([7, 8])}),
         # Later values of a key, and records of one time.
         ({"document_id": "key"}, {"offsets": [3, 4], "keys": [b"k", b"k"]}),
         ({"document_id": "key", "version_from": "v"}, {"offsets": [3, 4], "keys": [b"k", b"k"], "v": pa.array([5, 5])}),
@@ -87,7 +87,7 @@ def test_rows_of_other_tasks_are_found_by_their_digests(make_options: Any, make_
 
 def test_digests_are_those_of_the_ids_and_of_the_write(make_options: Any, make_rows: Any) -> None:
     """However the rows are cut, and others with another seed; ids that are alike in most places have different ones."""
-    options = make_options(document_id="columns", id_columns="g")
+    options = make_options(document_id="columns", id_columns=["g"])
     texts = [str(number) for number in range(20_000)]
     texts += [hashlib.sha256(text.encode()).hexdigest() for text in texts] + ["é" * n for n in range(1, 257)]
     rows = pa.record_batch({"g": texts, "document": ["{}"] * len(texts)})

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from headrace.elasticsearch.dead_letter_index import PAGE, DeadLetterIndex, LetterFilter, StoredLetter
-from headrace.elasticsearch.dead_letter_replay import AsTheyWere, DeadLetterReplay, LetterRows
-from headrace.elasticsearch.errors import CollidingIdsError
+from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
 from headrace.elasticsearch.indexer import Indexer
 from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch
 
@@ -38,7 +36,7 @@ def refuse_bad(action: Action) -> tuple[int, str, str] | None:
 def letters(elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any) -> Any:
     """Index rows of which some are refused; the letters that come of it."""
 
-    def make(*batches: Any, **options: str) -> list[StoredLetter]:
+    def make(*batches: Any, **options: Any) -> list[StoredLetter]:
         elasticsearch.item_fault = refuse_bad
         Indexer(elasticsearch, make_options(**options), clock=clock).index(batches)
         elasticsearch.item_fault = None
@@ -49,9 +47,9 @@ def letters(elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any,
 
 @pytest.fixture
 def replay(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Any:
-    def run(letters: Any, **options: str) -> tuple[Any, dict[str, Mapping[str, Any]]]:
+    def run(letters: Any, **options: Any) -> tuple[Any, dict[str, Mapping[str, Any]]]:
         notes = Notes()
-        replaying = DeadLetterReplay(elasticsearch, make_options(**options), notes, AsTheyWere(), clock=clock)
+        replaying = DeadLetterReplay(elasticsearch, make_options(**options), notes, clock=clock)
         return replaying.replay(letters), notes.noted
 
     return run
@@ -127,26 +125,6 @@ def test_the_index_at_fault_is_no_reason_to_touch_a_letter(
     elasticsearch.item_fault = lambda _: (403, "security_exception", "no")
     with pytest.raises(ElasticsearchRefusedError, match="privileges"):
         replay(refused)
-
-
-class TwoRowsEach:
-    """A transform that makes two rows of a record."""
-
-    def cannot(self, letter: StoredLetter) -> None: ...
-
-    def read(self, letters: Sequence[StoredLetter]) -> Iterator[LetterRows]:
-        rows = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [7] * 2, "document": ["{}"] * 2}
-        yield LetterRows(letters, pa.record_batch(rows), [0, 0])
-
-
-def test_several_rows_of_a_record_without_an_id_rule_are_not_replayed(
-    letters: Any, elasticsearch: FakeElasticsearch, make_options: Any, make_rows: Any, clock: Any
-) -> None:
-    found, notes = letters(make_rows([{"n": "bad"}])), Notes()
-    replaying = DeadLetterReplay(elasticsearch, make_options(), notes, TwoRowsEach(), clock=clock)
-    with pytest.raises(CollidingIdsError, match="RecordIds"):
-        replaying.replay(found)
-    assert (notes.noted, elasticsearch.documents("clicks")) == ({}, {})
 
 
 def test_a_record_is_the_record(letters: Any, make_rows: Any) -> None:

@@ -28,19 +28,19 @@ def test_a_row_of_an_unknown_incarnation_is_refused(make_options: Any, make_rows
 
 def test_rows_of_one_record_are_told_apart_by_named_columns(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"] * 4, offsets=[7, 7, 7, 8], incarnations=[1, 1, 2, 1], line=pa.array([0, 1, 1, None]))
-    ids = identify(rows, make_options(id_columns="line")).ids.to_pylist()
+    ids = identify(rows, make_options(id_columns=["line"])).ids.to_pylist()
     assert ids == ["t+0+7~0", "t+0+7~1", "t+0+7+2~1", "t+0+8~"]
 
 
 def test_several_columns_of_rows_stay_apart(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"] * 2, offsets=[7, 7], a=["x+y", "x"], b=["z", "y+z"])
-    ids = identify(rows, make_options(id_columns="a,b")).ids.to_pylist()
+    ids = identify(rows, make_options(id_columns=["a", "b"])).ids.to_pylist()
     assert ids == ["t+0+7~x%2By+z", "t+0+7~x+y%2Bz"]
 
 
 def test_a_records_id_with_a_long_row_is_rejected_alone(make_options: Any, make_rows: Any) -> None:
     rows = make_rows([b"{}"] * 2, line=["x" * 600, "y"])
-    assert {row: each.type for row, each in identify(rows, make_options(id_columns="line")).rejected.items()} == {
+    assert {row: each.type for row, each in identify(rows, make_options(id_columns=["line"])).rejected.items()} == {
         0: "id_too_long"
     }
 
@@ -106,26 +106,26 @@ def test_text_is_no_version(make_options: Any, make_rows: Any) -> None:
 
 def test_several_columns_make_an_id_that_no_others_make(make_options: Any) -> None:
     rows = pa.record_batch({"a": ["x+y", "x", "%2B"], "b": ["z", "y+z", "z"], "document": ["{}"] * 3})
-    ids = identify(rows, make_options(document_id="columns", id_columns="a,b")).ids.to_pylist()
+    ids = identify(rows, make_options(document_id="columns", id_columns=["a", "b"])).ids.to_pylist()
     assert ids == ["x%2By+z", "x+y%2Bz", "%252B+z"]
 
 
 def test_one_column_is_the_id_as_it_is(make_options: Any) -> None:
     rows = pa.record_batch({"a": pa.array([42, None]), "document": ["{}"] * 2})
-    identities = identify(rows, make_options(document_id="columns", id_columns="a"))
+    identities = identify(rows, make_options(document_id="columns", id_columns=["a"]))
     assert identities.ids.to_pylist() == ["42", None]
     assert identities.rejected[1].type == "missing_id"
 
 
 def test_an_aggregates_id_ends_with_its_batch_time(make_options: Any) -> None:
     rows = pa.record_batch({"a": ["x"], "document": ["{}"]})
-    options = make_options(document_id="columns", id_columns="a", id_batch_time="true", batch_time="1700")
+    options = make_options(document_id="columns", id_columns=["a"], id_batch_time=True, batch_time_ms=1700)
     assert identify(rows, options).ids.to_pylist() == ["x+1700"]
 
 
 def test_a_time_in_an_id_does_not_depend_on_the_time_zone(make_options: Any) -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    options = make_options(document_id="columns", id_columns="a")
+    options = make_options(document_id="columns", id_columns=["a"])
     ids = {
         identify(pa.record_batch({"a": pa.array([at], pa.timestamp("us", zone)), "document": ["{}"]}), options)
         .ids[0]
@@ -138,17 +138,17 @@ def test_a_time_in_an_id_does_not_depend_on_the_time_zone(make_options: Any) -> 
 def test_a_struct_is_no_id(make_options: Any) -> None:
     rows = pa.record_batch({"a": pa.array([{"x": 1}]), "document": ["{}"]})
     with pytest.raises(UnsuitableRowsError, match="fields"):
-        identify(rows, make_options(document_id="columns", id_columns="a"))
+        identify(rows, make_options(document_id="columns", id_columns=["a"]))
 
 
 def test_an_id_that_recurs_from_batch_to_batch_is_versioned_by_them(make_options: Any) -> None:
     rows = pa.record_batch({"g": ["x", "y"], "v": [3, 4]})
-    by_columns = {"document_id": "columns", "id_columns": "g", "batch_time": "1700000010000"}
+    by_columns = {"document_id": "columns", "id_columns": ["g"], "batch_time_ms": 1700000010000}
 
-    def versions(**options: str) -> Any:
+    def versions(**options: Any) -> Any:
         found = identify(rows, make_options(**by_columns, **options)).versions
         return None if found is None else found.to_pylist()
 
     assert versions() == [1_700_000_010_000] * 2
     assert versions(version_from="v") == [3, 4]
-    assert versions(id_batch_time="true") is None
+    assert versions(id_batch_time=True) is None

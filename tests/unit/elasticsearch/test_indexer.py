@@ -33,7 +33,7 @@ class Originals:
 
 @pytest.fixture
 def index(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> Index:
-    def index_rows(*batches: Any, originals: Any = None, **options: str) -> IndexingCounts:
+    def index_rows(*batches: Any, originals: Any = None, **options: Any) -> IndexingCounts:
         return Indexer(elasticsearch, make_options(**options), originals=originals, clock=clock).index(batches)
 
     return index_rows
@@ -66,7 +66,7 @@ def test_a_dead_letter_has_everything_to_repeat_the_record(
     )
     more = {"headers": headers, "timestamp": pa.array([1_650_123], pa.timestamp("us", tz="UTC"))}
     rows = make_rows([b"\xe9junk"], offsets=[7], keys=[b"k"], incarnations=[2], **more)
-    index(rows, stream="s", output="o", batch_time="1700")
+    index(rows, stream_name="s", output_id="o", batch_time_ms=1700)
     assert elasticsearch.documents(LETTERS) == {
         "s/o/clicks/t+0+7+2": {
             "stream": "s",
@@ -123,7 +123,7 @@ def test_or_taken_from_the_row(index: Index, elasticsearch: FakeElasticsearch, m
 def test_an_aggregates_row_has_no_record(index: Index, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.item_fault = rejecting
     rows = pa.record_batch({"g": ["x"], "document": ['{"n": "bad"}']})
-    options = {"document_id": "columns", "id_columns": "g"}
+    options = {"document_id": "columns", "id_columns": ["g"]}
     index(rows, originals=Originals(), **options)
     index(rows, originals=Originals(), **options)
     ((id_, letter),) = elasticsearch.documents(LETTERS).items()
@@ -147,10 +147,10 @@ def test_a_dead_letter_tells_the_id_and_version_that_its_document_was_to_have(
 def test_rows_without_a_record_do_not_share_a_dead_letter(index: Index, elasticsearch: FakeElasticsearch) -> None:
     rows = pa.record_batch({"key": [b"a", b"b", b"b"], "v": [1, 1, 2], "value": [b"junk"] * 3})
     options = {"document_id": "key", "version_from": "v"}
-    index(rows, **options, batch_time="1")
-    index(rows, **options, batch_time="1")
+    index(rows, **options, batch_time_ms=1)
+    index(rows, **options, batch_time_ms=1)
     assert len(elasticsearch.documents(LETTERS)) == 3
-    index(rows, **options, batch_time="2")
+    index(rows, **options, batch_time_ms=2)
     assert len(elasticsearch.documents(LETTERS)) == 6
 
 
@@ -160,7 +160,7 @@ def test_rows_of_one_record_do_not_share_a_dead_letter(index: Index, elasticsear
     rows = pa.record_batch({**coordinates, "word": ["a", "b"], "document": ['{"n": "bad"}'] * 2})
     for _ in range(2):
         counts = index(
-            rows, originals=Originals(), document_id="columns", id_columns="word", id_batch_time="true", batch_time="1"
+            rows, originals=Originals(), document_id="columns", id_columns=["word"], id_batch_time=True, batch_time_ms=1
         )
         assert counts.dead_lettered == 2
     letters = elasticsearch.documents(LETTERS)
@@ -231,7 +231,7 @@ def test_a_dead_letter_too_large_is_told_without_its_value(
 
 
 def test_many_dead_letters_are_written_in_turns(index: Index, elasticsearch: FakeElasticsearch, make_rows: Any) -> None:
-    counts = index(make_rows([b"junk"] * 2500), bulk_actions="500")
+    counts = index(make_rows([b"junk"] * 2500), bulk_actions=500)
     assert counts.dead_lettered == 2500
     assert len(elasticsearch.documents(LETTERS)) == 2500
 
@@ -256,7 +256,7 @@ def test_requests_wait_for_answers_beside_each_other(
 
         def close(self) -> None: ...
 
-    options = make_options(bulk_actions="10", requests_in_flight="3")
+    options = make_options(bulk_actions=10, requests_in_flight=3)
     counts = Indexer(Slow(), options).index([make_rows([{"n": n} for n in range(60)])])
     assert (counts.created, counts.requests) == (60, 6)
 
@@ -266,7 +266,7 @@ def test_one_failure_ends_the_task_and_is_the_error_told(
 ) -> None:
     elasticsearch.faults.append(lambda _: error_response(401, "security_exception", "who are you"))
     with pytest.raises(ElasticsearchRefusedError, match="who are you"):
-        index(make_rows([{"n": n} for n in range(100)]), bulk_actions="10", requests_in_flight="4")
+        index(make_rows([{"n": n} for n in range(100)]), bulk_actions=10, requests_in_flight=4)
 
 
 def test_columns_that_are_missing_are_named(index: Index, make_rows: Any) -> None:
@@ -285,10 +285,10 @@ def test_no_rows_are_no_requests(index: Index, elasticsearch: FakeElasticsearch,
 
 
 def test_small_batches_are_put_together_and_large_ones_cut(make_options: Any, make_rows: Any) -> None:
-    options = make_options(bulk_actions="10")
+    options = make_options(bulk_actions=10)
     small = [make_rows([{"n": n}]) for n in range(25)]
     assert [batch.num_rows for batch in regroup(small, options)] == [10, 10, 5]
     large = make_rows([{"n": "x" * 1000}] * 100)
-    tight = make_options(bulk_bytes="2000")
+    tight = make_options(bulk_bytes=2000)
     assert max(batch.num_rows for batch in regroup([large], tight)) <= 9
     assert sum(batch.num_rows for batch in regroup([large], tight)) == 100

@@ -54,12 +54,6 @@ def take_none_left(uri: str) -> bool:
     return not [each for each in Path(folder).glob(f"{name}.warning-*")]
 
 
-def test_a_write_without_a_report_warns_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    with warnings_beside(None), caplog.at_level(logging.WARNING):
-        WORKER.warning("429")
-    assert [record.getMessage() for record in caplog.records] == ["429"]
-
-
 def test_a_place_that_cannot_be_written_fails_no_write(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with warnings_beside(f"{tmp_path}/file/report.json"):
