@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +15,9 @@ from headrace.cli.dlq_display import plan, report_counts, report_letter, report_
 from headrace.cli.elasticsearch_outputs import (
     MAX_RETRY_SECONDS,
     NoSuchOutputError,
+    administration_of,
     elasticsearch_outputs,
     registered,
-    transport_to,
 )
 from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
 from headrace.cli.output import print_json
@@ -25,7 +25,6 @@ from headrace.cli.output import print_json
 if TYPE_CHECKING:
     from headrace.elasticsearch.dead_letter_index import DeadLetterIndex, LetterFilter
     from headrace.elasticsearch.options import IndexingOptions
-    from headrace.elasticsearch.transport import Transport
     from headrace.stream import ElasticsearchOutput, Stream
 
 dlq = typer.Typer(
@@ -78,7 +77,7 @@ def list_(
     )
     reported: list[dict[str, Any]] = []
     for declared in _outputs(stream, output, index):
-        with _opened(stream, declared) as (_, _, kept):
+        with _letters_of(stream, declared) as kept:
             found, reasons = list(kept.find(wanted, limit, contents=False)), kept.reasons(wanted)
         if as_json:
             letters = [{"id": letter.id, **letter.fields} for letter in found]
@@ -104,7 +103,7 @@ def show(
 ) -> None:
     """Show everything that a dead letter holds."""
     stream = _stream(ledger, name)
-    with _opened(stream, _one_output(stream, output, index)) as (_, _, kept):
+    with _letters_of(stream, _one_output(stream, output, index)) as kept:
         letter = kept.get(letter_id)
     if value:
         if letter.record is None:
@@ -143,21 +142,28 @@ def replay(
     decoder or the transform was corrected, run the letters' batches again instead.
     """
     from headrace.clock import SystemClock
+    from headrace.elasticsearch.cluster import Cluster
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
     from headrace.elasticsearch.dead_letter_replay import DeadLetterReplay
-    from headrace.elasticsearch.targets import TargetIndex
+    from headrace.elasticsearch.transport import ElasticsearchTransport
 
     stream = _stream(ledger, name)
     declared = _one_output(stream, output, index)
     wanted = _filter(
         stream, batch, since, until, offset, reason=reason, topic=topic, partition=partition, ids=tuple(letter_id or ())
     )
-    with _opened(stream, declared) as (transport, options, kept):
+    options = _options(stream, declared)
+    transport = ElasticsearchTransport(
+        Cluster.of(declared), connections=1, timeout_seconds=declared.request_timeout_seconds
+    )
+    with administration_of(declared) as administration, contextlib.closing(transport):
+        kept = DeadLetterIndex(administration, options)
         replaying = DeadLetterReplay(transport, options, kept, clock=SystemClock())
         if not yes:
             planned = plan(kept.find(wanted), replaying.cannot)
             print_json(planned) if as_json else report_plan(planned)
             return
-        TargetIndex(transport, options, clock=SystemClock()).concrete()
+        administration.concrete_index(options.index)
         counts = replaying.replay(kept.find(wanted))
     print_json(counts.to_dict()) if as_json else report_counts(counts)
     if counts.replayed < counts.letters:
@@ -224,16 +230,17 @@ def _offsets(text: str | None) -> tuple[int | None, int | None]:
     return int(first), int(last or first)
 
 
-@contextmanager
-def _opened(
-    stream: Stream, output: ElasticsearchOutput
-) -> Iterator[tuple[Transport, IndexingOptions, DeadLetterIndex]]:
-    from headrace.clock import SystemClock
-    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+def _options(stream: Stream, output: ElasticsearchOutput) -> IndexingOptions:
     from headrace.elasticsearch.options import IndexingOptions
 
     # The letters have their batch time. The one in the options is used only for new ids, and none are made here.
     options = IndexingOptions.of(output, stream_name=stream.name, batch_time_ms=0)
-    options = replace(options, max_retry_seconds=min(options.max_retry_seconds, MAX_RETRY_SECONDS))
-    with transport_to(output) as transport:
-        yield transport, options, DeadLetterIndex(transport, options, clock=SystemClock())
+    return replace(options, max_retry_seconds=min(options.max_retry_seconds, MAX_RETRY_SECONDS))
+
+
+@contextlib.contextmanager
+def _letters_of(stream: Stream, output: ElasticsearchOutput) -> Iterator[DeadLetterIndex]:
+    from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+
+    with administration_of(output) as administration:
+        yield DeadLetterIndex(administration, _options(stream, output))

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
-from elastic_transport import NodeConfig
-
 from headrace.connections import Connection, resolve
 from headrace.elasticsearch.errors import IndexingOptionsError
 
@@ -117,27 +115,6 @@ class Cluster:
             ssl_assert_fingerprint=extra.get("ssl_assert_fingerprint"),
             http_compress=_boolean(extra.get("http_compress", False), "http_compress", connection.id),
         )
-
-    def node_configs(self, *, connections_per_node: int, timeout_seconds: float) -> list[NodeConfig]:
-        """The nodes in the form that the official client's transport expects."""
-        return [
-            NodeConfig(
-                scheme=node.scheme,
-                host=node.host,
-                port=node.port,
-                path_prefix=node.path_prefix,
-                headers={"authorization": self.authorization} if self.authorization else {},
-                connections_per_node=connections_per_node,
-                request_timeout=timeout_seconds,
-                http_compress=self.http_compress,
-                verify_certs=self.verify_certs if node.scheme == "https" else None,
-                ca_certs=self.ca_certs if node.scheme == "https" else None,
-                client_cert=self.client_cert if node.scheme == "https" else None,
-                client_key=self.client_key if node.scheme == "https" else None,
-                ssl_assert_fingerprint=self.ssl_assert_fingerprint if node.scheme == "https" else None,
-            )
-            for node in self.nodes
-        ]
 
 
 def _node(text: str, *, default_scheme: str, default_port: int = DEFAULT_PORT, prefix: str = "") -> Node:

@@ -36,6 +36,10 @@ class UnsuitableTargetError(IndexingError):
     """The index is not one concrete index, so ids would not be unique in it (rule 7)."""
 
 
+class IndexNotWritableError(IndexingError):
+    """An index has a block on writes, or the user lacks a privilege on it."""
+
+
 class ElasticsearchUnavailableError(IndexingError):
     """Elasticsearch did not accept the documents within ``max_retry_seconds``. Nothing was dropped; rerun the batch."""
 

@@ -61,6 +61,8 @@ class RetryBudget:
             self._failing_since = now
         left = self._max_seconds - (now - self._failing_since)
         if left <= 0:
+            if not self._max_seconds:
+                raise ElasticsearchUnavailableError(f"{self._what} failed: {reason}.", remedy="See to the cluster.")
             raise ElasticsearchUnavailableError(
                 f"{self._what} made no progress for {self._max_seconds:g} s ({self._failures + 1} tries); "
                 f"the last answer: {reason}",

@@ -1,8 +1,8 @@
 """Sends one HTTP request to Elasticsearch: the small transport of the write path. It does not retry.
 
-Spark starts new Python workers for each batch, so what they import delays every batch. The official client's package
-takes half a second to import, because it also loads its asynchronous transports; urllib3 alone takes a tenth of that. Bodies
-are sent as given: the official client would copy each of them twice. Questions and administration use the official client
+Spark starts new Python workers for each batch, so what they import delays every batch. The official client takes half a
+second to import, because it also loads its asynchronous transports; urllib3 alone takes a tenth of that. Bodies are
+sent as given: the official client would copy each of them twice. Administration uses the official client
 (``administration``).
 """
 
@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 import random
+import socket
 import ssl
 import threading
 import time
@@ -20,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import urllib3
-from urllib3.connection import HTTPSConnection
 from urllib3.exceptions import HTTPError, SSLError
 
 from headrace.elasticsearch.cluster import Cluster, Node
@@ -29,8 +29,9 @@ from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexingOpt
 LONGEST_PAUSE_SECONDS = 30.0
 """The longest time for which a node that does not answer is left out."""
 
-# The names that an error of an untrusted certificate has in its text.
-_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "fingerprint")
+UNTRUSTED = ("certificate_verify_failed", "fingerprint")
+"""One of these is in the text of an error about an untrusted certificate, in lower case."""
+
 _HASHES = {32: "md5", 40: "sha1", 64: "sha256"}
 
 
@@ -50,12 +51,15 @@ class Response:
 
     def error(self) -> tuple[str, str]:
         """The type and the reason of an error answer; "unknown" and the body's beginning if it has no such form."""
-        parsed = self.json()
-        error = parsed.get("error") if isinstance(parsed, dict) else None
-        if isinstance(error, dict):
-            return str(error.get("type", "unknown")), str(error.get("reason", ""))
-        text = error if isinstance(error, str) else self.body[:300].decode("utf-8", "replace")
-        return "unknown", text
+        return error_of(self.json(), self.body[:300].decode("utf-8", "replace"))
+
+
+def error_of(parsed: Any, text: str) -> tuple[str, str]:
+    """The type and the reason of an error, from the parsed answer; ("unknown", ``text``) if it has no such form."""
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    if isinstance(error, dict):
+        return str(error.get("type", "unknown")), str(error.get("reason", ""))
+    return "unknown", error if isinstance(error, str) else text
 
 
 class NoAnswerError(Exception):
@@ -106,7 +110,7 @@ class ElasticsearchTransport:
             )
         except HTTPError as error:
             self._nodes.failed(chosen)
-            if isinstance(error, SSLError) and any(sign in str(error) for sign in _UNTRUSTED):
+            if isinstance(error, SSLError) and any(sign in str(error).lower() for sign in UNTRUSTED):
                 raise ElasticsearchRefusedError(
                     f"The certificate of Elasticsearch at {chosen.node} is not trusted: {error}.",
                     remedy="Give the authority's certificate as ca_certs in the connection's extra.",
@@ -191,7 +195,7 @@ def _pool(cluster: Cluster, node: Node, connections: int, timeout_seconds: float
             "executors run.",
         ) from error
     if cluster.ssl_assert_fingerprint:
-        return _FingerprintPool(node.host, cluster.ssl_assert_fingerprint, ssl_context=context, **common)
+        return _FingerprintPool(node, cluster.ssl_assert_fingerprint, _tls_context(cluster), context, **common)
     return urllib3.HTTPSConnectionPool(
         node.host,
         ssl_context=context,
@@ -221,39 +225,63 @@ def _tls_context(cluster: Cluster) -> ssl.SSLContext:
 class _FingerprintPool(urllib3.HTTPSConnectionPool):
     """Trusts the node if a certificate of its chain has the fingerprint: its own, or that of its authority.
 
-    Elasticsearch prints the fingerprint of its authority at its first start. urllib3 compares only the node's own.
+    Elasticsearch prints the fingerprint of its authority at its first start; urllib3 compares only the node's own. A
+    node may send a certificate that has not signed its own. So a first handshake only finds the certificate, and every
+    connection that sends a request is verified against it. Names and dates are not checked.
     """
 
-    def __init__(self, host: str, fingerprint: str, **settings: Any) -> None:
+    def __init__(
+        self, node: Node, fingerprint: str, look: ssl.SSLContext, trusting: ssl.SSLContext, **settings: Any
+    ) -> None:
         self._fingerprint = fingerprint.replace(":", "").lower()
         if len(self._fingerprint) not in _HASHES or not set(self._fingerprint) <= set("0123456789abcdef"):
             raise IndexingOptionsError(
                 "'ssl_assert_fingerprint' in the connection's extra is no fingerprint.",
                 remedy="Give the SHA-256 of a certificate as 64 hexadecimal digits.",
             )
-        super().__init__(host, cert_reqs="CERT_NONE", assert_hostname=False, **settings)
+        self._look = look
+        self._trusting = trusting
+        self._found = False
+        self._finding = threading.Lock()
+        super().__init__(node.host, ssl_context=trusting, cert_reqs="CERT_REQUIRED", assert_hostname=False, **settings)
 
     def _validate_conn(self, conn: Any) -> None:
-        """Compare the fingerprints, before the first request is sent on a new connection."""
-        if not conn.is_closed:
-            return
-        conn.connect()
+        """Connect. Called before each request."""
+        if conn.is_closed:
+            with self._finding:
+                if not self._found:
+                    self._find_certificate(conn.timeout)
+                    self._found = True
+        super()._validate_conn(conn)
+
+    def _find_certificate(self, timeout: Any) -> None:
+        """Make the certificate with the fingerprint the only one that is trusted. Raises SSLError or OSError."""
+        with (
+            socket.create_connection((self.host, self.port or 443), timeout) as plain,
+            self._look.wrap_socket(plain, server_hostname=self.host) as encrypted,
+        ):
+            chain = _chain(encrypted)
         algorithm = _HASHES[len(self._fingerprint)]
-        found = [hashlib.new(algorithm, certificate).hexdigest() for certificate in _chain(conn)]
-        if not any(hmac.compare_digest(each, self._fingerprint) for each in found):
-            conn.close()
-            raise SSLError(f"no certificate has the fingerprint {self._fingerprint}, but {', '.join(found)}")
-        conn.is_verified = True
+        for certificate in chain:
+            if hmac.compare_digest(hashlib.new(algorithm, certificate).hexdigest(), self._fingerprint):
+                self._trusting.load_verify_locations(cadata=certificate)
+                self._trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+                self._trusting.verify_mode = ssl.CERT_REQUIRED
+                return
+        found = ", ".join(hashlib.new(algorithm, certificate).hexdigest() for certificate in chain)
+        raise SSLError(f"no certificate of the node has the fingerprint {self._fingerprint}; they have {found}")
 
 
-def _chain(conn: HTTPSConnection) -> list[bytes]:
-    """The certificates from the node's own to its authority's, in DER."""
-    socket: Any = conn.sock
-    chain = [socket.getpeercert(binary_form=True)]
-    if hasattr(socket, "get_verified_chain"):
-        return chain + list(socket.get_verified_chain())
-    # Python before 3.13 has it only there.
-    return chain + [certificate.public_bytes(_DER) for certificate in socket._sslobj.get_verified_chain()]
-
-
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name.
+_NO_CHECK_TIME = 0x200000
+# OpenSSL's X509_FILETYPE_ASN1.
 _DER = 2
+
+
+def _chain(encrypted: ssl.SSLSocket) -> list[bytes]:
+    """The certificates that the node has sent, in DER."""
+    reading: Any = encrypted
+    if hasattr(reading, "get_unverified_chain"):
+        return list(reading.get_unverified_chain())
+    # Python before 3.13 has it only there.
+    return [certificate.public_bytes(_DER) for certificate in reading._sslobj.get_unverified_chain()]

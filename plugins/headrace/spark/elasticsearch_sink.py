@@ -17,7 +17,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -28,23 +28,23 @@ from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.collisions import repeated_digests
 from headrace.elasticsearch.columns import check_columns
+from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
-from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
 from headrace.elasticsearch.reports import IndexingReport
-from headrace.elasticsearch.targets import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.transport import ElasticsearchTransport
 from headrace.elasticsearch.write_warnings import warnings_beside
-from headrace.kafka.range_reader import RangeClients
 from headrace.spark.original_records import (
     BatchOriginalRecords,
     KafkaOriginalRecords,
     ManifestOriginalRecords,
     WindowOriginalRecords,
 )
-from headrace.stream.inputs import KafkaInput
+
+if TYPE_CHECKING:
+    from headrace.kafka.range_reader import RangeClients
 
 FORMAT = "elasticsearch"
 OPTION = "indexing"
@@ -183,12 +183,16 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         options = self._options
         if not options.withdraw_letters or options.batch_time_ms is None or options.attempt is None:
             return 0
-        transport = self._transport(1)
-        try:
-            letters = DeadLetterIndex(transport, options, clock=SystemClock())
-            return letters.withdraw(options.batch_time_ms, options.attempt)
-        finally:
-            transport.close()
+        # Only a batch that was tried before has such letters, so other batches do not import the official client.
+        from headrace.elasticsearch.administration import Administration
+        from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
+
+        with Administration.of(
+            self._cluster,
+            timeout_seconds=options.request_timeout_seconds,
+            max_retry_seconds=options.max_retry_seconds,
+        ) as administration:
+            return DeadLetterIndex(administration, options).withdraw(options.batch_time_ms, options.attempt)
 
     def _index_after(self) -> str | None:
         before, now = self._index_before, self._index_now()
@@ -221,4 +225,8 @@ class ElasticsearchWriter(DataSourceArrowWriter):
 
 def _kafka_clients(options: IndexingOptions) -> dict[str, RangeClients]:
     """The Kafka settings by input id, to read the records of dead letters; empty if the log has all records."""
+    if not options.inputs:
+        return {}
+    from headrace.stream.inputs import KafkaInput
+
     return KafkaOriginalRecords.clients_of([KafkaInput.model_validate(each) for each in options.inputs])

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app
-from headrace.clock import SystemClock
+from headrace.elasticsearch.administration import Administration
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letter_index import DeadLetterIndex
@@ -49,7 +49,8 @@ class Shop:
             }
         )
         self.url = url
-        self.transport = ElasticsearchTransport(Cluster.of(self.stream.outputs[0]), connections=2, timeout_seconds=30)
+        self.cluster = Cluster.of(self.stream.outputs[0])  # type: ignore[arg-type]
+        self.transport = ElasticsearchTransport(self.cluster, connections=2, timeout_seconds=30)
         self.ask("PUT", f"/{self.index}", N_IS_A_LONG)
         self.declare(self.stream)
 
@@ -335,7 +336,7 @@ def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(
 
     def letters(**given: Any) -> DeadLetterIndex:
         options = IndexingOptions.of(output, stream_name="shop", batch_time_ms=BATCHES[0], **given)
-        return DeadLetterIndex(shop.transport, options, clock=SystemClock())
+        return DeadLetterIndex(Administration.of(shop.cluster, timeout_seconds=30, max_retry_seconds=10), options)
 
     assert letters().withdraw(BATCHES[0], 9) == 0, "letters that do not tell their attempt stay"
     for attempt, values in ((1, [b'{"n": "one"}', b"junk", b"other"]), (2, [b"junk"])):

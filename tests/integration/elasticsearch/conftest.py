@@ -12,10 +12,10 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster
+from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.targets import TargetIndex
 from headrace.elasticsearch.transport import ElasticsearchTransport, Response
 
 Rows = Callable[..., pa.RecordBatch]

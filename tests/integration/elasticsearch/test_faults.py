@@ -15,10 +15,10 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster, Node
+from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, ElasticsearchUnavailableError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.targets import TargetIndex
 from headrace.elasticsearch.transport import ElasticsearchTransport, NoAnswerError
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 

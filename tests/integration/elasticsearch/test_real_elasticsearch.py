@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.clock import SystemClock
+from headrace.elasticsearch.concrete_index import TargetIndex
 from headrace.elasticsearch.errors import (
     ElasticsearchRefusedError,
     ElasticsearchUnavailableError,
     UnsuitableTargetError,
 )
-from headrace.elasticsearch.targets import TargetIndex
 
 
 def concrete(real: Any) -> str | None:

@@ -54,19 +54,6 @@ def test_secrets_are_not_shown_but_travel() -> None:
     assert pickle.loads(pickle.dumps(cluster)).authorization == f"Basic {secret}"  # noqa: S301
 
 
-def test_tls_settings_reach_the_nodes() -> None:
-    extra = {"verify_certs": "false", "ca_certs": "/ca.pem", "http_compress": True}
-    cluster = Cluster.from_connection(connection(schema="https", extra=extra))
-    (config,) = cluster.node_configs(connections_per_node=3, timeout_seconds=7)
-    assert (config.scheme, config.verify_certs, config.ca_certs, config.http_compress) == (
-        "https",
-        False,
-        "/ca.pem",
-        True,
-    )
-    assert (config.connections_per_node, config.request_timeout) == (3, 7)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

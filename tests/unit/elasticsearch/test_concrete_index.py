@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.errors import UnsuitableTargetError
-from headrace.elasticsearch.targets import ConcreteIndex, TargetIndex
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 INDEX: dict[str, Any] = {"settings": {"index": {"provided_name": "clicks-1"}}}
