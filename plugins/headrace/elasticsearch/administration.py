@@ -19,7 +19,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.concrete_index import DESCRIPTION, ConcreteIndex, single_index
 from headrace.elasticsearch.errors import ElasticsearchRefusedError, IndexNotWritableError, UnsuitableTargetError
-from headrace.elasticsearch.retrying import RETRIED_STATUSES, RetryBudget
+from headrace.elasticsearch.retry_budget import RETRIED_STATUSES, RetryBudget
 from headrace.elasticsearch.transport import UNTRUSTED, error_of
 from headrace.elasticsearch.verdicts import Reason, refusal
 

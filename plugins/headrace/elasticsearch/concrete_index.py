@@ -16,7 +16,7 @@ from urllib.parse import quote
 from headrace.clock import Clock
 from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retrying import RetryBudget, request_with_retries
+from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import Response, Transport
 from headrace.elasticsearch.verdicts import Reason, refusal
 

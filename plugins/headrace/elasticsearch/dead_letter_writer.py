@@ -20,7 +20,7 @@ from headrace.elasticsearch.dead_letters import MAPPINGS, DeadLetter, dead_lette
 from headrace.elasticsearch.errors import DeadLettersRefusedError
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.originals import OriginalRecords
-from headrace.elasticsearch.retrying import request_with_retries
+from headrace.elasticsearch.retry_budget import request_with_retries
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 from headrace.clock import Clock, SystemClock
 from headrace.elasticsearch.bulk_bodies import PreparedRows, prepare_rows
 from headrace.elasticsearch.bulk_sender import BulkSender, SentRequest
-from headrace.elasticsearch.collisions import CollisionCheck
 from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.dead_letter_writer import DeadLetterWriter
 from headrace.elasticsearch.document_ids import identify
+from headrace.elasticsearch.duplicate_ids import CollisionCheck
 from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.originals import OriginalRecords
 from headrace.elasticsearch.transport import Transport

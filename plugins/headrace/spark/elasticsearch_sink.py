@@ -26,15 +26,15 @@ from pyspark.sql.types import StructType
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.cluster import Cluster
-from headrace.elasticsearch.collisions import repeated_digests
 from headrace.elasticsearch.columns import check_columns
 from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.duplicate_ids import repeated_digests
 from headrace.elasticsearch.errors import DocumentsUnaccountedError, IndexingOptionsError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
-from headrace.elasticsearch.reports import IndexingReport
 from headrace.elasticsearch.transport import ElasticsearchTransport
+from headrace.elasticsearch.write_report import IndexingReport
 from headrace.elasticsearch.write_warnings import warnings_beside
 from headrace.spark.original_records import (
     BatchOriginalRecords,

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.elasticsearch.errors import UnsuitableRowsError
 from headrace.elasticsearch.options import LOG, IndexingOptions
-from headrace.elasticsearch.reports import IndexingReport
+from headrace.elasticsearch.write_report import IndexingReport
 from headrace.spark.documents import prepare_documents
 from headrace.spark.elasticsearch_sink import FORMAT, OPTION, ElasticsearchDataSource
 from headrace.spark.outputs.elasticsearch import write_documents

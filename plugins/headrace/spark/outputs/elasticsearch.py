@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.elasticsearch.bulk_bodies import TOMBSTONE
-from headrace.elasticsearch.collisions import colliding
 from headrace.elasticsearch.columns import (
     COORDINATES,
     HEADERS,
@@ -21,9 +20,10 @@ from headrace.elasticsearch.columns import (
 )
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.document_ids import identify
+from headrace.elasticsearch.duplicate_ids import colliding
 from headrace.elasticsearch.errors import CollidingIdsError, TooManyDeadLettersError
 from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
-from headrace.elasticsearch.reports import IndexingReport
+from headrace.elasticsearch.write_report import IndexingReport
 from headrace.spark.incarnations import lacks_incarnation
 from headrace.spark.outputs.report_files import report_file
 from headrace.stream import ColumnIds, ElasticsearchOutput, RecordIds

@@ -14,7 +14,7 @@ from headrace.elasticsearch.write_warnings import take_warnings, warnings_beside
 from headrace.spark.outputs import report_files
 from headrace.spark.outputs.report_files import report_file
 
-WORKER = logging.getLogger("headrace.elasticsearch.retrying")
+WORKER = logging.getLogger("headrace.elasticsearch.retry_budget")
 
 
 @pytest.fixture

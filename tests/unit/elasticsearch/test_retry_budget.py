@@ -8,7 +8,7 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError
-from headrace.elasticsearch.retrying import RetryBudget
+from headrace.elasticsearch.retry_budget import RetryBudget
 
 
 class JumpingClock(SystemClock):

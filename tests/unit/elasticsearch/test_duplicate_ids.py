@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.elasticsearch.collisions import CollisionCheck, repeated_digests
 from headrace.elasticsearch.document_ids import identify
+from headrace.elasticsearch.duplicate_ids import CollisionCheck, repeated_digests
 from headrace.elasticsearch.errors import CollidingIdsError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.testing.fake_elasticsearch import FakeElasticsearch

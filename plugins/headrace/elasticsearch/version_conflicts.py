@@ -23,7 +23,7 @@ from urllib.parse import quote
 from headrace.elasticsearch.bulk_bodies import PreparedRows
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retrying import RetryBudget, request_with_retries
+from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason, current_version, refusal
 

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
-from headrace.elasticsearch.reports import IndexingReport, ReportError
+from headrace.elasticsearch.write_report import IndexingReport, ReportError
 
 
 def report() -> IndexingReport:
