@@ -28,7 +28,7 @@ from headrace.elasticsearch.verdicts import (
     judge_response,
     refusal,
 )
-from headrace.elasticsearch.version_conflicts import Conflicts
+from headrace.elasticsearch.version_conflicts import VersionConflicts
 
 DOCUMENT_TOO_LARGE = "document_too_large"
 
@@ -100,8 +100,8 @@ class BulkSender:
             jitter=self._jitter,
         )
 
-    def conflicts(self, counts: IndexingCounts) -> Conflicts:
-        return Conflicts(self._transport, self._index, self._options, counts)
+    def conflicts(self, counts: IndexingCounts) -> VersionConflicts:
+        return VersionConflicts(self._transport, self._index, self._options, counts)
 
     def post(self, body: bytes) -> Response:
         return self._transport.request("POST", self._path, body)

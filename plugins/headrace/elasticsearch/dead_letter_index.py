@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from headrace.elasticsearch.dead_letters import MAPPINGS
+from headrace.elasticsearch.dead_letters import MAPPINGS, OriginalRecord
 from headrace.elasticsearch.errors import DeadLetterMissingError, ElasticsearchRefusedError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.originals import OriginalRecord
 from headrace.elasticsearch.verdicts import Reason, item_reason, refusal
 
 if TYPE_CHECKING:

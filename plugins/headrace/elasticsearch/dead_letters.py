@@ -21,7 +21,6 @@ from headrace.elasticsearch import columns
 from headrace.elasticsearch.bulk_bodies import REJECTED_BEFORE, document_column
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, identify, record_ids, row_parts
 from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
-from headrace.elasticsearch.originals import OriginalRecord
 from headrace.elasticsearch.verdicts import Reason
 
 MAPPINGS: dict[str, Any] = {
@@ -56,6 +55,16 @@ MAPPINGS: dict[str, Any] = {
 transform ``value_is_document`` is true. A letter too large for a request has none of these and no ``value``, only the
 value's size in ``value_bytes``. ``document_id`` and ``version`` are those of the rejected document. ``replayed_at`` is
 present once the letter was replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalRecord:
+    """A record's key, value, headers and time as read from Kafka."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +163,7 @@ def dead_letter(batch: pa.RecordBatch, row: int, reason: Reason, options: Indexi
         )
     rejected_before = reason.type == REJECTED_BEFORE
     document_id, version = _identity(batch, row, options)
-    # No two rows of a batch have the same id (`CollisionCheck`), except rows of one key with different versions.
+    # No two rows of a batch have the same id (`DuplicateIdCheck`), except rows of one key with different versions.
     has_own_id = (
         document_id is not None
         and options.version_from is None

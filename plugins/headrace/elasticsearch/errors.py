@@ -20,7 +20,7 @@ class UnsuitableRowsError(IndexingError):
     failure = Failure.CODE
 
 
-class CollidingIdsError(IndexingError):
+class DuplicateIdsError(IndexingError):
     """Rows of one batch have the same id, so that all but one of them would be lost."""
 
     failure = Failure.CODE

@@ -30,7 +30,7 @@ from headrace.elasticsearch.verdicts import Reason, current_version, refusal
 _FETCHED_AT_ONCE = 500
 
 
-class Conflicts:
+class VersionConflicts:
     """The conflicts of one request."""
 
     def __init__(self, transport: Transport, index: str, options: IndexingOptions, counts: IndexingCounts) -> None:

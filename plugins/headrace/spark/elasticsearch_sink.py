@@ -34,8 +34,7 @@ from headrace.elasticsearch.errors import DocumentsUnaccountedError, IndexingOpt
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
 from headrace.elasticsearch.transport import ElasticsearchTransport
-from headrace.elasticsearch.write_report import IndexingReport
-from headrace.elasticsearch.write_warnings import warnings_beside
+from headrace.elasticsearch.write_report import IndexingReport, warnings_beside
 from headrace.spark.original_records import (
     BatchOriginalRecords,
     KafkaOriginalRecords,
@@ -90,7 +89,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         self, options: IndexingOptions, cluster: Cluster, kafka: Mapping[str, RangeClients] | None = None
     ) -> None:
         if not options.report:
-            # Collisions and foreign documents are reported there only, so nobody would learn of them.
+            # Duplicate ids and foreign documents are reported there only, so nobody would learn of them.
             raise IndexingOptionsError("A write of the elasticsearch sink needs a report, and the options name none.")
         self._options = options
         self._cluster = cluster
@@ -128,7 +127,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Called after all tasks have succeeded: check that the index is still the same, and report the counts.
 
-        The reader of the report raises CollidingIdsError and ForeignDocumentsError.
+        The reader of the report raises DuplicateIdsError and ForeignDocumentsError.
         """
         total = IndexingCounts()
         digests = []
@@ -139,8 +138,8 @@ class ElasticsearchWriter(DataSourceArrowWriter):
             digests.append(message.digests)
         total.check()
         concrete = self._index_after()
-        collisions = repeated_digests(digests)
-        if not (collisions or total.foreign):
+        duplicates = repeated_digests(digests)
+        if not (duplicates or total.foreign):
             total.letters_withdrawn = self._withdraw_letters()
         if self._options.refresh:
             self._target().refresh()
@@ -154,7 +153,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
             dead_letter_index=options.dead_letter_index,
             tasks=len(messages),
             counts=total,
-            collisions=collisions,
+            duplicates=duplicates,
         )
         report.write(options.report)
         logger.info("Indexed into %s: %s", options.index, total.to_dict())

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from headrace.batch.manifest import Manifest
 from headrace.blocks import BlockHandle
-from headrace.elasticsearch.originals import OriginalRecord, OriginalRecords
+from headrace.elasticsearch.dead_letter_writer import OriginalRecords
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.wal.reader import read_block

@@ -19,8 +19,8 @@ from tests.integration.spark.connect_server import connect_server
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.options import KAFKA, IndexingOptions
-from headrace.elasticsearch.originals import OriginalRecord
 from headrace.kafka.client_settings import consumer_config
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.kafka.range_reader import RangeClients

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.elasticsearch.document_ids import identify
-from headrace.elasticsearch.duplicate_ids import CollisionCheck, repeated_digests
-from headrace.elasticsearch.errors import CollidingIdsError
+from headrace.elasticsearch.duplicate_ids import DuplicateIdCheck, repeated_digests
+from headrace.elasticsearch.errors import DuplicateIdsError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
@@ -19,7 +19,7 @@ SEED = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def check(options: Any, *batches: Any, seed: int = SEED) -> np.ndarray[Any, Any]:
-    checked = CollisionCheck(options, seed)
+    checked = DuplicateIdCheck(options, seed)
     for batch in batches:
         checked.take(batch, identify(batch, options))
     return checked.digests()
@@ -40,7 +40,7 @@ def test_rows_with_one_id_are_refused_before_they_are_sent(
 ) -> None:
     elasticsearch = FakeElasticsearch()
     batch = make_rows([{"n": 1}, {"n": 2}], **rows)
-    with pytest.raises(CollidingIdsError, match=remedy):
+    with pytest.raises(DuplicateIdsError, match=remedy):
         Indexer(elasticsearch, make_options(**options)).index([batch])
     assert not elasticsearch.bulks
 
@@ -66,13 +66,13 @@ def test_rows_that_differ_in_what_decides_are_let_through(
 
 def test_a_key_of_one_record_is_of_one_row_whatever_its_version(make_options: Any, make_rows: Any) -> None:
     options = make_options(document_id="key", version_from="v")
-    with pytest.raises(CollidingIdsError):
+    with pytest.raises(DuplicateIdsError):
         check(options, make_rows([b"{}", b"{}"], offsets=[3, 3], keys=[b"k", b"k"], v=pa.array([5, 5])))
 
 
 def test_two_rejected_rows_of_a_record_collide_too(make_options: Any, make_rows: Any) -> None:
     """Their dead letters have the record's id, and one may be in another task."""
-    with pytest.raises(CollidingIdsError, match="RecordIds"):
+    with pytest.raises(DuplicateIdsError, match="RecordIds"):
         check(make_options(), make_rows([b"{}", b"{}"], offsets=[3, 3], rejected_because=["odd", "odd"]))
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.elasticsearch.counts import IndexingCounts
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.elasticsearch.errors import (
     DeadLettersRefusedError,
     ElasticsearchRefusedError,
@@ -16,7 +17,6 @@ from headrace.elasticsearch.errors import (
     UnsuitableRowsError,
 )
 from headrace.elasticsearch.indexer import Indexer, regroup
-from headrace.elasticsearch.originals import OriginalRecord
 from headrace.elasticsearch.transport import NoAnswerError, Response
 from headrace.testing.fake_elasticsearch import Action, FakeElasticsearch, error_response
 

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
-from headrace.elasticsearch.originals import OriginalRecord
+from headrace.elasticsearch.dead_letters import OriginalRecord
 from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offset_ranges import RangeRun, RecordedRange
 from headrace.spark.original_records import KafkaOriginalRecords

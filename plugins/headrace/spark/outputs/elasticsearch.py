@@ -20,8 +20,8 @@ from headrace.elasticsearch.columns import (
 )
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.document_ids import identify
-from headrace.elasticsearch.duplicate_ids import colliding
-from headrace.elasticsearch.errors import CollidingIdsError, TooManyDeadLettersError
+from headrace.elasticsearch.duplicate_ids import duplicate_ids_error
+from headrace.elasticsearch.errors import DuplicateIdsError, TooManyDeadLettersError
 from headrace.elasticsearch.options import KAFKA, LOG, IndexingOptions
 from headrace.elasticsearch.write_report import IndexingReport
 from headrace.spark.incarnations import lacks_incarnation
@@ -123,15 +123,15 @@ def write_documents(
 
     Raises:
         UnsuitableRowsError: see ``headrace.spark.documents.prepare_documents``.
-        CollidingIdsError: rows of the batch have the same id.
+        DuplicateIdsError: rows of the batch have the same id.
         ForeignDocumentsError: the index holds documents of another source under ids of the batch.
     """
     from headrace.spark.documents import prepare_documents
 
     prepared = prepare_documents(frame, output, incarnations=incarnations)
     report = _write(prepared, options)
-    if report.collisions:
-        raise _colliding(prepared, options)
+    if report.duplicates:
+        raise _duplicate_ids(prepared, options)
     report.check_foreign()
     return report
 
@@ -160,8 +160,8 @@ def _write(rows: DataFrame, options: IndexingOptions) -> IndexingReport:
     return IndexingReport.load(options.report)
 
 
-def _colliding(prepared: DataFrame, options: IndexingOptions) -> CollidingIdsError:
-    """The error with examples of colliding ids, which are queried here: the sink's tasks only count collisions."""
+def _duplicate_ids(prepared: DataFrame, options: IndexingOptions) -> DuplicateIdsError:
+    """The error with examples of the ids, which are queried here: the sink's tasks only count them."""
     of_ids = {*needed_columns(options), INCARNATION}
     names = [name for name in prepared.columns if name in of_ids]
     examples: list[str] = []
@@ -169,4 +169,4 @@ def _colliding(prepared: DataFrame, options: IndexingOptions) -> CollidingIdsErr
     with contextlib.suppress(Exception):
         found = prepared.groupBy(*names).count().where("count > 1").limit(EXAMPLES).toArrow().combine_chunks()
         examples = [text for batch in found.to_batches() for text in identify(batch, options).ids.to_pylist()]
-    return colliding(options.index, options.document_id, examples)
+    return duplicate_ids_error(options.index, options.document_id, examples)

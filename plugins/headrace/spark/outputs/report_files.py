@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from headrace.elasticsearch.write_warnings import take_warnings
+from headrace.elasticsearch.write_report import take_warnings
 from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.receiver.tracking.setting import eventually
 
-from headrace.elasticsearch.write_warnings import take_warnings, warnings_beside
+from headrace.elasticsearch.write_report import take_warnings, warnings_beside
 from headrace.spark.outputs import report_files
 from headrace.spark.outputs.report_files import report_file
 
