@@ -1,4 +1,4 @@
-"""`headrace dlq`: list, show and replay dead letters: what Elasticsearch permanently refused."""
+"""`headrace dlq`: list, show and replay dead letters, the documents that Elasticsearch refused permanently."""
 
 from __future__ import annotations
 
@@ -28,28 +28,32 @@ if TYPE_CHECKING:
     from headrace.stream import ElasticsearchOutput, Stream
 
 dlq = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Dead letters: list them, show one, index them after all."
+    add_completion=False, no_args_is_help=True, help="Dead letters: list them, show one, or index them again."
 )
 
-OutputId = Annotated[str | None, typer.Option(help="The Elasticsearch output's id, where the stream has several.")]
+OutputId = Annotated[
+    str | None, typer.Option(help="The id of the Elasticsearch output; needed if the stream has several.")
+]
 IndexName = Annotated[
-    str | None, typer.Option("--index", help="The index that a replay of the stream wrote, instead of the output's.")
+    str | None, typer.Option("--index", help="Letters for this index, which a replay of the stream wrote.")
 ]
-Batch = Annotated[str | None, typer.Option(help="Of this batch time alone: epoch milliseconds or ISO 8601.")]
-Since = Annotated[str | None, typer.Option("--from", help="From this batch time on.")]
-Until = Annotated[str | None, typer.Option(help="Until this batch time, which is among them.")]
-ReasonType = Annotated[str | None, typer.Option("--reason", help="With this type of reason, as list tells them.")]
-Topic = Annotated[str | None, typer.Option(help="Of this topic's records.")]
-Partition = Annotated[int | None, typer.Option(help="Of this partition's records.", min=0)]
+Batch = Annotated[str | None, typer.Option(help="Only this batch time: epoch milliseconds or ISO 8601.")]
+Since = Annotated[str | None, typer.Option("--from", help="Only batch times from this one on.")]
+Until = Annotated[str | None, typer.Option(help="Only batch times up to this one, inclusive.")]
+ReasonType = Annotated[
+    str | None, typer.Option("--reason", help="Only letters with this type of reason, as shown by list.")
+]
+Topic = Annotated[str | None, typer.Option(help="Only records of this topic.")]
+Partition = Annotated[int | None, typer.Option(help="Only records of this partition.", min=0)]
 Offset = Annotated[
-    str | None, typer.Option(help="Of this offset, or of a range: 100-199, both among them.", metavar="OFFSET[-OFFSET]")
+    str | None, typer.Option(help="Only this offset, or this range, inclusive: 100-199.", metavar="OFFSET[-OFFSET]")
 ]
-Replayed = Annotated[bool, typer.Option("--replayed", help="Those too that were replayed since.")]
+Replayed = Annotated[bool, typer.Option("--replayed", help="Include letters that were replayed.")]
 
 
 @dlq.callback()
 def _group() -> None:
-    """Dead letters: list them, show one, index them after all."""
+    """Dead letters: list them, show one, or index them again."""
 
 
 @dlq.command("list")
@@ -67,7 +71,9 @@ def list_(
     partition: Partition = None,
     offset: Offset = None,
     replayed: Replayed = False,
-    limit: Annotated[int, typer.Option(help="How many of each output, the newest batch first.", min=1)] = 20,
+    limit: Annotated[
+        int, typer.Option(help="How many letters to list for each output, newest batch first.", min=1)
+    ] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Count dead letters by reason, and list the newest."""
@@ -93,15 +99,15 @@ def list_(
 @dlq.command()
 def show(
     name: StreamName,
-    letter_id: Annotated[str, typer.Argument(help="The letter's id, as list tells it.", metavar="ID")],
+    letter_id: Annotated[str, typer.Argument(help="The letter's id, as shown by list.", metavar="ID")],
     *,
     ledger: LedgerUrl,
     output: OutputId = None,
     index: IndexName = None,
-    value: Annotated[bool, typer.Option("--value", help="Nothing but the record's value, as its bytes.")] = False,
+    value: Annotated[bool, typer.Option("--value", help="Write only the record's value, as bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show everything that a dead letter holds."""
+    """Show all fields of a dead letter."""
     stream = _stream(ledger, name)
     with _letters_of(stream, _one_output(stream, output, index)) as kept:
         letter = kept.get(letter_id)
@@ -122,7 +128,7 @@ def replay(
     *,
     ledger: LedgerUrl,
     letter_id: Annotated[
-        list[str] | None, typer.Option("--id", help="This letter; may be given several times.")
+        list[str] | None, typer.Option("--id", help="Only this letter; may be given several times.")
     ] = None,
     output: OutputId = None,
     index: IndexName = None,
@@ -133,7 +139,9 @@ def replay(
     topic: Topic = None,
     partition: Partition = None,
     offset: Offset = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only what would be done is told.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Replay the letters; otherwise only print what would be done.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Index the documents of dead letters again, after the index was corrected (a mapping, a field limit).

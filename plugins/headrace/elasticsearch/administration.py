@@ -104,7 +104,7 @@ class Administration:
                 return getattr(answer, "body", answer)
             except UnsupportedProductError as error:
                 raise ElasticsearchRefusedError(
-                    f"What answers at {self._where} is not Elasticsearch: {error.message}.",
+                    f"The server at {self._where} is not Elasticsearch: {error.message}.",
                     remedy="Check the address. A proxy has to pass on the response header X-Elastic-Product.",
                 ) from error
             except ApiError as error:

@@ -93,7 +93,7 @@ class Cluster:
         if not connection.host:
             raise IndexingOptionsError(
                 f"Connection {connection.id!r} has no host.",
-                remedy="Name Elasticsearch's host, or several with commas.",
+                remedy="Give the host of Elasticsearch, or several separated by commas.",
             )
         scheme = connection.schema or "http"
         if scheme not in ("http", "https"):
@@ -122,7 +122,8 @@ def _node(text: str, *, default_scheme: str, default_port: int = DEFAULT_PORT, p
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         # The text may hold a credential, so it is not repeated.
         raise IndexingOptionsError(
-            "One of the hosts is no http or https URL without credentials.", remedy="Write it as https://host:9200."
+            "One of the hosts is not an http or https URL, or holds credentials.",
+            remedy="Write it as https://host:9200.",
         )
     return Node(parts.scheme, parts.hostname, parts.port or default_port, parts.path.rstrip("/") or prefix)
 
@@ -131,7 +132,7 @@ def _authorization(connection: Connection, extra: Mapping[str, Any]) -> str | No
     given = [name for name in ("api_key", "bearer_token") if extra.get(name)] + (["login"] if connection.login else [])
     if len(given) > 1:
         raise IndexingOptionsError(
-            f"Connection {connection.id!r} has more than one credential: {', '.join(given)}.", remedy="Leave one."
+            f"Connection {connection.id!r} has more than one credential: {', '.join(given)}.", remedy="Keep one."
         )
     if extra.get("api_key"):
         key = extra["api_key"]

@@ -72,7 +72,7 @@ class DeadLetterReplay:
         """The reason, in readable text, why this letter is not tried; None if it can be replayed."""
         index = letter.fields.get("index")
         if index != self._options.index:
-            return f"it was to be in index {index!r}: name that with --index"
+            return f"its document belongs in index {index!r}: give that index with --index"
         if letter.document is None:
             return "it holds no document: it was rejected by a decoder or the transform, or is too large to be kept"
         if letter.fields.get("document_id") is None:

@@ -113,8 +113,8 @@ def _refuse_restarted_offsets(batch: pa.RecordBatch, options: IndexingOptions) -
     incarnation = incarnations(batch)
     if incarnation is not None and pc.max(incarnation).as_py() > 1:
         raise UnsuitableRowsError(
-            f"A topic of index {options.index!r} was deleted and created again, so its offsets began anew: as versions "
-            "they would let older documents win.",
+            f"A topic of index {options.index!r} was deleted and created again, so its offsets started again: as "
+            "versions they would let older documents replace newer ones.",
             remedy="Name a column that only grows with version_from, or index into a new index.",
         )
 
@@ -144,7 +144,7 @@ def _text(column: Any, rejected: dict[int, Reason]) -> Any:
         column = column.dictionary_decode()
     if pa.types.is_nested(column.type):
         raise UnsuitableRowsError(
-            f"A column of type {column.type} cannot be a document id.", remedy="Choose its fields."
+            f"A column of type {column.type} cannot be a document id.", remedy="Use its fields instead."
         )
     if pa.types.is_timestamp(column.type):
         # In UTC, whatever the session's time zone is: the id must be the same in every run.

@@ -236,7 +236,7 @@ class _FingerprintPool(urllib3.HTTPSConnectionPool):
         self._fingerprint = fingerprint.replace(":", "").lower()
         if len(self._fingerprint) not in _HASHES or not set(self._fingerprint) <= set("0123456789abcdef"):
             raise IndexingOptionsError(
-                "'ssl_assert_fingerprint' in the connection's extra is no fingerprint.",
+                "'ssl_assert_fingerprint' in the connection's extra is not a fingerprint.",
                 remedy="Give the SHA-256 of a certificate as 64 hexadecimal digits.",
             )
         self._look = look

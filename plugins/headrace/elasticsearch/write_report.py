@@ -78,7 +78,7 @@ class IndexingReport:
                 raise ReportError(f"The report {uri} is of version {version}, not {VERSION}.")
             return cls(**{**fields, "counts": IndexingCounts.from_dict(fields["counts"])})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ReportError(f"{uri} is no indexing report: {error}.", remedy="Run the batch again.") from error
+            raise ReportError(f"{uri} is not an indexing report: {error}.", remedy="Run the batch again.") from error
 
     def write(self, uri: str) -> None:
         """Write the report, durable on return."""

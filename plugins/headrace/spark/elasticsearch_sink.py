@@ -133,7 +133,9 @@ class ElasticsearchWriter(DataSourceArrowWriter):
         digests = []
         for message in messages:
             if not isinstance(message, TaskCounts):
-                raise DocumentsUnaccountedError("A task of the write told nothing of its rows.", remedy="Run it again.")
+                raise DocumentsUnaccountedError(
+                    "A task of the write returned no counts.", remedy="Run the batch again."
+                )
             total.add(message.counts)
             digests.append(message.digests)
         total.check()
@@ -201,7 +203,7 @@ class ElasticsearchWriter(DataSourceArrowWriter):
             else:
                 after = None if now is None else now.name
                 what = (
-                    f"{self._options.index!r} came to mean {after!r} instead of {before.name!r}; some of its documents "
+                    f"{self._options.index!r} was moved from {before.name!r} to {after!r}; some of its documents "
                     "may be in both"
                 )
             raise UnsuitableTargetError(

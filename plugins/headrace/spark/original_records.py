@@ -158,8 +158,8 @@ class KafkaOriginalRecords:
             raise RangesGoneError(
                 f"Kafka no longer has the record at offset {offset} of {topic}-{partition}, which the batch read: "
                 "compaction removed it.",
-                remedy="Its dead letter cannot be written. Mend the transform or the output, so that it is accepted, "
-                "and run the batch again; it reads what Kafka has.",
+                remedy="Its dead letter cannot be written. Correct the transform or the output, so that the record is "
+                "accepted, and run the batch again; it reads what Kafka has.",
             )
         return record
 

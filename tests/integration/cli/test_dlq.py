@@ -177,7 +177,7 @@ def test_letters_are_listed_and_counted(shop: Shop) -> None:
         ("--partition 1", []),
     ],
 )
-def test_a_list_is_narrowed(shop: Shop, narrowing: str, offsets: list[int]) -> None:
+def test_a_list_is_restricted_by_its_options(shop: Shop, narrowing: str, offsets: list[int]) -> None:
     assert shop.listed(*narrowing.split()) == [f"clicks+0+{offset}" for offset in offsets]
 
 
@@ -198,7 +198,7 @@ def test_a_letter_is_shown_with_all_it_holds(shop: Shop) -> None:
     assert shop.dlq("show", "nothing").exit_code == 1
 
 
-def test_nothing_is_replayed_before_it_is_said(shop: Shop) -> None:
+def test_nothing_is_replayed_without_yes(shop: Shop) -> None:
     shop.mend()
     assert shop.reported("replay")["to_replay"] == 4
     assert "--yes" in shop.dlq("replay").output
@@ -206,7 +206,7 @@ def test_nothing_is_replayed_before_it_is_said(shop: Shop) -> None:
     assert len(shop.listed()) == 4
 
 
-def test_a_mended_mapping_takes_them_and_what_is_no_document_stays(shop: Shop) -> None:
+def test_a_corrected_mapping_accepts_the_documents_and_a_letter_without_a_document_stays(shop: Shop) -> None:
     shop.mend()
     result = shop.dlq("replay", "--yes")
     assert result.exit_code == 1
@@ -218,7 +218,7 @@ def test_a_mended_mapping_takes_them_and_what_is_no_document_stays(shop: Shop) -
     assert len(shop.listed("--replayed")) == 4
 
 
-def test_without_mending_they_are_refused_again_and_keep_what_they_hold(shop: Shop) -> None:
+def test_without_a_correction_letters_are_refused_again_and_keep_their_contents(shop: Shop) -> None:
     before = shop.documents("-dead-letters")
     reported = shop.reported("replay", "--yes")
     assert (reported["replayed"], reported["refused"]) == (0, 4)
@@ -227,7 +227,7 @@ def test_without_mending_they_are_refused_again_and_keep_what_they_hold(shop: Sh
     assert shop.dlq("replay", "--yes").exit_code == 1
 
 
-def test_a_replay_that_was_stopped_before_its_notes_changes_nothing_the_second_time(shop: Shop) -> None:
+def test_a_replay_that_stopped_before_it_marked_its_letters_can_be_repeated(shop: Shop) -> None:
     shop.mend()
     shop.reported("replay", "--yes", "--batch", str(BATCHES[1]))
     assert shop.listed() == ["clicks+0+1", "clicks+0+2"]
@@ -249,7 +249,7 @@ def test_letters_are_chosen_by_their_ids(shop: Shop) -> None:
     assert shop.listed() == ["clicks+0+11", "clicks+0+2"]
 
 
-def test_a_letter_that_a_batch_wrote_anew_is_a_letter_again(shop: Shop) -> None:
+def test_a_replayed_letter_that_a_batch_writes_again_is_open_again(shop: Shop) -> None:
     shop.mend()
     shop.reported("replay", "--yes")
     shop.ask("DELETE", f"/{shop.index}")
@@ -298,7 +298,9 @@ def test_an_aggregates_document_that_is_there_is_not_written_over(make_shop: Any
     assert [shop.letter(row) for row in shop.listed("--replayed")] == [id_]
 
 
-def test_a_letter_written_anew_meanwhile_is_not_noted(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_letter_that_a_batch_rewrites_during_the_replay_is_not_marked(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop.mend()
     index = DeadLetterReplay._index
 
@@ -325,7 +327,9 @@ def test_letters_of_a_replays_index_are_chosen_by_its_name_and_go_nowhere_else(m
     try:
         reported = shop.reported("replay", "--yes")
         assert (reported["replayed"], reported["left"]) == (0, 1)
-        assert list(reported["left_because"]) == [f"it was to be in index {copy!r}: name that with --index"]
+        assert list(reported["left_because"]) == [
+            f"its document belongs in index {copy!r}: give that index with --index"
+        ]
         assert shop.reported("replay", "--index", copy)["to_replay"] == 1
     finally:
         shop.ask("DELETE", f"/{common}")
@@ -347,7 +351,7 @@ def test_letters_that_a_later_attempt_did_not_write_are_withdrawn_and_no_others(
     assert shop.listed("--offset", "30-39") == ["clicks+0+30"]
 
 
-def test_what_others_wrote_does_nothing_to_a_terminal(shop: Shop) -> None:
+def test_control_characters_in_a_letter_are_escaped_in_a_terminal(shop: Shop) -> None:
     shop.write(b'\x1b[2J{"n": 1}', first=20)
     assert "field [n] of type [long]" in shop.dlq("list").output
     text = shop.dlq("show", shop.letter("clicks+0+20")).output

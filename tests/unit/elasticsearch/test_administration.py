@@ -111,7 +111,7 @@ def test_another_server_is_not_taken_for_elasticsearch(administer: Any, monkeypa
         return found
 
     monkeypatch.setattr(node, "perform_request", without_header)
-    with pytest.raises(ElasticsearchRefusedError, match=r"What answers at http://fake:9200 is not Elasticsearch"):
+    with pytest.raises(ElasticsearchRefusedError, match=r"The server at http://fake:9200 is not Elasticsearch"):
         ask(administration)
 
 

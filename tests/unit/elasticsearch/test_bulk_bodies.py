@@ -15,13 +15,13 @@ def body(rows: Any, options: Any) -> bytes:
     return b"".join(prepared.body(lines) for lines in prepared.requests(options))
 
 
-def test_record_ids_are_created(make_options: Any, make_rows: Any) -> None:
+def test_documents_with_record_ids_are_sent_with_create(make_options: Any, make_rows: Any) -> None:
     assert body(make_rows([b'{"a":1}', b'{"b":2}']), make_options()) == (
         b'{"create":{"_id":"t+0+0"}}\n{"a":1}\n{"create":{"_id":"t+0+1"}}\n{"b":2}\n'
     )
 
 
-def test_or_replaced_if_so_told(make_options: Any, make_rows: Any) -> None:
+def test_write_method_index_sends_index_actions(make_options: Any, make_rows: Any) -> None:
     assert body(make_rows([b"{}"]), make_options(write_method="index")) == b'{"index":{"_id":"t+0+0"}}\n{}\n'
 
 
@@ -34,7 +34,7 @@ def test_key_ids_carry_versions(make_options: Any, make_rows: Any, method: str, 
     )
 
 
-def test_ids_are_escaped_as_json_wants_it(make_options: Any, make_rows: Any) -> None:
+def test_ids_are_escaped_as_json(make_options: Any, make_rows: Any) -> None:
     keys = ['a"b', "a\\b", "a\nb", "a\x00b", "é\u2028", "plain"]
     rows = make_rows([b"{}"] * len(keys), keys=[key.encode() for key in keys])
     assert [action.id for action in parse_bulk(body(rows, make_options(document_id="key")))] == keys

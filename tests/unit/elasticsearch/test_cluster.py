@@ -43,11 +43,11 @@ def test_a_connection_is_looked_up_in_the_environment(monkeypatch: pytest.Monkey
         ({}, None),
     ],
 )
-def test_credentials(extra: dict[str, object], authorization: str | None) -> None:
+def test_credentials_become_the_authorization_header(extra: dict[str, object], authorization: str | None) -> None:
     assert Cluster.from_connection(connection(extra=extra)).authorization == authorization
 
 
-def test_secrets_are_not_shown_but_travel() -> None:
+def test_secrets_are_pickled_but_not_in_the_repr() -> None:
     cluster = Cluster.from_connection(connection(login="me", password="hunter2"))
     secret = base64.b64encode(b"me:hunter2").decode()
     assert secret not in repr(cluster)
@@ -65,7 +65,7 @@ def test_secrets_are_not_shown_but_travel() -> None:
         connection(host="http://me:hunter2@a"),
     ],
 )
-def test_what_is_not_understood_is_refused(wrong: Connection) -> None:
+def test_unknown_or_invalid_connection_settings_are_refused(wrong: Connection) -> None:
     with pytest.raises(IndexingOptionsError) as caught:
         Cluster.from_connection(wrong)
     assert "hunter2" not in str(caught.value)

@@ -36,7 +36,7 @@ def letters(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> 
 
 
 @pytest.mark.parametrize("differs", ["stream_name", "output_id", "index"])
-def test_two_that_share_a_dead_letter_index_keep_their_own_letters_of_one_record(
+def test_outputs_that_share_a_dead_letter_index_have_separate_letters_of_one_record(
     letters: Letters, make_rows: Any, differs: str
 ) -> None:
     named = {"stream_name": "s", "output_id": "o", "index": "i"}

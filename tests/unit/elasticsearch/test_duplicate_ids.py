@@ -57,26 +57,28 @@ def test_rows_with_one_id_are_refused_before_they_are_sent(
         ({"document_id": "key"}, {"offsets": [3, 4], "keys": [None, None]}),
     ],
 )
-def test_rows_that_differ_in_what_decides_are_let_through(
+def test_rows_of_one_id_with_different_versions_are_allowed(
     make_options: Any, make_rows: Any, options: dict[str, str], rows: dict[str, Any]
 ) -> None:
     digests = check(make_options(**options), make_rows([b"{}", b"{}"], **rows))
     assert repeated_digests([digests]) == 0
 
 
-def test_a_key_of_one_record_is_of_one_row_whatever_its_version(make_options: Any, make_rows: Any) -> None:
+def test_two_rows_of_one_record_with_one_key_are_refused_whatever_their_versions(
+    make_options: Any, make_rows: Any
+) -> None:
     options = make_options(document_id="key", version_from="v")
     with pytest.raises(DuplicateIdsError):
         check(options, make_rows([b"{}", b"{}"], offsets=[3, 3], keys=[b"k", b"k"], v=pa.array([5, 5])))
 
 
-def test_two_rejected_rows_of_a_record_collide_too(make_options: Any, make_rows: Any) -> None:
+def test_two_rejected_rows_of_one_record_are_refused_too(make_options: Any, make_rows: Any) -> None:
     """Their dead letters have the record's id, and one may be in another task."""
     with pytest.raises(DuplicateIdsError, match="RecordIds"):
         check(make_options(), make_rows([b"{}", b"{}"], offsets=[3, 3], rejected_because=["odd", "odd"]))
 
 
-def test_rows_of_other_tasks_are_found_by_their_digests(make_options: Any, make_rows: Any) -> None:
+def test_duplicate_ids_of_other_tasks_are_found_by_their_digests(make_options: Any, make_rows: Any) -> None:
     options = make_options()
     tasks = [check(options, make_rows([b"{}"] * 3, offsets=offsets)) for offsets in ([1, 2, 3], [4, 5, 6], [7, 3, 1])]
     assert repeated_digests(tasks) == 2
@@ -85,7 +87,7 @@ def test_rows_of_other_tasks_are_found_by_their_digests(make_options: Any, make_
     assert repeated_digests([check(options)]) == 0
 
 
-def test_digests_are_those_of_the_ids_and_of_the_write(make_options: Any, make_rows: Any) -> None:
+def test_digests_depend_on_the_ids_and_on_the_writes_seed(make_options: Any, make_rows: Any) -> None:
     """However the rows are cut, and others with another seed; ids that are alike in most places have different ones."""
     options = make_options(document_id="columns", id_columns=["g"])
     texts = [str(number) for number in range(20_000)]

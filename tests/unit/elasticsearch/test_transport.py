@@ -302,8 +302,8 @@ def test_a_client_certificate_is_sent(serve: Any, authority: Authority, tmp_path
     [
         ({"ca_certs": "/nowhere/ca.pem"}, "cannot be used"),
         ({"client_cert": "/nowhere/client.pem"}, "cannot be used"),
-        ({"ssl_assert_fingerprint": "abc"}, "no fingerprint"),
-        ({"ssl_assert_fingerprint": "x" * 64}, "no fingerprint"),
+        ({"ssl_assert_fingerprint": "abc"}, "not a fingerprint"),
+        ({"ssl_assert_fingerprint": "x" * 64}, "not a fingerprint"),
     ],
 )
 def test_tls_settings_that_cannot_work_are_refused_before_the_first_request(settings: Any, says: str) -> None:
