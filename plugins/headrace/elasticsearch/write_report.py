@@ -1,13 +1,19 @@
-"""The report of one write: the counts of all its tasks in a small JSON file.
+"""What a write tells the process that waits for it: a report of its counts, and warnings while it runs.
 
 Over Spark Connect the write's commit runs in a process of the server and cannot return values to the caller. So it
-writes this file to the URI in the option ``report``, and the caller reads it. The file is durable before the write
-succeeds.
+writes the report to the URI in the options, and the caller reads it. The report is durable before the write succeeds.
+The logs of Spark's Python workers are not part of a batch's log, so the workers store their warnings as small files
+beside the report meanwhile (read by `headrace.spark.outputs.report_files`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +23,11 @@ from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage
 
 VERSION = 1
+
+WARNING_SUFFIX = ".warning-"
+"""A warning file's name is the report's name, this, the process id, the handler's id and a number."""
+# The least time between two stored warnings: several requests of a task wait at the same time for the same reason.
+_EVERY_SECONDS = 5.0
 
 
 class ReportError(IndexingError):
@@ -36,7 +47,7 @@ class IndexingReport:
     dead_letter_index: str
     tasks: int
     counts: IndexingCounts
-    collisions: int = 0
+    duplicates: int = 0
     """Rows of the batch with the same id as another row."""
 
     def check_foreign(self) -> None:
@@ -67,7 +78,7 @@ class IndexingReport:
                 raise ReportError(f"The report {uri} is of version {version}, not {VERSION}.")
             return cls(**{**fields, "counts": IndexingCounts.from_dict(fields["counts"])})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ReportError(f"{uri} is no indexing report: {error}.", remedy="Run the batch again.") from error
+            raise ReportError(f"{uri} is not an indexing report: {error}.", remedy="Run the batch again.") from error
 
     def write(self, uri: str) -> None:
         """Write the report, durable on return."""
@@ -85,3 +96,46 @@ class IndexingReport:
                 f"There is no report {uri}.", remedy="The write did not commit; see Spark's log."
             ) from None
         return cls.from_bytes(data, uri)
+
+
+class _BesideReport(logging.Handler):
+    def __init__(self, report: str) -> None:
+        super().__init__(logging.WARNING)
+        self._folder, _, self._name = report.rpartition("/")
+        self._written = 0
+        self._next = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY_SECONDS
+        self._written += 1
+        # A write must not fail because a warning cannot be stored.
+        with contextlib.suppress(Exception):
+            name = f"{self._name}{WARNING_SUFFIX}{os.getpid()}-{id(self)}-{self._written}"
+            open_storage(self._folder).write_atomically(name, record.getMessage().encode())
+
+
+@contextlib.contextmanager
+def warnings_beside(report: str) -> Iterator[None]:
+    """Store the warnings of ``headrace.elasticsearch`` beside the report at this URI during the ``with`` block."""
+    handler = _BesideReport(report)
+    log = logging.getLogger("headrace.elasticsearch")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+def take_warnings(report: str) -> list[str]:
+    """Read and delete the warnings beside the report at this URI."""
+    folder, _, name = report.rpartition("/")
+    storage = open_storage(folder)
+    found = []
+    for path in storage.paths():
+        if path.startswith(name + WARNING_SUFFIX):
+            found.append(storage.read(path).decode())
+            storage.delete(path)
+    return found

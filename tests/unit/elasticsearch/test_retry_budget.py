@@ -8,7 +8,7 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.elasticsearch.errors import ElasticsearchUnavailableError
-from headrace.elasticsearch.retrying import RetryBudget
+from headrace.elasticsearch.retry_budget import RetryBudget
 
 
 class JumpingClock(SystemClock):
@@ -25,7 +25,7 @@ class JumpingClock(SystemClock):
         return event.is_set()
 
 
-def test_a_wait_that_takes_longer_is_told_of_now_and_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     clock = JumpingClock()
     retry_budget = RetryBudget(
         "index 'orders'", max_seconds=300, clock=clock, cancelled=threading.Event(), jitter=random.Random(1)
@@ -38,7 +38,7 @@ def test_a_wait_that_takes_longer_is_told_of_now_and_again(caplog: pytest.LogCap
     assert all("index 'orders' makes no progress" in line and "connection refused" in line for line in reported)
 
 
-def test_a_short_hiccup_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_wait_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     retry_budget = RetryBudget("index 'orders'", max_seconds=300, clock=JumpingClock(), cancelled=threading.Event())
     with caplog.at_level(logging.WARNING):
         for _ in range(10):

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from headrace.elasticsearch.concrete_index import ConcreteIndex, TargetIndex
 from headrace.elasticsearch.errors import UnsuitableTargetError
-from headrace.elasticsearch.targets import ConcreteIndex, TargetIndex
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
 INDEX: dict[str, Any] = {"settings": {"index": {"provided_name": "clicks-1"}}}
@@ -16,16 +16,16 @@ def target(elasticsearch: FakeElasticsearch, make_options: Any, clock: Any) -> T
     return TargetIndex(elasticsearch, make_options(), clock=clock)
 
 
-def test_an_index_is_itself(target: TargetIndex, elasticsearch: FakeElasticsearch) -> None:
+def test_the_name_of_an_index_stands_for_that_index(target: TargetIndex, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.indices["clicks"] = {}
     assert target.concrete() == ConcreteIndex("clicks", "uuid of clicks")
 
 
-def test_a_missing_index_is_none_yet(target: TargetIndex) -> None:
+def test_there_is_no_concrete_index_behind_an_unused_name(target: TargetIndex) -> None:
     assert target.concrete() is None
 
 
-def test_an_alias_of_one_index_is_that_index(target: TargetIndex, elasticsearch: FakeElasticsearch) -> None:
+def test_an_alias_of_one_index_stands_for_that_index(target: TargetIndex, elasticsearch: FakeElasticsearch) -> None:
     elasticsearch.descriptions["clicks"] = {"clicks-1": {"aliases": {"clicks": {}}, **INDEX}}
     assert target.concrete() == ConcreteIndex("clicks-1", None)
 
@@ -47,7 +47,7 @@ def test_an_alias_of_one_index_is_that_index(target: TargetIndex, elasticsearch:
         ({".ds-clicks-2026.01.01-000001": {"aliases": {}, "data_stream": "clicks"}}, "data stream"),
     ],
 )
-def test_what_can_hold_an_id_twice_is_refused(
+def test_a_name_that_can_hold_an_id_twice_is_refused(
     target: TargetIndex, elasticsearch: FakeElasticsearch, description: dict[str, Any], says: str
 ) -> None:
     elasticsearch.descriptions["clicks"] = description

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.elasticsearch.collisions import CollisionCheck, repeated_digests
 from headrace.elasticsearch.document_ids import identify
-from headrace.elasticsearch.errors import CollidingIdsError
+from headrace.elasticsearch.duplicate_ids import DuplicateIdCheck, repeated_digests
+from headrace.elasticsearch.errors import DuplicateIdsError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.testing.fake_elasticsearch import FakeElasticsearch
 
@@ -19,7 +19,7 @@ SEED = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def check(options: Any, *batches: Any, seed: int = SEED) -> np.ndarray[Any, Any]:
-    checked = CollisionCheck(options, seed)
+    checked = DuplicateIdCheck(options, seed)
     for batch in batches:
         checked.take(batch, identify(batch, options))
     return checked.digests()
@@ -30,9 +30,9 @@ def check(options: Any, *batches: Any, seed: int = SEED) -> np.ndarray[Any, Any]
     [
         ({}, {"offsets": [3, 3]}, r"'t\+0\+3'.*RecordIds\(rows="),
         ({"write_method": "index"}, {"offsets": [3, 3]}, r"'t\+0\+3'.*RecordIds\(rows="),
-        ({"id_columns": "line"}, {"offsets": [3, 3], "line": pa.array([7, 7])}, r"'t\+0\+3~7'"),
+        ({"id_columns": ["line"]}, {"offsets": [3, 3], "line": pa.array([7, 7])}, r"'t\+0\+3~7'"),
         ({"document_id": "key"}, {"offsets": [3, 3], "keys": [b"k", b"k"]}, r"'k'.*version_from"),
-        ({"document_id": "columns", "id_columns": "g"}, {"g": ["x", "x"]}, r"'x'.*dropDuplicates"),
+        ({"document_id": "columns", "id_columns": ["g"]}, {"g": ["x", "x"]}, r"'x'.*dropDuplicates"),
     ],
 )
 def test_rows_with_one_id_are_refused_before_they_are_sent(
@@ -40,7 +40,7 @@ def test_rows_with_one_id_are_refused_before_they_are_sent(
 ) -> None:
     elasticsearch = FakeElasticsearch()
     batch = make_rows([{"n": 1}, {"n": 2}], **rows)
-    with pytest.raises(CollidingIdsError, match=remedy):
+    with pytest.raises(DuplicateIdsError, match=remedy):
         Indexer(elasticsearch, make_options(**options)).index([batch])
     assert not elasticsearch.bulks
 
@@ -49,7 +49,7 @@ def test_rows_with_one_id_are_refused_before_they_are_sent(
     ("options", "rows"),
     [
         ({}, {"offsets": [3, 3], "incarnations": [1, 2]}),
-        ({"id_columns": "line"}, {"offsets": [3, 3], "line": pa.array([7, 8])}),
+        ({"id_columns": ["line"]}, {"offsets": [3, 3], "line": pa.array([7, 8])}),
         # Later values of a key, and records of one time.
         ({"document_id": "key"}, {"offsets": [3, 4], "keys": [b"k", b"k"]}),
         ({"document_id": "key", "version_from": "v"}, {"offsets": [3, 4], "keys": [b"k", b"k"], "v": pa.array([5, 5])}),
@@ -57,26 +57,28 @@ def test_rows_with_one_id_are_refused_before_they_are_sent(
         ({"document_id": "key"}, {"offsets": [3, 4], "keys": [None, None]}),
     ],
 )
-def test_rows_that_differ_in_what_decides_are_let_through(
+def test_rows_of_one_id_with_different_versions_are_allowed(
     make_options: Any, make_rows: Any, options: dict[str, str], rows: dict[str, Any]
 ) -> None:
     digests = check(make_options(**options), make_rows([b"{}", b"{}"], **rows))
     assert repeated_digests([digests]) == 0
 
 
-def test_a_key_of_one_record_is_of_one_row_whatever_its_version(make_options: Any, make_rows: Any) -> None:
+def test_two_rows_of_one_record_with_one_key_are_refused_whatever_their_versions(
+    make_options: Any, make_rows: Any
+) -> None:
     options = make_options(document_id="key", version_from="v")
-    with pytest.raises(CollidingIdsError):
+    with pytest.raises(DuplicateIdsError):
         check(options, make_rows([b"{}", b"{}"], offsets=[3, 3], keys=[b"k", b"k"], v=pa.array([5, 5])))
 
 
-def test_two_rejected_rows_of_a_record_collide_too(make_options: Any, make_rows: Any) -> None:
+def test_two_rejected_rows_of_one_record_are_refused_too(make_options: Any, make_rows: Any) -> None:
     """Their dead letters have the record's id, and one may be in another task."""
-    with pytest.raises(CollidingIdsError, match="RecordIds"):
+    with pytest.raises(DuplicateIdsError, match="RecordIds"):
         check(make_options(), make_rows([b"{}", b"{}"], offsets=[3, 3], rejected_because=["odd", "odd"]))
 
 
-def test_rows_of_other_tasks_are_found_by_their_digests(make_options: Any, make_rows: Any) -> None:
+def test_duplicate_ids_of_other_tasks_are_found_by_their_digests(make_options: Any, make_rows: Any) -> None:
     options = make_options()
     tasks = [check(options, make_rows([b"{}"] * 3, offsets=offsets)) for offsets in ([1, 2, 3], [4, 5, 6], [7, 3, 1])]
     assert repeated_digests(tasks) == 2
@@ -85,9 +87,9 @@ def test_rows_of_other_tasks_are_found_by_their_digests(make_options: Any, make_
     assert repeated_digests([check(options)]) == 0
 
 
-def test_digests_are_those_of_the_ids_and_of_the_write(make_options: Any, make_rows: Any) -> None:
+def test_digests_depend_on_the_ids_and_on_the_writes_seed(make_options: Any, make_rows: Any) -> None:
     """However the rows are cut, and others with another seed; ids that are alike in most places have different ones."""
-    options = make_options(document_id="columns", id_columns="g")
+    options = make_options(document_id="columns", id_columns=["g"])
     texts = [str(number) for number in range(20_000)]
     texts += [hashlib.sha256(text.encode()).hexdigest() for text in texts] + ["é" * n for n in range(1, 257)]
     rows = pa.record_batch({"g": texts, "document": ["{}"] * len(texts)})

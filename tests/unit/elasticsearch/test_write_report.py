@@ -7,7 +7,7 @@ import pytest
 
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import DocumentsUnaccountedError
-from headrace.elasticsearch.reports import IndexingReport, ReportError
+from headrace.elasticsearch.write_report import IndexingReport, ReportError
 
 
 def report() -> IndexingReport:
@@ -25,7 +25,7 @@ def test_a_missing_or_foreign_report_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="no report"):
         IndexingReport.load(f"{tmp_path}/none.json")
     (tmp_path / "other.json").write_text('{"version": 1}')
-    with pytest.raises(ReportError, match="no indexing report"):
+    with pytest.raises(ReportError, match="not an indexing report"):
         IndexingReport.load(f"{tmp_path}/other.json")
 
 

@@ -20,11 +20,11 @@ from headrace.elasticsearch.bulk_bodies import rejected_before
 from headrace.elasticsearch.counts import EXAMPLES
 from headrace.elasticsearch.document_ids import MAX_ID_BYTES, Identities
 from headrace.elasticsearch.documents import line_offsets
-from headrace.elasticsearch.errors import CollidingIdsError
+from headrace.elasticsearch.errors import DuplicateIdsError
 from headrace.elasticsearch.options import DocumentIdKind, IndexingOptions
 
 
-class CollisionCheck:
+class DuplicateIdCheck:
     """Checks the rows of one task. ``seed`` (below 2**64) is equal for all tasks of a write and new for each write."""
 
     def __init__(self, options: IndexingOptions, seed: int) -> None:
@@ -40,7 +40,7 @@ class CollisionCheck:
         ids.
 
         Raises:
-            CollidingIdsError: two of these rows have the same id (and version, where ids are versioned by the record).
+            DuplicateIdsError: two of these rows have the same id (and version, where ids are versioned by the record).
         """
         left_out = set(identities.rejected)
         if self._options.document_id is not DocumentIdKind.RECORD:
@@ -78,7 +78,7 @@ class CollisionCheck:
         found = pa.table([ids, *numbers], names=names).group_by(names).aggregate([([], "count_all")])
         double = found.filter(pc.greater(found.column("count_all"), 1))
         if double.num_rows:
-            raise colliding(self._options.index, self._options.document_id, double.column("id").to_pylist())
+            raise duplicate_ids_error(self._options.index, self._options.document_id, double.column("id").to_pylist())
 
 
 def repeated_digests(parts: Sequence[np.ndarray[Any, Any]]) -> int:
@@ -87,11 +87,11 @@ def repeated_digests(parts: Sequence[np.ndarray[Any, Any]]) -> int:
     return int((every[1:] == every[:-1]).sum())
 
 
-def colliding(index: str, kind: DocumentIdKind, examples: Sequence[str]) -> CollidingIdsError:
+def duplicate_ids_error(index: str, kind: DocumentIdKind, examples: Sequence[str]) -> DuplicateIdsError:
     """The error that fails the batch. ``examples`` are ids that several rows share, as far as they are known."""
     shown = ", ".join(map(repr, examples[:EXAMPLES]))
     more = ", …" if len(examples) > EXAMPLES else ""
-    return CollidingIdsError(
+    return DuplicateIdsError(
         f"Several rows of the batch have the same document id in index {index!r}"
         f"{f': {shown}{more}' if examples else ''}. All but one of them would be lost.",
         remedy=_REMEDIES[kind],

@@ -23,14 +23,14 @@ from urllib.parse import quote
 from headrace.elasticsearch.bulk_bodies import PreparedRows
 from headrace.elasticsearch.counts import EXAMPLES, IndexingCounts
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.retrying import RetryBudget, request_with_retries
+from headrace.elasticsearch.retry_budget import RetryBudget, request_with_retries
 from headrace.elasticsearch.transport import Transport
 from headrace.elasticsearch.verdicts import Reason, current_version, refusal
 
 _FETCHED_AT_ONCE = 500
 
 
-class Conflicts:
+class VersionConflicts:
     """The conflicts of one request."""
 
     def __init__(self, transport: Transport, index: str, options: IndexingOptions, counts: IndexingCounts) -> None:

@@ -61,10 +61,14 @@ class RetryBudget:
             self._failing_since = now
         left = self._max_seconds - (now - self._failing_since)
         if left <= 0:
+            if not self._max_seconds:
+                raise ElasticsearchUnavailableError(
+                    f"{self._what} failed: {reason}.", remedy="Check the cluster, and try again."
+                )
             raise ElasticsearchUnavailableError(
                 f"{self._what} made no progress for {self._max_seconds:g} s ({self._failures + 1} tries); "
                 f"the last answer: {reason}",
-                remedy="Nothing was dropped: see to the cluster, then run the batch again. "
+                remedy="Nothing was dropped. Check the cluster, then run the batch again. "
                 "'max_retry_seconds' sets how long to wait.",
             )
         self._report(now - self._failing_since, left, reason)
