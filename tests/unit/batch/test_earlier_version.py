@@ -30,6 +30,7 @@ from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import SchemaError
 from headrace.ledger.schema import HEAD
 from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.storage import LogStorage, open_storage
 
 from .test_recovery import all_blocks, contents
@@ -75,8 +76,8 @@ def test_an_earlier_streams_work_goes_on_and_its_next_checkpoint_holds_all(
             update={"storage": stream.storage.model_copy(update={"url": str(earlier / "storage")})}
         )
         (waiting, *_) = ledger.blocks.unclaimed(NAME)
-        assert allocate(moved, ledger, open_storage(moved.storage.url), waiting.batch_time_ms).batch.records
-        checkpoint_now(NAME, moved.folder_url, ledger, folder, waiting.batch_time_ms)
+        assert allocate(StreamContext(moved, ledger), waiting.batch_time_ms).batch.records
+        checkpoint_now(StreamContext(moved, ledger), waiting.batch_time_ms)
         kept = read_kept(folder)
         assert kept.checkpoint.version == 2
         assert {time_ms: batch.row for time_ms, batch in kept.batches.items()}.keys() == {
