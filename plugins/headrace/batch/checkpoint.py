@@ -5,9 +5,6 @@ It holds the definition, the topics' incarnations, the positions, the gaps, the 
 history file holds in their present state. It is a sealed document (`headrace.batch.sealed_document`) in the stream's
 ``checkpoints`` folder. It is named by the time it was written, so the newest name is the newest state, whichever batch
 was run last.
-
-This headrace also reads version 1, which had no history: every batch that was not cleaned was in the checkpoint,
-without replays and gaps.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
 VERSION = 2
-READABLE = (1, VERSION)
 FOLDER = "checkpoints"
 _NAME = re.compile(rf"{FOLDER}/\d{{13}}-\d+\.json")
 KEEP = 10
@@ -46,7 +42,6 @@ class Checkpoint:
     written_at_ms: int
     batch_time_ms: int
     state: Mapping[str, Any]
-    version: int = VERSION
 
     @property
     def path(self) -> str:
@@ -59,7 +54,7 @@ class Checkpoint:
             self.path,
             seal(
                 {
-                    "version": self.version,
+                    "version": VERSION,
                     "stream": self.stream,
                     "written_at_ms": self.written_at_ms,
                     "batch_time_ms": self.batch_time_ms,
@@ -128,10 +123,9 @@ def read_checkpoint(storage: LogStorage, path: str) -> Checkpoint:
 def _read(storage: LogStorage, path: str) -> Checkpoint:
     fields = unseal(storage.read(path))
     version = fields.get("version")
-    if version not in READABLE:
+    if version != VERSION:
         raise CheckpointVersionError(
-            f"The checkpoint {storage.url}/{path} is of version {version}, this headrace reads versions "
-            f"{' and '.join(map(str, READABLE))}.",
+            f"The checkpoint {storage.url}/{path} is of version {version}, this headrace reads version {VERSION}.",
             remedy="Use the headrace that wrote it, or a newer one.",
         )
-    return Checkpoint(fields["stream"], fields["written_at_ms"], fields["batch_time_ms"], fields["state"], version)
+    return Checkpoint(fields["stream"], fields["written_at_ms"], fields["batch_time_ms"], fields["state"])

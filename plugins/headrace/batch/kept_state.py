@@ -1,7 +1,7 @@
 """Reads a stream's state from its newest checkpoint and its history, as rows of the ledger.
 
-A document may come from another version of headrace: a missing field takes the row's default, and an unknown field is
-ignored.
+A row's field that the document lacks takes the row's default, and a field that the row lacks is ignored. So a row can
+get a new field without a new version of the format.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KeptState:
     ``batches`` are by batch time. ``revisions`` are the definitions that the checkpoint's batches name, and the current
     one. ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the receiver job's, None if
     there was no job. ``segments`` are the log's files at that time, each with the latest batch time of its blocks, None
-    while it was open; ``segments`` is None where the checkpoint has no such list.
+    while it was open.
     """
 
     checkpoint: Checkpoint
@@ -73,7 +73,7 @@ class KeptState:
     moved_blocks: Sequence[MovedBlock]
     runs: Mapping[str, int]
     replay_definitions: Sequence[ReplayDefinitionRow]
-    segments: Mapping[str, int | None] | None
+    segments: Mapping[str, int | None]
     lease_ms: int | None
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
@@ -88,11 +88,11 @@ def read_kept(folder: LogStorage) -> KeptState:
     found = find_newest(folder)
     checkpoint, state = found.checkpoint, found.checkpoint.state
     name = checkpoint.stream
-    job = state.get("job")
+    job = state["job"]
     return KeptState(
         checkpoint=checkpoint,
         stream=_stream_row(state["stream"]),
-        revisions=[_revision(fields) for fields in state.get("revisions", [_only_revision(state["stream"])])],
+        revisions=[_revision(fields) for fields in state["revisions"]],
         batches=_batches(folder, checkpoint),
         topics=[_load(TopicRow, fields) for fields in state["topics"]],
         positions=[_position_row(fields) for fields in state["positions"]],
@@ -105,11 +105,11 @@ def read_kept(folder: LogStorage) -> KeptState:
             )
             for fields in state["receivers"]
         ],
-        gaps=[_gap_row(fields) for fields in state.get("gaps", ())],
-        moved_blocks=[MovedBlock(*fields) for fields in state.get("moved_blocks", ())],
-        runs=state.get("runs", {}),
-        replay_definitions=[_load(ReplayDefinitionRow, fields) for fields in state.get("replay_definitions", ())],
-        segments=state.get("segments"),
+        gaps=[_gap_row(fields) for fields in state["gaps"]],
+        moved_blocks=[MovedBlock(*fields) for fields in state["moved_blocks"]],
+        runs=state["runs"],
+        replay_definitions=[_load(ReplayDefinitionRow, fields) for fields in state["replay_definitions"]],
+        segments=state["segments"],
         lease_ms=None if job is None else job["lease_ms"],
         passed_over=found.passed_over,
     )
@@ -121,7 +121,7 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]
     # Older files hold removed batches; they are deleted later than the batches.
     numbers = [number for number in history_numbers(folder) if number >= stream.history_from]
     places = {number: read_history(folder, number) for number in numbers}
-    expected = checkpoint.state.get("history", {"files": 0, "newest": 0})
+    expected = checkpoint.state["history"]
     there = [number for number in places if number <= expected["newest"]]
     if len(there) < expected["files"]:
         raise HistoryError(
@@ -142,9 +142,8 @@ def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, Kept
     found = {}
     for fields in documents:
         row = _batch_row(fields)
-        replays = tuple(_replay(each) for each in fields.get("replays", ()))
-        revisions = fields.get("revisions", {})
-        found[row.batch_time_ms] = KeptBatch(row, fields["outputs"], replays, number, revisions)
+        replays = tuple(_replay(each) for each in fields["replays"])
+        found[row.batch_time_ms] = KeptBatch(row, fields["outputs"], replays, number, fields["revisions"])
     return found
 
 
@@ -156,11 +155,6 @@ def _stream_row(fields: Mapping[str, Any]) -> StreamRow:
 def _revision(fields: Mapping[str, Any]) -> StreamRevision:
     row = _load(StreamRevision, fields)
     return dataclasses.replace(row, outputs=tuple(row.outputs))
-
-
-def _only_revision(stream: Mapping[str, Any]) -> dict[str, Any]:
-    """The revision of an older document, which has only the stream's row."""
-    return {"batch_by": "arrival", "allowed_lateness_ms": 0, **stream, "created_at_ms": stream["updated_at_ms"]}
 
 
 def _batch_row(fields: Mapping[str, Any]) -> BatchRow:

@@ -11,8 +11,7 @@ as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index,
 bytes, [[partition's index, from, until, records], …]].
 
 A batch that was built from Kafka by timestamps (`headrace.batch.building`) has no blocks: its inputs hold
-``ranges`` as [partition's index, from, until], whose records are not counted. Its manifest is of version 2, so that a
-headrace that does not support ranges refuses it instead of treating it as empty. All others are of version 1.
+``ranges`` as [partition's index, from, until], whose records are not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from headrace.wal.errors import StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage, open_storage
 
 VERSION = 1
-VERSION_WITH_RANGES = 2
 FOLDER = "manifests"
 LOG_FOLDER = "log"
 _RESTORE = (
@@ -133,7 +131,7 @@ class Manifest:
         place = {segment: index for index, segment in enumerate(segments)}
         return seal(
             {
-                "version": VERSION_WITH_RANGES if any(self.built.values()) else VERSION,
+                "version": VERSION,
                 "stream": self.stream,
                 "batch_time_ms": self.batch_time_ms,
                 "interval_ms": self.interval_ms,
@@ -159,10 +157,9 @@ class Manifest:
                 f"The manifest {uri} is damaged: {error}.",
                 remedy=_RESTORE,
             ) from None
-        if fields.get("version") not in (VERSION, VERSION_WITH_RANGES):
+        if fields.get("version") != VERSION:
             raise ManifestError(
-                f"The manifest {uri} is of version {fields.get('version')}, this headrace reads versions {VERSION} "
-                f"and {VERSION_WITH_RANGES}.",
+                f"The manifest {uri} is of version {fields.get('version')}, this headrace reads version {VERSION}.",
                 remedy="Run the batch with the headrace that allocated it, or a newer one.",
             )
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
@@ -69,16 +69,6 @@ class _Output(Part):
         default=None, description='"module:function" of this output alone; by default the stream\'s transform.'
     )
     window: Window | None = Field(default=None, description="Read the batches of the last while, not this one alone.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_the_retries_of_earlier_versions(cls, fields: Any) -> Any:
-        """Drops the field ``retries``, which definitions in older ledgers and checkpoints hold, if it is null."""
-        if isinstance(fields, dict) and "retries" in fields:
-            if fields["retries"] is not None:
-                raise ValueError("has retries, which outputs no longer have: set limits.retry_for")
-            return {name: value for name, value in fields.items() if name != "retries"}
-        return fields
 
     @field_validator("transform")
     @classmethod

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from headrace.batch.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
+from headrace.batch.checkpoint import KEEP, CheckpointError, CheckpointVersionError, checkpoint_paths, read_newest
 from headrace.batch.checkpointing import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.batch.history import FILED, file_batches, history_numbers
 from headrace.batch.kept_state import read_kept
+from headrace.batch.sealed_document import seal, unseal
 from headrace.ledger import BatchState
 from headrace.ledger.rows import Attempt
 from headrace.ledger.tables import batches as batches_table
@@ -240,6 +241,19 @@ def test_of_two_checkpoints_after_one_batch_the_later_counts(receiving: Receivin
     first.write(folder)
     assert read_newest(folder).path == second.path
     assert read_kept(folder).batches[T1].row.state is BatchState.COMPLETED
+
+
+@pytest.mark.parametrize("version", [1, 3, 0, None, "2"])
+def test_a_checkpoint_of_another_version_is_refused_and_not_passed_over(receiving: Receiving, version: object) -> None:
+    folder = receiving.context.storage
+    receiving.clock.advance(10_000)
+    assert write_checkpoint(receiving.context, T1)
+    receiving.clock.advance(1)
+    newest = write_checkpoint(receiving.context, T1)
+    assert newest is not None
+    folder.write_atomically(newest.path, seal({**unseal(folder.read(newest.path)), "version": version}))
+    with pytest.raises(CheckpointVersionError, match=rf"is of version {version}, .*or a newer one"):
+        read_newest(folder)
 
 
 @pytest.mark.parametrize("name", ["notes.json", "1700000010000-1700000010000.json.tmp", "17-x.json", "temp/1.json"])

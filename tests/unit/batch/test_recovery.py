@@ -11,11 +11,12 @@ from sqlalchemy import select
 
 from headrace.batch.allocation import restore_manifest
 from headrace.batch.checkpoint import checkpoint_paths
-from headrace.batch.history import HistoryError
+from headrace.batch.history import HistoryError, read_history
 from headrace.batch.kept_state import read_kept
 from headrace.batch.manifest import ManifestError
 from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
 from headrace.batch.recovery.recover import RecoveryRefusedError, Step, recover
+from headrace.batch.sealed_document import seal, unseal
 from headrace.blocks import BlockHandle
 from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.stream_check import check_stream
@@ -372,6 +373,18 @@ def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life])
     folder.write_atomically(newest, b"{}")
     assert set(recover(NAME, life.ledger, folder).steps) == {Step.CHECKPOINT_WRITTEN}
     assert recover(NAME, life.ledger, folder).steps == {}
+
+
+def test_manifests_and_history_files_of_another_version_are_refused(live: Callable[..., Life], new_url: str) -> None:
+    life = live(1)
+    life.finish()
+    folder, path = life.context.storage, life.context.storage.paths("manifests")[0]
+    folder.write_atomically(path, seal({**unseal(folder.read(path)), "version": 9}))
+    with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match="version 9"):
+        recover(NAME, ledger, folder)
+    folder.write_atomically("history/0000000000007.json", seal({"version": 2, "stream": NAME, "batches": []}))
+    with pytest.raises(HistoryError, match="is of version 2, this headrace reads 1"):
+        read_history(folder, 7)
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])

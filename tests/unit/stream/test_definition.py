@@ -403,9 +403,3 @@ def test_the_names_told_for_settings_of_spark_streaming_are_fields_of_a_stream()
 def test_one_machine_gets_a_slot_for_each_receiver() -> None:
     master = SparkSettings().master_url(receivers=3)
     assert int(master.removeprefix("local[").removesuffix("]")) >= 4
-
-
-def test_an_outputs_own_retries_of_earlier_versions_are_dropped_or_refused_by_name() -> None:
-    assert ConsoleOutput(**{"retries": None}) == ConsoleOutput()
-    with pytest.raises(StreamDefinitionError, match=r"limits\.retry_for"):
-        ConsoleOutput(**{"retries": 3})

@@ -176,7 +176,7 @@ def _is_removed(path: str, kept: KeptState) -> bool:
 def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:
     """Returns a function that says whether a missing segment was deleted by cleanup: all its batches are finished.
 
-    The checkpoint's list of segments decides. If there is no list, or newer checkpoints are damaged and the list may be
+    The checkpoint's list of segments decides. If there is no checkpoint, or newer ones are damaged and the list may be
     outdated, the batches in the manifests decide.
     """
     unfinished: dict[str, bool] = {}
@@ -187,7 +187,7 @@ def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManif
             unfinished[handle.segment] = unfinished.get(handle.segment, False) or not is_over
 
     def deleted(segment: str) -> bool:
-        if kept is None or kept.segments is None or kept.passed_over:
+        if kept is None or kept.passed_over:
             return not unfinished.get(segment, True)
         if segment not in kept.segments:
             # Deleted before the checkpoint, or without an accepted block. A newer segment may have held blocks.

@@ -114,7 +114,7 @@ class _Finder:
         self.batches.append(FoundBatch(row, inputs, kept.outputs, kept.replays, kept.history, kept.revisions))
 
     def unknown(self, batch_time_ms: int) -> None:
-        """Add a batch that has only a manifest: allocated since the checkpoint, or long before one without history."""
+        """Add a batch that has only a manifest: allocated since the checkpoint, or without any checkpoint."""
         if batch_time_ms in self._absorbed:
             return
         found = self._choose(batch_time_ms)
@@ -152,7 +152,7 @@ class _Finder:
             built=built,
         )
         outputs: dict[str, dict[str, object]] = {}
-        if self._was_deleted(found) or self._was_cleaned(found):
+        if self._was_deleted(found):
             row = self._as_over(row, is_cleaned=not taken)
             outputs = {step: {} for step in self._stream.outputs}
         self.batches.append(FoundBatch(row, inputs, outputs))
@@ -183,12 +183,12 @@ class _Finder:
         """Whether cleanup has deleted a segment of a batch that is unfinished in the newest valid checkpoint.
 
         If so, the batch was finished and must not be run again: cleanup deletes a segment only after all its batches.
-        This needs a damaged newer checkpoint, or one without history, or none. Otherwise somebody else deleted it.
+        This needs a damaged newer checkpoint, or none. Otherwise somebody else deleted it.
         """
         if not self._is_gone(found):
             return False
         kept = self._evidence.kept
-        if kept is None or kept.passed_over or kept.checkpoint.version == 1:
+        if kept is None or kept.passed_over:
             return True
         self.notices.append(
             f"Batch {time_text(found.manifest.batch_time_ms)} is not over, and its log is gone: it reads Kafka."
@@ -197,16 +197,6 @@ class _Finder:
 
     def _is_gone(self, found: FoundManifest) -> bool:
         return any(handle.segment not in self._evidence.segments for handle in handles_in([found]))
-
-    def _was_cleaned(self, found: FoundManifest) -> bool:
-        """Whether an empty batch was cleaned before a checkpoint of version 1: such a checkpoint, which has no history,
-        holds all batches that were not cleaned.
-        """
-        kept = self._evidence.kept
-        manifest = found.manifest
-        is_empty = not any(manifest.inputs.values()) and not any(manifest.built.values())
-        has_history = kept is None or kept.checkpoint.version > 1
-        return is_empty and not has_history and manifest.batch_time_ms <= self._stream.sealed_until_ms
 
     def _has(self, batch_time_ms: int, name: str) -> bool:
         return any(found.path.rpartition("/")[2] == name for found in self._evidence.manifests.get(batch_time_ms, ()))
