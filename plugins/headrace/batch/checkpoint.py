@@ -1,8 +1,8 @@
 """A checkpoint file: the state of a stream that is in neither the log nor the manifests (rule 10 of the design).
 
-Together with these and the history files (`headrace.batch.history`), a checkpoint is enough to rebuild a lost ledger.
+Together with these and the history files (`headrace.batch.history_files`), a checkpoint is enough to rebuild a lost ledger.
 It holds the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches that no
-history file holds in their present state. It is a sealed document (`headrace.batch.sealed_document`) in the stream's
+history file holds in their present state. It is a sealed document (`headrace.batch.checksummed_json`) in the stream's
 ``checkpoints`` folder. It is named by the time it was written, so the newest name is the newest state, whichever batch
 was run last.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.errors import HeadraceError
 from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import LogStorage
@@ -52,7 +52,7 @@ class Checkpoint:
         """Write the checkpoint into the stream's folder, atomically and durably."""
         storage.write_atomically(
             self.path,
-            seal(
+            encode_document(
                 {
                     "version": VERSION,
                     "stream": self.stream,
@@ -121,7 +121,7 @@ def read_checkpoint(storage: LogStorage, path: str) -> Checkpoint:
 
 
 def _read(storage: LogStorage, path: str) -> Checkpoint:
-    fields = unseal(storage.read(path))
+    fields = decode_document(storage.read(path))
     version = fields.get("version")
     if version != VERSION:
         raise CheckpointVersionError(

@@ -5,12 +5,12 @@ Spark reads this file and needs neither the ledger nor its credentials. The same
 allocators of one batch time write the same file. If their manifests differ, for example by the times they absorb, no
 file is overwritten: the second name also contains a hash of the contents, and the ledger says which one counts.
 
-On disk it is a sealed document (`headrace.batch.sealed_document`) that holds ``version``, ``stream``,
+On disk it is a sealed document (`headrace.batch.checksummed_json`) that holds ``version``, ``stream``,
 ``batch_time_ms``, ``interval_ms``, ``segments`` (paths below the log's root) and ``inputs``, by id: ``partitions``
 as [topic, topic id, partition, incarnation] and ``blocks`` as [segment's index, offset, length, records, payload
 bytes, [[partition's index, from, until, records], …]].
 
-A batch that was built from Kafka by timestamps (`headrace.batch.building`) has no blocks: its inputs hold
+A batch that was built from Kafka by timestamps (`headrace.batch.build_from_kafka`) has no blocks: its inputs hold
 ``ranges`` as [partition's index, from, until], whose records are not counted.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
@@ -129,7 +129,7 @@ class Manifest:
         """The file's bytes, the same for the same allocation."""
         segments = sorted({block.handle.segment for blocks in self.inputs.values() for block in blocks})
         place = {segment: index for index, segment in enumerate(segments)}
-        return seal(
+        return encode_document(
             {
                 "version": VERSION,
                 "stream": self.stream,
@@ -151,7 +151,7 @@ class Manifest:
             ManifestError: the bytes are damaged, not a manifest, or of a version that this headrace does not read.
         """
         try:
-            fields = unseal(data)
+            fields = decode_document(data)
         except DocumentDamagedError as error:
             raise ManifestError(
                 f"The manifest {uri} is damaged: {error}.",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.batch.checksummed_json import encode_document
 from headrace.batch.manifest import Manifest, ManifestBlock, ManifestError, manifest_path
-from headrace.batch.sealed_document import seal
 from headrace.blocks import BlockHandle, OffsetRange, TopicPartition
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.wal.errors import StoredFileExistsError
@@ -98,7 +98,7 @@ def test_a_missing_manifest_says_what_to_do(tmp_path: Path) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="version 99"):
-        Manifest.from_bytes(seal({"version": 99}), "x/manifests/1.json")
+        Manifest.from_bytes(encode_document({"version": 99}), "x/manifests/1.json")
 
 
 @given(st.data())

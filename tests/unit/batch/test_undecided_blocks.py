@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.batch.recovery.accepted_blocks import accepted_blocks
-from headrace.batch.recovery.evidence import Evidence, FoundFrame
+from headrace.batch.recovery.folder_contents import FolderContents, FoundFrame
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 
 ZERO, ONE = (TopicPartition("taps", "id", number) for number in (0, 1))
@@ -43,7 +43,7 @@ def decide(
         kept = SimpleNamespace(positions=rows, receivers=(), gaps=())
     positions = {("clicks", partition): [offset] for partition, offset in (opened or {}).items()}
     evidence = SimpleNamespace(frames=frames, kept=kept, manifests={}, positions=positions)
-    found = accepted_blocks(cast(Evidence, cast(Any, evidence)))
+    found = accepted_blocks(cast(FolderContents, cast(Any, evidence)))
     epochs = sorted(info.epoch for info in found.blocks), sorted(info.epoch for info in found.undecided)
     return *epochs, found.refused
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.batch import history
-from headrace.batch.sealed_document import seal, unseal
+from headrace.batch import history_files
+from headrace.batch.checksummed_json import decode_document, encode_document
 from headrace.clock import time_text
 from headrace.fsck.findings import MEANINGS, Problem
 
@@ -330,7 +330,7 @@ def test_a_manifest_that_is_gone_or_damaged_is_noticed(shop: Shop) -> None:
     shop.folder.write_atomically(path, data.replace(b'"version"', b'"Version"'))
     assert shop.found() == [("manifest_damaged", T3)]
     # Whole, and not the one that the ledger names.
-    shop.folder.write_atomically(path, seal(unseal(data) | {"more": 1}))
+    shop.folder.write_atomically(path, encode_document(decode_document(data) | {"more": 1}))
     assert shop.found() == [("manifest_damaged", T3)]
     shop.folder.delete(path)
     assert shop.found() == [("manifest_missing", T3)]
@@ -360,7 +360,7 @@ def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
     (path,) = shop.folder.paths("history")
     assert shop.found() == []
     data = shop.folder.read(path)
-    for harmed in (data[:-5], seal(unseal(data) | {"batches": []})):
+    for harmed in (data[:-5], encode_document(decode_document(data) | {"batches": []})):
         shop.folder.write_atomically(path, harmed)
         assert shop.found() == [("checkpoint_unreadable", path)]
     shop.folder.delete(path)

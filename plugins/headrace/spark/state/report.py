@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.spark.state.errors import StateDamagedError
 from headrace.spark.state.version import StoredFile
 from headrace.wal.errors import StoredFileMissingError
@@ -29,14 +29,14 @@ class WriteReport:
         """Write the report, durable on return."""
         files = [[file.path, file.rows, file.size] for file in self.files]
         storage.write_atomically(
-            path, seal({"files": files, "outcomes": dict(self.outcomes), "examples": self.examples})
+            path, encode_document({"files": files, "outcomes": dict(self.outcomes), "examples": self.examples})
         )
 
     @classmethod
     def read(cls, storage: LogStorage, path: str) -> WriteReport:
         """Read a report. Raises StateDamagedError if it is missing or damaged."""
         try:
-            fields = unseal(storage.read(path))
+            fields = decode_document(storage.read(path))
         except (StoredFileMissingError, DocumentDamagedError) as error:
             raise StateDamagedError(
                 f"What was written of the state is not told in {storage.url}/{path}: {error}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.batch.checkpoint import Checkpoint, find_newest
-from headrace.batch.history import HistoryError, history_numbers, history_path, read_history
+from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger.rows import (
     BatchRow,
@@ -32,7 +32,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class KeptBatch:
+class SavedBatch:
     """A batch as it was stored last. ``history`` is the number of the history file that holds it; 0: the checkpoint."""
 
     row: BatchRow
@@ -43,7 +43,7 @@ class KeptBatch:
 
 
 @dataclass(frozen=True)
-class KeptReceiver:
+class SavedReceiver:
     """A receiver's epochs, and the sequence of the last block accepted in the newest epoch."""
 
     receiver_id: ReceiverId
@@ -53,7 +53,7 @@ class KeptReceiver:
 
 
 @dataclass(frozen=True)
-class KeptState:
+class SavedState:
     """A stream's state in the newest valid checkpoint and the history.
 
     ``batches`` are by batch time. ``revisions`` are the definitions that the checkpoint's batches name, and the current
@@ -65,10 +65,10 @@ class KeptState:
     checkpoint: Checkpoint
     stream: StreamRow
     revisions: Sequence[StreamRevision]
-    batches: Mapping[int, KeptBatch]
+    batches: Mapping[int, SavedBatch]
     topics: Sequence[TopicRow]
     positions: Sequence[PositionRow]
-    receivers: Sequence[KeptReceiver]
+    receivers: Sequence[SavedReceiver]
     gaps: Sequence[GapRow]
     moved_blocks: Sequence[MovedBlock]
     runs: Mapping[str, int]
@@ -78,7 +78,7 @@ class KeptState:
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_kept(folder: LogStorage) -> KeptState:
+def read_saved_state(folder: LogStorage) -> SavedState:
     """Read the newest valid checkpoint in the stream's folder, and the history.
 
     Raises:
@@ -89,7 +89,7 @@ def read_kept(folder: LogStorage) -> KeptState:
     checkpoint, state = found.checkpoint, found.checkpoint.state
     name = checkpoint.stream
     job = state["job"]
-    return KeptState(
+    return SavedState(
         checkpoint=checkpoint,
         stream=_stream_row(state["stream"]),
         revisions=[_revision(fields) for fields in state["revisions"]],
@@ -97,7 +97,7 @@ def read_kept(folder: LogStorage) -> KeptState:
         topics=[_load(TopicRow, fields) for fields in state["topics"]],
         positions=[_position_row(fields) for fields in state["positions"]],
         receivers=[
-            KeptReceiver(
+            SavedReceiver(
                 ReceiverId(name, fields["input_id"], fields["index"]),
                 fields["epoch"],
                 fields["job_epoch"],
@@ -115,7 +115,7 @@ def read_kept(folder: LogStorage) -> KeptState:
     )
 
 
-def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]:
+def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, SavedBatch]:
     """The batches of the history files and of the checkpoint. In order of writing time, later documents win."""
     stream = _stream_row(checkpoint.state["stream"])
     # Older files hold removed batches; they are deleted later than the batches.
@@ -129,7 +129,7 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]
             f"the checkpoint {checkpoint.path} knows of.",
             remedy="With the ledger there, `headrace recover` writes them again; else restore them from a copy.",
         )
-    kept: dict[int, KeptBatch] = {}
+    kept: dict[int, SavedBatch] = {}
     for number in [number for number in places if number < checkpoint.written_at_ms]:
         kept |= _kept(places[number], number)
     kept |= _kept(checkpoint.state["batches"], 0)
@@ -138,12 +138,12 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]
     return {batch_time_ms: batch for batch_time_ms, batch in kept.items() if not stream.has_removed(batch_time_ms)}
 
 
-def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, KeptBatch]:
+def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, SavedBatch]:
     found = {}
     for fields in documents:
         row = _batch_row(fields)
         replays = tuple(_replay(each) for each in fields["replays"])
-        found[row.batch_time_ms] = KeptBatch(row, fields["outputs"], replays, number, fields["revisions"])
+        found[row.batch_time_ms] = SavedBatch(row, fields["outputs"], replays, number, fields["revisions"])
     return found
 
 

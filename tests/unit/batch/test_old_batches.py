@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
-from headrace.batch import history, removal
+from headrace.batch import history_files, old_batches
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import KEEP
-from headrace.batch.checkpointing import checkpoint_now
+from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.batch.cleanup import clean_up
-from headrace.batch.history import history_numbers
+from headrace.batch.history_files import history_numbers
 from headrace.batch.recovery.recover import recover
 from headrace.cli.main import app
 from headrace.clock import time_text
