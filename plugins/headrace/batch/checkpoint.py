@@ -1,10 +1,10 @@
 """A checkpoint file: the state of a stream that is in neither the log nor the manifests (rule 10 of the design).
 
-Together with these and the history files (`headrace.batch.history_files`), a checkpoint is enough to rebuild a lost ledger.
-It holds the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches that no
-history file holds in their present state. It is a sealed document (`headrace.batch.checksummed_json`) in the stream's
-``checkpoints`` folder. It is named by the time it was written, so the newest name is the newest state, whichever batch
-was run last.
+Together with these and the history files (`headrace.batch.history_files`), a checkpoint is enough to rebuild a lost
+ledger. It holds the definition, the topics' incarnations, the positions, the gaps, the writers' epochs, and the batches
+that no history file holds in their present state. It is a document with a checksum (`headrace.batch.checksummed_json`)
+in the stream's ``checkpoints`` folder. It is named by the time it was written, so the newest name is the newest state,
+whichever batch was run last.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def clean_up(context: StreamContext) -> Cleaned:
 
     Each step can be repeated after a crash. Also deletes log files without an accepted block, and events that are older
     than a week and than the remember window. Removes batches that are older than the stream's history
-    (`headrace.batch.old_batches`). Deletes incomplete files of killed writers after a day. It looks for these once an hour,
-    because the stream's folder has files of each batch.
+    (`headrace.batch.old_batches`). Deletes incomplete files of killed writers after a day. It looks for these once an
+    hour, because the stream's folder has files of each batch.
 
     Raises:
         StorageError: a segment could not be deleted; it and those after it stay for the next cleanup.

@@ -1,9 +1,10 @@
 """A stream's history files: they hold finished batches, so that checkpoints do not have to.
 
 A checkpoint is by default written after every batch. It holds only batches that are in no history file, so it does not
-grow with the number of batches in the log or the ledger. A history file is written once, as a sealed document
-(`headrace.batch.checksummed_json`), and named by its number, which is the ledger's time. A batch that changes later (run
-again, replayed) is in checkpoints again, and then in a file with a higher number: the newest copy of a batch counts.
+grow with the number of batches in the log or the ledger. A history file is written once, as a document with
+a checksum (`headrace.batch.checksummed_json`), and named by its number, which is the ledger's time. A batch that
+changes later (run again, replayed) is in checkpoints again, and then in a file with a higher number: the newest copy of
+a batch counts.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from headrace.batch.checkpoint import Checkpoint, find_newest
 from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger.found import FoundBatch
 from headrace.ledger.rows import (
     BatchRow,
     FiledReplay,
@@ -32,17 +33,6 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class SavedBatch:
-    """A batch as it was stored last. ``history`` is the number of the history file that holds it; 0: the checkpoint."""
-
-    row: BatchRow
-    outputs: Mapping[str, Mapping[str, Any]]
-    replays: tuple[FiledReplay, ...]
-    history: int
-    revisions: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class SavedReceiver:
     """A receiver's epochs, and the sequence of the last block accepted in the newest epoch."""
 
@@ -56,16 +46,16 @@ class SavedReceiver:
 class SavedState:
     """A stream's state in the newest valid checkpoint and the history.
 
-    ``batches`` are by batch time. ``revisions`` are the definitions that the checkpoint's batches name, and the current
-    one. ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the receiver job's, None if
-    there was no job. ``segments`` are the log's files at that time, each with the latest batch time of its blocks, None
-    while it was open.
+    ``batches`` are by batch time, without their inputs: these are in the manifests. ``revisions`` are the definitions
+    that the checkpoint's batches name, and the current one. ``passed_over`` says by path what is wrong with newer
+    checkpoints. ``lease_ms`` is the receiver job's, None if there was no job. ``segments`` are the log's files at that
+    time, each with the latest batch time of its blocks, None while it was open.
     """
 
     checkpoint: Checkpoint
     stream: StreamRow
     revisions: Sequence[StreamRevision]
-    batches: Mapping[int, SavedBatch]
+    batches: Mapping[int, FoundBatch]
     topics: Sequence[TopicRow]
     positions: Sequence[PositionRow]
     receivers: Sequence[SavedReceiver]
@@ -115,7 +105,7 @@ def read_saved_state(folder: LogStorage) -> SavedState:
     )
 
 
-def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, SavedBatch]:
+def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, FoundBatch]:
     """The batches of the history files and of the checkpoint. In order of writing time, later documents win."""
     stream = _stream_row(checkpoint.state["stream"])
     # Older files hold removed batches; they are deleted later than the batches.
@@ -129,7 +119,7 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, SavedBatch
             f"the checkpoint {checkpoint.path} knows of.",
             remedy="With the ledger there, `headrace recover` writes them again; else restore them from a copy.",
         )
-    kept: dict[int, SavedBatch] = {}
+    kept: dict[int, FoundBatch] = {}
     for number in [number for number in places if number < checkpoint.written_at_ms]:
         kept |= _kept(places[number], number)
     kept |= _kept(checkpoint.state["batches"], 0)
@@ -138,12 +128,12 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, SavedBatch
     return {batch_time_ms: batch for batch_time_ms, batch in kept.items() if not stream.has_removed(batch_time_ms)}
 
 
-def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, SavedBatch]:
+def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, FoundBatch]:
     found = {}
     for fields in documents:
         row = _batch_row(fields)
         replays = tuple(_replay(each) for each in fields["replays"])
-        found[row.batch_time_ms] = SavedBatch(row, fields["outputs"], replays, number, fields["revisions"])
+        found[row.batch_time_ms] = FoundBatch(row, (), fields["outputs"], replays, number, fields["revisions"])
     return found
 
 

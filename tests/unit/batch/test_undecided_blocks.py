@@ -37,13 +37,13 @@ def decide(
     opened: dict[TopicPartition, int] | None = None,
 ) -> tuple[list[int], list[int], int]:
     """The epochs of the blocks that count, of those that are dropped, and how many were refused."""
-    kept = None
+    saved = None
     if checkpoint is not None:
         rows = [SimpleNamespace(input_id="clicks", partition=p, next_offset=offset) for p, offset in checkpoint.items()]
-        kept = SimpleNamespace(positions=rows, receivers=(), gaps=())
+        saved = SimpleNamespace(positions=rows, receivers=(), gaps=())
     positions = {("clicks", partition): [offset] for partition, offset in (opened or {}).items()}
-    evidence = SimpleNamespace(frames=frames, kept=kept, manifests={}, positions=positions)
-    found = accepted_blocks(cast(FolderContents, cast(Any, evidence)))
+    contents = SimpleNamespace(frames=frames, saved=saved, manifests={}, positions=positions)
+    found = accepted_blocks(cast(FolderContents, cast(Any, contents)))
     epochs = sorted(info.epoch for info in found.blocks), sorted(info.epoch for info in found.undecided)
     return *epochs, found.refused
 

@@ -355,7 +355,7 @@ def test_a_checkpoint_that_is_damaged_or_gone_is_noticed(shop: Shop) -> None:
 def test_a_file_of_the_history_that_is_gone_damaged_or_another_is_noticed(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "FILED", 1)
+    monkeypatch.setattr(history_files, "FILED", 1)
     shop.checkpoint(TIMES[1])
     (path,) = shop.folder.paths("history")
     assert shop.found() == []
@@ -377,7 +377,7 @@ def test_a_batch_that_the_checkpoint_does_not_hold_is_noticed(shop: Shop) -> Non
 def test_a_batch_replayed_since_its_filing_is_behind_only_if_its_file_is_gone(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "FILED", 1)
+    monkeypatch.setattr(history_files, "FILED", 1)
     shop.checkpoint(TIMES[1])
     (path,) = shop.folder.paths("history")
     shop.replay(TIMES[0])

@@ -81,14 +81,14 @@ class _Finder:
         """Add a batch that the checkpoint or the history has."""
         saved = self._saved[batch_time_ms]
         if saved.row.state is BatchState.ABSORBED:
-            self.batches.append(FoundBatch(saved.row, history=saved.history))
+            self.batches.append(saved)
             return
         name = saved.row.manifest_uri.rpartition("/")[2]
         if saved.row.cleaned_at_ms is not None and not self._has(batch_time_ms, name):
             self.notices.append(
                 f"Batch {time_text(batch_time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
             )
-            self.batches.append(FoundBatch(saved.row, (), saved.outputs, saved.replays, saved.history, saved.revisions))
+            self.batches.append(saved)
             return
         found = self._manifest_of(batch_time_ms, name)
         if found.sha256 != saved.row.manifest_sha256:
@@ -111,7 +111,7 @@ class _Finder:
         if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
             row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
         inputs = _inputs(self._stream.name, batch_time_ms, found)
-        self.batches.append(FoundBatch(row, inputs, saved.outputs, saved.replays, saved.history, saved.revisions))
+        self.batches.append(dataclasses.replace(saved, row=row, inputs=inputs))
 
     def unknown(self, batch_time_ms: int) -> None:
         """Add a batch that has only a manifest: allocated since the checkpoint, or without any checkpoint."""

@@ -1,4 +1,4 @@
-"""Derives a stream's state in its lost ledger from the contents."""
+"""Derives a stream's state in its lost ledger from the contents of its folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RebuiltStream:
 def rebuild_stream(
     contents: FolderContents, definition: Stream | None, *, folder_url: str | None, now_ms: int
 ) -> RebuiltStream:
-    """Derive the stream's state from the contents.
+    """Derive the stream's state from the contents of its folder.
 
     Args:
         definition: needed if there is no checkpoint; otherwise the checkpoint's definition counts, until the stream is

@@ -7,22 +7,21 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.batch.allocation import restore_manifest
-from headrace.batch.checkpoint import CheckpointError, checkpoint_paths, read_newest
+from headrace.batch.checkpoint import CheckpointError, checkpoint_paths
 from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
-from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError
+from headrace.batch.manifest import FOLDER, Manifest, ManifestError
 from headrace.batch.recovery.folder_contents import FolderContents, Progress, read_folder
+from headrace.batch.recovery.lost_ledger import is_lost
 from headrace.batch.recovery.rebuilt_stream import RebuiltStream, rebuild_stream
 from headrace.batch.saved_state import SavedState, read_saved_state
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
-from headrace.ledger.errors import StreamNotFoundError
 from headrace.ledger.states import BatchState, EventKind
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.scan import RecoveryMode
-from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
 
 LEASE_MS = 60_000
@@ -91,7 +90,7 @@ def recover(
     """
     report = Recovered(stream_name, dry_run)
     why: str | None = "the ledger was rebuilt"
-    if _is_lost(stream_name, ledger, folder):
+    if is_lost(stream_name, ledger, folder):
         _rebuild(stream_name, ledger, folder, definition, mode=mode, force=force, report=report, progress=progress)
     else:
         context = _registered(stream_name, ledger, folder)
@@ -144,21 +143,6 @@ def _rebuild(
     if not report.dry_run:
         progress("writing the ledger")
         ledger.rebuild.restore(stream_name, concluded.found, force=force)
-
-
-def _is_lost(stream_name: str, ledger: Ledger, folder: LogStorage) -> bool:
-    """Whether the ledger of the stream is lost: it does not know the stream, or the stream was registered anew and has
-    received nothing."""
-    if not ledger.rebuild.is_new(stream_name):
-        return False
-    try:
-        created_at_ms = ledger.streams.get(stream_name).created_at_ms
-        return bool(read_newest(folder).state["stream"]["created_at_ms"] != created_at_ms)
-    except StreamNotFoundError:
-        return True
-    except CheckpointError:
-        # Without a checkpoint, segments in the log are the only sign that an earlier ledger was lost.
-        return bool(segments_in(folder.below(LOG_FOLDER).paths()))
 
 
 def _refuse_while_alive(contents: FolderContents, now_ms: int) -> None:

@@ -35,7 +35,7 @@ def account(
 ) -> Accounted:
     """Check every partition from its start to its position; returns corrected positions and new gaps."""
     finder = _Finder(contents, blocks)
-    saved: list[PositionRow] = []
+    corrected: list[PositionRow] = []
     gaps: list[GapRow] = []
     notices: list[str] = []
     for row in positions:
@@ -43,17 +43,17 @@ def account(
         name = f"{row.input_id}/{row.partition.topic}-{row.partition.partition}"
         end = finder.end(place, row)
         if end < row.next_offset:
-            saved.append(dataclasses.replace(row, next_offset=end))
+            corrected.append(dataclasses.replace(row, next_offset=end))
             if reason := finder.reason(place, (end, row.next_offset)):
                 notices.append(f"[{end}, {row.next_offset}) of {name} is read from Kafka again: {reason}.")
         else:
-            saved.append(row)
+            corrected.append(row)
         for start, until, why in finder.holes(place, row.kept_from, end):
             gaps.append(
                 GapRow(len(gaps), contents.stream, row.input_id, row.partition, start, until, why, None, now_ms)
             )
             notices.append(f"[{start}, {until}) of {name} is a gap: {why}.")
-    return Accounted(saved, gaps, notices)
+    return Accounted(corrected, gaps, notices)
 
 
 class _Finder:

@@ -3,7 +3,7 @@
 All files are in the stream's folder below ``state/``. Each name begins with the batch time and the attempt that wrote
 the file:
 
-    versions/<batch time>-<attempt>-<since>.json   a version; a sealed document (`headrace.batch.checksummed_json`)
+    versions/<batch time>-<attempt>-<since>.json   a version, with a checksum (`headrace.batch.checksummed_json`)
     data/<batch time>-<attempt>-<random>.parquet   rows: the columns of ``fields`` and the two hidden ones
     drafts/, reports/                              temporary files of a running update
 
