@@ -371,7 +371,7 @@ def test_ids_that_recur_are_not_created() -> None:
 def test_conf_that_headrace_decides_is_refused() -> None:
     with pytest.raises(StreamDefinitionError, match=r"spark\.connect\.authenticate\.token"):
         SparkSettings(conf={"spark.connect.authenticate.token": "x"})
-    with pytest.raises(StreamDefinitionError, match="no Spark setting"):
+    with pytest.raises(StreamDefinitionError, match="not a Spark setting"):
         SparkSettings(conf={"--class": "Evil"})
 
 
