@@ -255,7 +255,7 @@ def _oldest(unfinished: dict[str, Any] | None) -> str | None:
 
 
 def _slow_runs(ledger: Ledger, row: StreamRow) -> str | None:
-    from headrace.batch.pace import slow_runs
+    from headrace.batch.stream_status import slow_runs
     from headrace.stream import Stream
 
     found = slow_runs(ledger, row.name, coalesces=Stream.from_json(row.definition).coalesces)

@@ -140,7 +140,7 @@ def _claim_missed(
 
 
 def _build(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
-    from headrace.batch.building import build_from_kafka
+    from headrace.batch.build_from_kafka import build_from_kafka
 
     if batch_time_ms > ledger.streams.get(stream.name).zero_time_ms:
         log.info("Batch %s is of the stream's own time, so it is not built from Kafka.", time_text(batch_time_ms))

@@ -43,7 +43,7 @@ class CheckpointOperator(BatchStepOperator):
 
 def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, log: Any) -> None:
     """Write the stream's checkpoint if the batch is allocated and a checkpoint is due; log the result."""
-    from headrace.batch.checkpointing import write_checkpoint
+    from headrace.batch.checkpoint_writer import write_checkpoint
 
     if ledger.batches.find(stream.name, batch_time_ms) is None:
         log.info("Batch %s was not allocated, so there is nothing to checkpoint.", time_text(batch_time_ms))

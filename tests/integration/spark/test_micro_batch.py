@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
-from headrace.batch.building import build_from_kafka
+from headrace.batch.build_from_kafka import build_from_kafka
 from headrace.batch.manifest import ManifestError
 from headrace.batch.stream_status import last_error
 from headrace.blocks import TopicPartition

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
-from headrace.batch import history, removal
+from headrace.batch import history_files, old_batches
 from headrace.batch.allocation import allocate
 from headrace.batch.checkpoint import KEEP
-from headrace.batch.checkpointing import checkpoint_now
+from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.batch.cleanup import clean_up
-from headrace.batch.history import history_numbers
+from headrace.batch.history_files import history_numbers
 from headrace.batch.recovery.recover import recover
 from headrace.cli.main import app
 from headrace.clock import time_text
@@ -41,8 +41,8 @@ HISTORY = timedelta(seconds=60)
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of the history of four batches, and no slack."""
-    monkeypatch.setattr(history, "FILED", 4)
-    monkeypatch.setattr(removal, "_SLACK_BATCHES", 0)
+    monkeypatch.setattr(history_files, "FILED", 4)
+    monkeypatch.setattr(old_batches, "_SLACK_BATCHES", 0)
     monkeypatch.setattr(ledger_removal, "CHUNK", 10)
 
 
@@ -189,7 +189,7 @@ def test_one_run_removes_so_many_at_most(receiving: Receiving, monkeypatch: pyte
     limited = receiving.stream
     receiving.stream = limited.model_copy(update={"limits": Limits(history=None)})
     run(receiving, range(1, 31))
-    monkeypatch.setattr(removal, "AT_ONCE", 5)
+    monkeypatch.setattr(old_batches, "AT_ONCE", 5)
     cleaned = clean_up(receiving.context_of(limited))
     assert cleaned.removed.batches == 10
     assert len(times(receiving.ledger)) == 30 - cleaned.removed.batches

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.batch.allocation import Allocation, write_beside
+from headrace.batch.allocation import Allocation, write_manifest
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
@@ -103,7 +103,7 @@ def build_from_kafka(
         folder_url=stream.folder_url,
         built=built,
     )
-    manifest, sha256 = write_beside(context.storage, manifest)
+    manifest, sha256 = write_manifest(context.storage, manifest)
     batch = ledger.batches.allocate(
         stream.name,
         batch_time_ms,

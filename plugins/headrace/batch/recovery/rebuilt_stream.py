@@ -1,4 +1,4 @@
-"""Derives a stream's state in its lost ledger from the evidence."""
+"""Derives a stream's state in its lost ledger from the contents of its folder."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.batch.recovery.accepted_blocks import AcceptedBlocks, Place, accepted_blocks, in_order, places
-from headrace.batch.recovery.evidence import Evidence
-from headrace.batch.recovery.found_batches import FoundBatches, find_batches, first_batch_time
-from headrace.batch.recovery.holes import account
+from headrace.batch.recovery.folder_contents import FolderContents
+from headrace.batch.recovery.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
+from headrace.batch.recovery.unaccounted_offsets import account
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.ledger.found import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.rows import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
@@ -24,7 +24,7 @@ _FIRST_ATTEMPT_AT_MS = 1_577_836_800_000
 
 
 @dataclass(frozen=True)
-class Conclusion:
+class RebuiltStream:
     """The derived stream, its accepted blocks, and notices for a person."""
 
     found: FoundStream
@@ -32,8 +32,10 @@ class Conclusion:
     notices: Sequence[str]
 
 
-def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str | None, now_ms: int) -> Conclusion:
-    """Derive the stream's state from the evidence.
+def rebuild_stream(
+    contents: FolderContents, definition: Stream | None, *, folder_url: str | None, now_ms: int
+) -> RebuiltStream:
+    """Derive the stream's state from the contents of its folder.
 
     Args:
         definition: needed if there is no checkpoint; otherwise the checkpoint's definition counts, until the stream is
@@ -44,56 +46,56 @@ def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str |
         ContradictionError: blocks overlap, or their orders contradict each other.
         ManifestError: a batch's manifest is missing or damaged.
     """
-    kept = evidence.kept
-    if kept is not None:
-        stream = kept.stream
+    saved = contents.saved
+    if saved is not None:
+        stream = saved.stream
         definition = Stream.from_json(stream.definition)
     elif definition is not None:
         stream = _declared(definition, now_ms)
     else:
         raise ValueError("A stream of which no checkpoint can be read needs its definition.")
-    blocks = accepted_blocks(evidence)
-    batches = find_batches(
-        evidence,
+    blocks = accepted_blocks(contents)
+    batches = rebuild_batches(
+        contents,
         stream,
         {info.handle: info for info in blocks.blocks},
         folder_url=folder_url or definition.folder_url,
         coalesces=definition.coalesces,
         now_ms=now_ms,
     )
-    listed = _with_batch_times(evidence, stream, blocks, batches)
+    listed = _with_batch_times(contents, stream, blocks, batches)
     sealed_ms = max((batch.row.batch_time_ms for batch in batches.batches), default=0)
     stream = dataclasses.replace(
         stream,
-        job_epoch=_last_job_epoch(evidence) + EPOCH_JUMP,
+        job_epoch=_last_job_epoch(contents) + EPOCH_JUMP,
         sealed_until_ms=max(sealed_ms, stream.sealed_until_ms),
-        zero_time_ms=stream.zero_time_ms if kept is not None else _zero_time_ms(stream, listed, batches),
+        zero_time_ms=stream.zero_time_ms if saved is not None else _zero_time_ms(stream, listed, batches),
     )
-    accounted = account(evidence, blocks.blocks, _positions(evidence, listed, batches, now_ms), now_ms)
+    accounted = account(contents, blocks.blocks, _positions(contents, listed, batches, now_ms), now_ms)
     known = [batch.row.attempt for batch in batches.batches]
     found = FoundStream(
         stream=stream,
-        revisions=[_only_revision(stream)] if kept is None else kept.revisions,
-        receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(evidence).items()},
+        revisions=[_only_revision(stream)] if saved is None else saved.revisions,
+        receiver_epochs={receiver_id: epoch + EPOCH_JUMP for receiver_id, epoch in _epochs(contents).items()},
         last_attempt=max((now_ms - _FIRST_ATTEMPT_AT_MS) // 1_000, *(number + EPOCH_JUMP for number in known), 1),
-        topics=_topics(evidence, blocks.blocks, now_ms),
+        topics=_topics(contents, blocks.blocks, now_ms),
         positions=accounted.positions,
-        segments=_segments(evidence, blocks.blocks),
+        segments=_segments(contents, blocks.blocks),
         blocks=listed,
         batches=batches.batches,
-        replay_definitions=() if kept is None else kept.replay_definitions,
-        gaps=() if kept is None else kept.gaps,
+        replay_definitions=() if saved is None else saved.replay_definitions,
+        gaps=() if saved is None else saved.gaps,
         found_gaps=accounted.gaps,
-        runs={} if kept is None else kept.runs,
+        runs={} if saved is None else saved.runs,
         notes={
-            "checkpoint": None if kept is None else kept.checkpoint.path,
+            "checkpoint": None if saved is None else saved.checkpoint.path,
             "dropped_blocks": len(blocks.undecided),
             "refused_blocks": blocks.refused,
             "gaps": len(accounted.gaps),
-            "lost": [part.what for part in evidence.lost if not part.is_tail],
+            "lost": [part.what for part in contents.lost if not part.is_tail],
         },
     )
-    notices = [*evidence.notices, *batches.notices, *_unknown_starts(evidence, accounted.positions)]
+    notices = [*contents.notices, *batches.notices, *_unknown_starts(contents, accounted.positions)]
     next_offsets = {(row.input_id, row.partition): row.next_offset for row in accounted.positions}
     notices += [
         f"Block {info.handle} of {info.receiver} is its writer's last, and nothing tells that it was accepted: its "
@@ -102,17 +104,17 @@ def conclude(evidence: Evidence, definition: Stream | None, *, folder_url: str |
         if all(next_offsets.get(place, 0) <= r.from_offset for place, r in places(info))
     ]
     notices += accounted.notices
-    return Conclusion(found, blocks, notices)
+    return RebuiltStream(found, blocks, notices)
 
 
-def _unknown_starts(evidence: Evidence, positions: Iterable[PositionRow]) -> list[str]:
+def _unknown_starts(contents: FolderContents, positions: Iterable[PositionRow]) -> list[str]:
     """Notices of unknown starts: without a checkpoint, a missing segment may have held a partition's first offsets."""
-    if evidence.kept is not None:
+    if contents.saved is not None:
         return []
     return [
         f"Where {row.input_id}/{row.partition.topic}-{row.partition.partition} began is not known, since "
         f"{part.what}: offsets before {row.starting_offset} may be lost."
-        for part in evidence.lost
+        for part in contents.lost
         if part.is_missing
         for row in positions
         if part.may_hold((row.input_id, row.partition), (0, row.starting_offset))
@@ -146,7 +148,7 @@ def _only_revision(stream: StreamRow) -> StreamRevision:
 
 
 def _with_batch_times(
-    evidence: Evidence, stream: StreamRow, blocks: AcceptedBlocks, batches: FoundBatches
+    contents: FolderContents, stream: StreamRow, blocks: AcceptedBlocks, batches: RebuiltBatches
 ) -> list[FoundBlock]:
     """All blocks with their batch times, in the order for the ledger.
 
@@ -155,13 +157,13 @@ def _with_batch_times(
     """
     claimed = {batch.row.batch_time_ms for batch in batches.batches}
     of_batches = {block.info.handle: block.batch_time_ms for block in batches.blocks}
-    kept = evidence.kept
-    known = {} if kept is None else {r.receiver_id: (r.epoch, r.last_accepted_sequence) for r in kept.receivers}
-    moved = {} if kept is None else {_identity(block): block.batch_time_ms for block in kept.moved_blocks}
-    sealed_then_ms = 0 if kept is None else kept.stream.sealed_until_ms
+    saved = contents.saved
+    known = {} if saved is None else {r.receiver_id: (r.epoch, r.last_accepted_sequence) for r in saved.receivers}
+    moved = {} if saved is None else {_identity(block): block.batch_time_ms for block in saved.moved_blocks}
+    sealed_then_ms = 0 if saved is None else saved.stream.sealed_until_ms
     latest: dict[Place, int] = defaultdict(int)
     in_log = {place for info in blocks.blocks for place, _ in places(info)}
-    for row in () if kept is None else kept.positions:
+    for row in () if saved is None else saved.positions:
         # A partition with blocks in the log takes its latest batch time from them, one after the other.
         if (row.input_id, row.partition) not in in_log:
             latest[row.input_id, row.partition] = row.last_batch_time_ms
@@ -192,20 +194,20 @@ def _identity(block: MovedBlock) -> tuple[str, int, int, int]:
     return block.input_id, block.receiver_index, block.epoch, block.sequence
 
 
-def _epochs(evidence: Evidence) -> dict[ReceiverId, int]:
-    epochs = dict(evidence.epochs)
-    for receiver in () if evidence.kept is None else evidence.kept.receivers:
+def _epochs(contents: FolderContents) -> dict[ReceiverId, int]:
+    epochs = dict(contents.epochs)
+    for receiver in () if contents.saved is None else contents.saved.receivers:
         epochs[receiver.receiver_id] = max(receiver.epoch, epochs.get(receiver.receiver_id, 0))
     return epochs
 
 
-def _last_job_epoch(evidence: Evidence) -> int:
-    if evidence.kept is None:
+def _last_job_epoch(contents: FolderContents) -> int:
+    if contents.saved is None:
         return 0
-    return max([evidence.kept.stream.job_epoch, *(receiver.job_epoch for receiver in evidence.kept.receivers)])
+    return max([contents.saved.stream.job_epoch, *(receiver.job_epoch for receiver in contents.saved.receivers)])
 
 
-def _zero_time_ms(stream: StreamRow, blocks: Iterable[FoundBlock], batches: FoundBatches) -> int:
+def _zero_time_ms(stream: StreamRow, blocks: Iterable[FoundBlock], batches: RebuiltBatches) -> int:
     """The zero time, moved before everything that was received: received records must not be built from Kafka again."""
     times = [block.batch_time_ms for block in blocks]
     for batch in batches.batches:
@@ -214,20 +216,20 @@ def _zero_time_ms(stream: StreamRow, blocks: Iterable[FoundBlock], batches: Foun
     return min([stream.zero_time_ms, *(batch_time_ms - stream.batch_interval_ms for batch_time_ms in times)])
 
 
-def _segments(evidence: Evidence, blocks: Iterable[BlockInfo]) -> list[FoundSegment]:
+def _segments(contents: FolderContents, blocks: Iterable[BlockInfo]) -> list[FoundSegment]:
     writers = {info.handle.segment: (info.receiver, info.epoch) for info in blocks}
     return [
-        FoundSegment(path, *writers[path], evidence.segments[path]) for path in evidence.segments if path in writers
+        FoundSegment(path, *writers[path], contents.segments[path]) for path in contents.segments if path in writers
     ]
 
 
-def _topics(evidence: Evidence, blocks: Iterable[BlockInfo], now_ms: int) -> list[TopicRow]:
+def _topics(contents: FolderContents, blocks: Iterable[BlockInfo], now_ms: int) -> list[TopicRow]:
     """The checkpoint's topics, with partitions seen since, and the topics first seen since."""
-    kept = evidence.kept
-    known = {} if kept is None else {(row.input_id, row.topic, row.topic_id): row for row in kept.topics}
+    saved = contents.saved
+    known = {} if saved is None else {(row.input_id, row.topic, row.topic_id): row for row in saved.topics}
     sizes: dict[tuple[str, str, str], int] = defaultdict(int)
     incarnations: dict[tuple[str, str, str], int] = {}
-    for input_id, partition in [*evidence.positions, *(place for info in blocks for place, _ in places(info))]:
+    for input_id, partition in [*contents.positions, *(place for info in blocks for place, _ in places(info))]:
         key = (input_id, partition.topic, partition.topic_id)
         sizes[key] = max(sizes[key], partition.partition + 1)
         incarnations[key] = partition.incarnation
@@ -239,7 +241,7 @@ def _topics(evidence: Evidence, blocks: Iterable[BlockInfo], now_ms: int) -> lis
         newest[input_id, topic] = max(newest[input_id, topic], incarnation)
         rows.append(
             TopicRow(
-                stream=evidence.stream,
+                stream=contents.stream,
                 input_id=input_id,
                 topic=topic,
                 topic_id=topic_id,
@@ -262,12 +264,12 @@ def _topics(evidence: Evidence, blocks: Iterable[BlockInfo], now_ms: int) -> lis
 
 
 def _positions(
-    evidence: Evidence, blocks: Sequence[FoundBlock], batches: FoundBatches, now_ms: int
+    contents: FolderContents, blocks: Sequence[FoundBlock], batches: RebuiltBatches, now_ms: int
 ) -> list[PositionRow]:
     """Each partition's position and start: the checkpoint's, moved by what was written since."""
-    kept = evidence.kept
+    saved = contents.saved
     rows: dict[Place, PositionRow] = {}
-    for row in () if kept is None else kept.positions:
+    for row in () if saved is None else saved.positions:
         rows[row.input_id, row.partition] = dataclasses.replace(row, receiver_index=None, wanted_receiver_index=None)
 
     known = set(rows)
@@ -282,13 +284,13 @@ def _positions(
             watermark_ms=max(row.watermark_ms, watermark_ms),
         )
 
-    for place, offsets in evidence.positions.items():
+    for place, offsets in contents.positions.items():
         move(place, min(offsets), max(offsets))
     for batch in batches.batches:
         for taken in () if batch.row.built else batch.inputs:
             place = (taken.input_id, taken.partition)
             # The checkpoint's last batch time is exact; a manifest names the batch that absorbed the block's time.
-            move(place, taken.from_offset, taken.until_offset, taken.batch_time_ms if kept is None else 0)
+            move(place, taken.from_offset, taken.until_offset, taken.batch_time_ms if saved is None else 0)
     for block in blocks:
         event_ms = min(block.info.event_time_ms or 0, block.info.cut_time_ms)
         for place, r in places(block.info):

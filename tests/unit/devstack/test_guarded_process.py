@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from headrace.devstack.errors import LocalStackError, ServerDiedError, ServerNotReadyError
-from headrace.devstack.process import GuardedProcess, ProcessSpec, child_environment, tail
+from headrace.devstack.guarded_process import GuardedProcess, ProcessSpec, child_environment, tail
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guards adopt orphans on Linux alone")
 
@@ -129,7 +129,7 @@ def test_a_killed_guard_takes_its_server_along(guards: _Guards) -> None:
 _OWNER = """
 import sys, time
 from pathlib import Path
-from headrace.devstack.process import GuardedProcess, ProcessSpec, child_environment
+from headrace.devstack.guarded_process import GuardedProcess, ProcessSpec, child_environment
 spec = ProcessSpec(name="x", argv=["/bin/sleep", "100"], log=Path(sys.argv[1]), env=child_environment())
 process = GuardedProcess(spec)
 print(process.pid, process.guard_pid, flush=True)

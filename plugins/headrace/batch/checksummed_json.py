@@ -17,13 +17,13 @@ class DocumentDamagedError(ValueError):
     """The checksum does not match, or the document is not a JSON object."""
 
 
-def seal(document: Mapping[str, Any]) -> bytes:
+def encode_document(document: Mapping[str, Any]) -> bytes:
     """The document's bytes with their checksum; the same document gives the same bytes."""
     body = json.dumps(document, separators=(",", ":")).encode()
     return body + b"\n" + _checksum(body)
 
 
-def unseal(data: bytes) -> dict[str, Any]:
+def decode_document(data: bytes) -> dict[str, Any]:
     """Read what `seal` wrote.
 
     Raises:

@@ -1,7 +1,7 @@
 """Reads a stream's state from its newest checkpoint and its history, as rows of the ledger.
 
-A document may come from another version of headrace: a missing field takes the row's default, and an unknown field is
-ignored.
+A row's field that the document lacks takes the row's default, and a field that the row lacks is ignored. So a row can
+get a new field without a new version of the format.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.batch.checkpoint import Checkpoint, find_newest
-from headrace.batch.history import HistoryError, history_numbers, history_path, read_history
+from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
+from headrace.ledger.found import FoundBatch
 from headrace.ledger.rows import (
     BatchRow,
     FiledReplay,
@@ -32,18 +33,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class KeptBatch:
-    """A batch as it was stored last. ``history`` is the number of the history file that holds it; 0: the checkpoint."""
-
-    row: BatchRow
-    outputs: Mapping[str, Mapping[str, Any]]
-    replays: tuple[FiledReplay, ...]
-    history: int
-    revisions: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class KeptReceiver:
+class SavedReceiver:
     """A receiver's epochs, and the sequence of the last block accepted in the newest epoch."""
 
     receiver_id: ReceiverId
@@ -53,32 +43,32 @@ class KeptReceiver:
 
 
 @dataclass(frozen=True)
-class KeptState:
+class SavedState:
     """A stream's state in the newest valid checkpoint and the history.
 
-    ``batches`` are by batch time. ``revisions`` are the definitions that the checkpoint's batches name, and the current
-    one. ``passed_over`` says by path what is wrong with newer checkpoints. ``lease_ms`` is the receiver job's, None if
-    there was no job. ``segments`` are the log's files at that time, each with the latest batch time of its blocks, None
-    while it was open; ``segments`` is None where the checkpoint has no such list.
+    ``batches`` are by batch time, without their inputs: these are in the manifests. ``revisions`` are the definitions
+    that the checkpoint's batches name, and the current one. ``passed_over`` says by path what is wrong with newer
+    checkpoints. ``lease_ms`` is the receiver job's, None if there was no job. ``segments`` are the log's files at that
+    time, each with the latest batch time of its blocks, None while it was open.
     """
 
     checkpoint: Checkpoint
     stream: StreamRow
     revisions: Sequence[StreamRevision]
-    batches: Mapping[int, KeptBatch]
+    batches: Mapping[int, FoundBatch]
     topics: Sequence[TopicRow]
     positions: Sequence[PositionRow]
-    receivers: Sequence[KeptReceiver]
+    receivers: Sequence[SavedReceiver]
     gaps: Sequence[GapRow]
     moved_blocks: Sequence[MovedBlock]
     runs: Mapping[str, int]
     replay_definitions: Sequence[ReplayDefinitionRow]
-    segments: Mapping[str, int | None] | None
+    segments: Mapping[str, int | None]
     lease_ms: int | None
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_kept(folder: LogStorage) -> KeptState:
+def read_saved_state(folder: LogStorage) -> SavedState:
     """Read the newest valid checkpoint in the stream's folder, and the history.
 
     Raises:
@@ -88,16 +78,16 @@ def read_kept(folder: LogStorage) -> KeptState:
     found = find_newest(folder)
     checkpoint, state = found.checkpoint, found.checkpoint.state
     name = checkpoint.stream
-    job = state.get("job")
-    return KeptState(
+    job = state["job"]
+    return SavedState(
         checkpoint=checkpoint,
         stream=_stream_row(state["stream"]),
-        revisions=[_revision(fields) for fields in state.get("revisions", [_only_revision(state["stream"])])],
+        revisions=[_revision(fields) for fields in state["revisions"]],
         batches=_batches(folder, checkpoint),
         topics=[_load(TopicRow, fields) for fields in state["topics"]],
         positions=[_position_row(fields) for fields in state["positions"]],
         receivers=[
-            KeptReceiver(
+            SavedReceiver(
                 ReceiverId(name, fields["input_id"], fields["index"]),
                 fields["epoch"],
                 fields["job_epoch"],
@@ -105,23 +95,23 @@ def read_kept(folder: LogStorage) -> KeptState:
             )
             for fields in state["receivers"]
         ],
-        gaps=[_gap_row(fields) for fields in state.get("gaps", ())],
-        moved_blocks=[MovedBlock(*fields) for fields in state.get("moved_blocks", ())],
-        runs=state.get("runs", {}),
-        replay_definitions=[_load(ReplayDefinitionRow, fields) for fields in state.get("replay_definitions", ())],
-        segments=state.get("segments"),
+        gaps=[_gap_row(fields) for fields in state["gaps"]],
+        moved_blocks=[MovedBlock(*fields) for fields in state["moved_blocks"]],
+        runs=state["runs"],
+        replay_definitions=[_load(ReplayDefinitionRow, fields) for fields in state["replay_definitions"]],
+        segments=state["segments"],
         lease_ms=None if job is None else job["lease_ms"],
         passed_over=found.passed_over,
     )
 
 
-def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]:
+def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, FoundBatch]:
     """The batches of the history files and of the checkpoint. In order of writing time, later documents win."""
     stream = _stream_row(checkpoint.state["stream"])
     # Older files hold removed batches; they are deleted later than the batches.
     numbers = [number for number in history_numbers(folder) if number >= stream.history_from]
     places = {number: read_history(folder, number) for number in numbers}
-    expected = checkpoint.state.get("history", {"files": 0, "newest": 0})
+    expected = checkpoint.state["history"]
     there = [number for number in places if number <= expected["newest"]]
     if len(there) < expected["files"]:
         raise HistoryError(
@@ -129,7 +119,7 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]
             f"the checkpoint {checkpoint.path} knows of.",
             remedy="With the ledger there, `headrace recover` writes them again; else restore them from a copy.",
         )
-    kept: dict[int, KeptBatch] = {}
+    kept: dict[int, FoundBatch] = {}
     for number in [number for number in places if number < checkpoint.written_at_ms]:
         kept |= _kept(places[number], number)
     kept |= _kept(checkpoint.state["batches"], 0)
@@ -138,13 +128,12 @@ def _batches(folder: LogStorage, checkpoint: Checkpoint) -> dict[int, KeptBatch]
     return {batch_time_ms: batch for batch_time_ms, batch in kept.items() if not stream.has_removed(batch_time_ms)}
 
 
-def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, KeptBatch]:
+def _kept(documents: Sequence[Mapping[str, Any]], number: int) -> dict[int, FoundBatch]:
     found = {}
     for fields in documents:
         row = _batch_row(fields)
-        replays = tuple(_replay(each) for each in fields.get("replays", ()))
-        revisions = fields.get("revisions", {})
-        found[row.batch_time_ms] = KeptBatch(row, fields["outputs"], replays, number, revisions)
+        replays = tuple(_replay(each) for each in fields["replays"])
+        found[row.batch_time_ms] = FoundBatch(row, (), fields["outputs"], replays, number, fields["revisions"])
     return found
 
 
@@ -156,11 +145,6 @@ def _stream_row(fields: Mapping[str, Any]) -> StreamRow:
 def _revision(fields: Mapping[str, Any]) -> StreamRevision:
     row = _load(StreamRevision, fields)
     return dataclasses.replace(row, outputs=tuple(row.outputs))
-
-
-def _only_revision(stream: Mapping[str, Any]) -> dict[str, Any]:
-    """The revision of an older document, which has only the stream's row."""
-    return {"batch_by": "arrival", "allowed_lateness_ms": 0, **stream, "created_at_ms": stream["updated_at_ms"]}
 
 
 def _batch_row(fields: Mapping[str, Any]) -> BatchRow:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.batch.allocation import Allocation, allocate
-from headrace.batch.building import BatchBuildError, build_from_kafka
+from headrace.batch.build_from_kafka import BatchBuildError, build_from_kafka
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.clock import ManualClock

@@ -8,7 +8,7 @@ import logging
 import tenacity
 
 from headrace.batch.checkpoint import KEEP, Checkpoint, checkpoint_paths, written_at
-from headrace.batch.history import describe, file_batches, history_numbers
+from headrace.batch.history_files import describe, file_batches, history_numbers
 from headrace.clock import time_text
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.states import BatchState

@@ -1,9 +1,10 @@
 """A stream's history files: they hold finished batches, so that checkpoints do not have to.
 
 A checkpoint is by default written after every batch. It holds only batches that are in no history file, so it does not
-grow with the number of batches in the log or the ledger. A history file is written once, as a sealed document
-(`headrace.batch.sealed_document`), and named by its number, which is the ledger's time. A batch that changes later (run
-again, replayed) is in checkpoints again, and then in a file with a higher number: the newest copy of a batch counts.
+grow with the number of batches in the log or the ledger. A history file is written once, as a document with
+a checksum (`headrace.batch.checksummed_json`), and named by its number, which is the ledger's time. A batch that
+changes later (run again, replayed) is in checkpoints again, and then in a file with a higher number: the newest copy of
+a batch counts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
+from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.rows import BatchRow
@@ -47,7 +48,7 @@ def file_batches(context: StreamContext) -> int:
         try:
             folder.write_atomically(
                 history_path(number),
-                seal({**document, "batches": describe(ledger, stream_name, batches)}),
+                encode_document({**document, "batches": describe(ledger, stream_name, batches)}),
                 exclusive=True,
             )
         except StoredFileExistsError:
@@ -98,7 +99,7 @@ def read_history(folder: LogStorage, number: int) -> list[Mapping[str, Any]]:
     """
     path = history_path(number)
     try:
-        fields = unseal(folder.read(path))
+        fields = decode_document(folder.read(path))
     except DocumentDamagedError as error:
         raise HistoryError(
             f"The file {folder.url}/{path} is damaged: {error}.",

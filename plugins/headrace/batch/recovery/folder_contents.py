@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.batch.checkpoint import CheckpointError, CheckpointVersionError
-from headrace.batch.kept_state import KeptState, read_kept
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, manifest_time
+from headrace.batch.saved_state import SavedState, read_saved_state
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.rows import BatchRow
 from headrace.ledger.states import BatchState
@@ -72,7 +72,7 @@ class LostPart:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class FolderContents:
     """The contents of the stream's folder.
 
     ``frames`` are in the order of writing, receiver by receiver. ``positions`` are those in the segments' headers, by
@@ -81,7 +81,7 @@ class Evidence:
     """
 
     stream: str
-    kept: KeptState | None
+    saved: SavedState | None
     frames: Sequence[FoundFrame]
     positions: Mapping[tuple[str, TopicPartition], Sequence[int]]
     segments: Mapping[str, int]
@@ -93,7 +93,7 @@ class Evidence:
     last_sign_ms: int
 
 
-def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Progress) -> Evidence:
+def read_folder(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Progress) -> FolderContents:
     """Read the stream's folder: checkpoint and history, manifests, and every frame of the log.
 
     Raises:
@@ -102,13 +102,13 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
         HistoryError: a history file is missing, damaged, or of another version.
     """
     notices: list[str] = []
-    kept = _read_kept(folder, notices)
+    saved = _read_kept(folder, notices)
     progress("reading the manifests")
-    manifests, damaged = _read_manifests(folder, kept)
+    manifests, damaged = _read_manifests(folder, saved)
     log = folder.below(LOG_FOLDER)
     names = segments_in(log.paths())
     progress(f"reading the log, {len(names)} segments")
-    frames, lost = _read_frames(log, mode, notices, _deleted(kept, manifests))
+    frames, lost = _read_frames(log, mode, notices, _deleted(saved, manifests))
     epochs: dict[ReceiverId, int] = defaultdict(int)
     positions: dict[tuple[str, TopicPartition], list[int]] = defaultdict(list)
     for name in names:
@@ -117,11 +117,11 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
         for partition, offset in _opening_positions(log, name, mode).items():
             positions[name.input_id, partition].append(offset)
     signs = [name.opened_ms for name in names] + [frame.info.cut_time_ms for frame in frames]
-    if kept is not None:
-        signs.append(kept.checkpoint.written_at_ms)
-    return Evidence(
+    if saved is not None:
+        signs.append(saved.checkpoint.written_at_ms)
+    return FolderContents(
         stream=stream,
-        kept=kept,
+        saved=saved,
         frames=frames,
         positions=positions,
         segments={name.path: log.size(name.path) for name in names},
@@ -134,26 +134,26 @@ def gather(folder: LogStorage, stream: str, *, mode: RecoveryMode, progress: Pro
     )
 
 
-def _read_kept(folder: LogStorage, notices: list[str]) -> KeptState | None:
+def _read_kept(folder: LogStorage, notices: list[str]) -> SavedState | None:
     try:
-        kept = read_kept(folder)
+        saved = read_saved_state(folder)
     except CheckpointVersionError:
         raise
     except CheckpointError as error:
         notices.append(error.what)
         return None
-    notices += [f"The checkpoint {path} is passed over: {why}." for path, why in kept.passed_over.items()]
-    return kept
+    notices += [f"The checkpoint {path} is passed over: {why}." for path, why in saved.passed_over.items()]
+    return saved
 
 
 def _read_manifests(
-    folder: LogStorage, kept: KeptState | None
+    folder: LogStorage, saved: SavedState | None
 ) -> tuple[dict[int, list[FoundManifest]], dict[str, str]]:
     """Valid manifests by batch time, and errors of damaged ones by path. Skips manifests of removed batches."""
     found: dict[int, list[FoundManifest]] = defaultdict(list)
     damaged: dict[str, str] = {}
     for path in folder.paths(FOLDER):
-        if not path.endswith(".json") or (kept is not None and _is_removed(path, kept)):
+        if not path.endswith(".json") or (saved is not None and _is_removed(path, saved)):
             continue
         data = folder.read(path)
         try:
@@ -168,36 +168,36 @@ def _read_manifests(
     return found, damaged
 
 
-def _is_removed(path: str, kept: KeptState) -> bool:
+def _is_removed(path: str, saved: SavedState) -> bool:
     batch_time_ms = manifest_time(path)
-    return batch_time_ms is not None and kept.stream.has_removed(batch_time_ms)
+    return batch_time_ms is not None and saved.stream.has_removed(batch_time_ms)
 
 
-def _deleted(kept: KeptState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:
+def _deleted(saved: SavedState | None, manifests: Mapping[int, Sequence[FoundManifest]]) -> Callable[[str], bool]:
     """Returns a function that says whether a missing segment was deleted by cleanup: all its batches are finished.
 
-    The checkpoint's list of segments decides. If there is no list, or newer checkpoints are damaged and the list may be
+    The checkpoint's list of segments decides. If there is no checkpoint, or newer ones are damaged and the list may be
     outdated, the batches in the manifests decide.
     """
     unfinished: dict[str, bool] = {}
     for batch_time_ms, of_time in manifests.items():
-        batch = None if kept is None else kept.batches.get(batch_time_ms)
-        is_over = kept is None or batch is None or bool(kept.passed_over) or batch.row.state in _OVER
+        batch = None if saved is None else saved.batches.get(batch_time_ms)
+        is_over = saved is None or batch is None or bool(saved.passed_over) or batch.row.state in _OVER
         for handle in handles_in(of_time):
             unfinished[handle.segment] = unfinished.get(handle.segment, False) or not is_over
 
     def deleted(segment: str) -> bool:
-        if kept is None or kept.segments is None or kept.passed_over:
+        if saved is None or saved.passed_over:
             return not unfinished.get(segment, True)
-        if segment not in kept.segments:
+        if segment not in saved.segments:
             # Deleted before the checkpoint, or without an accepted block. A newer segment may have held blocks.
             name = SegmentName.parse(segment)
-            return name is not None and name.opened_ms <= kept.checkpoint.written_at_ms
-        last_ms = kept.segments[segment]
+            return name is not None and name.opened_ms <= saved.checkpoint.written_at_ms
+        last_ms = saved.segments[segment]
         if last_ms is None:
             # It was open then: finished only if manifests list its blocks, all in finished batches.
             return not unfinished.get(segment, True)
-        last = kept.batches.get(last_ms)
+        last = saved.batches.get(last_ms)
         is_over = last_ms == 0 or (last is not None and last.row.state in {*_OVER, BatchState.ABSORBED})
         return is_over and not unfinished.get(segment, False)
 

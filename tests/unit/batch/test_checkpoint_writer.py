@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from headrace.batch.checkpoint import KEEP, CheckpointError, checkpoint_paths, read_newest
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.checkpoint import KEEP, CheckpointError, CheckpointVersionError, checkpoint_paths, read_newest
+from headrace.batch.checkpoint_writer import write_checkpoint
+from headrace.batch.checksummed_json import decode_document, encode_document
 from headrace.batch.cleanup import clean_up
-from headrace.batch.history import FILED, file_batches, history_numbers
-from headrace.batch.kept_state import read_kept
+from headrace.batch.history_files import FILED, file_batches, history_numbers
+from headrace.batch.saved_state import read_saved_state
 from headrace.ledger import BatchState
 from headrace.ledger.rows import Attempt
 from headrace.ledger.tables import batches as batches_table
@@ -131,15 +132,15 @@ def test_a_checkpoint_does_not_grow_with_what_is_over(receiving: Receiving) -> N
     assert checkpointed() == [*times[-19:], newest]
     assert len(history_numbers(folder)) == 3
     assert read_newest(folder).state["history"]["files"] == 3
-    assert sorted(read_kept(folder).batches) == [*times, newest]
+    assert sorted(read_saved_state(folder).batches) == [*times, newest]
     # One that changes is in checkpoints again, and what they say of it counts.
     attempt = receiving.ledger.batches.begin_attempt(
         "shop", times[0], holder="again", way="connect", lease_ms=60_000, force=True
     )
     receiving.ledger.batches.fail_attempt(attempt, "boom")
     assert checkpointed() == [times[0], *times[-19:], newest]
-    assert read_kept(folder).batches[times[0]].row.state is BatchState.FAILED
-    assert read_kept(folder).batches[times[1]].row.state is BatchState.COMPLETED
+    assert read_saved_state(folder).batches[times[0]].row.state is BatchState.FAILED
+    assert read_saved_state(folder).batches[times[1]].row.state is BatchState.COMPLETED
 
 
 def test_what_changes_while_it_is_filed_stays_in_the_checkpoints(receiving: Receiving) -> None:
@@ -239,7 +240,22 @@ def test_of_two_checkpoints_after_one_batch_the_later_counts(receiving: Receivin
     # One that was late, with an older state, does not take its place.
     first.write(folder)
     assert read_newest(folder).path == second.path
-    assert read_kept(folder).batches[T1].row.state is BatchState.COMPLETED
+    assert read_saved_state(folder).batches[T1].row.state is BatchState.COMPLETED
+
+
+@pytest.mark.parametrize("version", [1, 3, 0, None, "2"])
+def test_a_checkpoint_of_another_version_is_refused_and_not_passed_over(receiving: Receiving, version: object) -> None:
+    folder = receiving.context.storage
+    receiving.clock.advance(10_000)
+    assert write_checkpoint(receiving.context, T1)
+    receiving.clock.advance(1)
+    newest = write_checkpoint(receiving.context, T1)
+    assert newest is not None
+    folder.write_atomically(
+        newest.path, encode_document({**decode_document(folder.read(newest.path)), "version": version})
+    )
+    with pytest.raises(CheckpointVersionError, match=rf"is of version {version}, .*or a newer one"):
+        read_newest(folder)
 
 
 @pytest.mark.parametrize("name", ["notes.json", "1700000010000-1700000010000.json.tmp", "17-x.json", "temp/1.json"])
@@ -270,7 +286,7 @@ def test_what_was_filed_since_the_newest_checkpoint_counts(
     receiving: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash between the two: the file knows of a replay, and the checkpoint does not yet."""
-    monkeypatch.setattr("headrace.batch.history.FILED", 1)
+    monkeypatch.setattr("headrace.batch.history_files.FILED", 1)
     receiving.clock.advance(10_000)
     take(receiving, T1)
     receiving.complete(T1)
@@ -282,5 +298,5 @@ def test_what_was_filed_since_the_newest_checkpoint_counts(
     batches.record_output(attempt, "again", {"n": 1})
     batches.complete_attempt(attempt)
     assert file_batches(receiving.context) == 1
-    (replay,) = read_kept(folder).batches[T1].replays
+    (replay,) = read_saved_state(folder).batches[T1].replays
     assert (replay.target, replay.state, replay.recorded) == ("march", BatchState.COMPLETED, {"again": {"n": 1}})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.batch.manifest import ManifestError
-from headrace.batch.recovery.evidence import Evidence, FoundManifest, handles_in, is_done
+from headrace.batch.recovery.folder_contents import FolderContents, FoundManifest, handles_in, is_done
 from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.kafka.offset_ranges import RecordedRange
@@ -18,7 +18,7 @@ from headrace.ledger.states import BatchState
 
 
 @dataclass(frozen=True)
-class FoundBatches:
+class RebuiltBatches:
     """The batches, and those of their blocks that are in the log, each batch's in its manifest's order."""
 
     batches: Sequence[FoundBatch]
@@ -26,15 +26,15 @@ class FoundBatches:
     notices: Sequence[str]
 
 
-def find_batches(
-    evidence: Evidence,
+def rebuild_batches(
+    contents: FolderContents,
     stream: StreamRow,
     accepted: Mapping[BlockHandle, BlockInfo],
     *,
     folder_url: str,
     coalesces: bool,
     now_ms: int,
-) -> FoundBatches:
+) -> RebuiltBatches:
     """Derive the batches from manifests, checkpoint and history.
 
     Args:
@@ -44,20 +44,20 @@ def find_batches(
     Raises:
         ManifestError: a batch's manifest is missing or damaged. Without it the batch's records would go into another.
     """
-    finder = _Finder(evidence, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
-    kept = {} if evidence.kept is None else evidence.kept.batches
-    for batch_time_ms in sorted({*kept, *evidence.manifests}):
-        if batch_time_ms in kept:
+    finder = _Finder(contents, stream, accepted, folder_url=folder_url, coalesces=coalesces, now_ms=now_ms)
+    saved = {} if contents.saved is None else contents.saved.batches
+    for batch_time_ms in sorted({*saved, *contents.manifests}):
+        if batch_time_ms in saved:
             finder.known(batch_time_ms)
         else:
             finder.unknown(batch_time_ms)
-    return FoundBatches(finder.batches, finder.blocks, finder.notices)
+    return RebuiltBatches(finder.batches, finder.blocks, finder.notices)
 
 
 class _Finder:
     def __init__(
         self,
-        evidence: Evidence,
+        contents: FolderContents,
         stream: StreamRow,
         accepted: Mapping[BlockHandle, BlockInfo],
         *,
@@ -65,13 +65,13 @@ class _Finder:
         coalesces: bool,
         now_ms: int,
     ) -> None:
-        self._evidence = evidence
+        self._contents = contents
         self._stream = stream
         self._accepted = accepted
         self._folder_url = folder_url
         self._coalesces = coalesces
         self._now_ms = now_ms
-        self._kept = {} if evidence.kept is None else evidence.kept.batches
+        self._saved = {} if contents.saved is None else contents.saved.batches
         self._absorbed: set[int] = set()
         self.batches: list[FoundBatch] = []
         self.blocks: list[FoundBlock] = []
@@ -79,26 +79,26 @@ class _Finder:
 
     def known(self, batch_time_ms: int) -> None:
         """Add a batch that the checkpoint or the history has."""
-        kept = self._kept[batch_time_ms]
-        if kept.row.state is BatchState.ABSORBED:
-            self.batches.append(FoundBatch(kept.row, history=kept.history))
+        saved = self._saved[batch_time_ms]
+        if saved.row.state is BatchState.ABSORBED:
+            self.batches.append(saved)
             return
-        name = kept.row.manifest_uri.rpartition("/")[2]
-        if kept.row.cleaned_at_ms is not None and not self._has(batch_time_ms, name):
+        name = saved.row.manifest_uri.rpartition("/")[2]
+        if saved.row.cleaned_at_ms is not None and not self._has(batch_time_ms, name):
             self.notices.append(
                 f"Batch {time_text(batch_time_ms)} is over, and its manifest {name} is gone: it cannot be run again."
             )
-            self.batches.append(FoundBatch(kept.row, (), kept.outputs, kept.replays, kept.history, kept.revisions))
+            self.batches.append(saved)
             return
         found = self._manifest_of(batch_time_ms, name)
-        if found.sha256 != kept.row.manifest_sha256:
+        if found.sha256 != saved.row.manifest_sha256:
             raise ManifestError(
                 f"The manifest {found.manifest.uri} is not the one by which batch {time_text(batch_time_ms)} was "
                 "allocated.",
                 remedy="Restore it from a copy.",
             )
-        taken = self._take(found, batch_time_ms, kept.row.absorbed)
-        row = kept.row
+        taken = self._take(found, batch_time_ms, saved.row.absorbed)
+        row = saved.row
         if row.state is BatchState.COMPLETED and row.checkpointed_at_ms is None and self._is_gone(found):
             # Its log was deleted, so a checkpoint holds it: this one.
             row = dataclasses.replace(row, checkpointed_at_ms=self._now_ms)
@@ -111,10 +111,10 @@ class _Finder:
         if row.cleaned_at_ms is None and row.blocks > len(taken) == 0 and is_done(row):
             row = dataclasses.replace(row, cleaned_at_ms=self._now_ms, cleanup={})
         inputs = _inputs(self._stream.name, batch_time_ms, found)
-        self.batches.append(FoundBatch(row, inputs, kept.outputs, kept.replays, kept.history, kept.revisions))
+        self.batches.append(dataclasses.replace(saved, row=row, inputs=inputs))
 
     def unknown(self, batch_time_ms: int) -> None:
-        """Add a batch that has only a manifest: allocated since the checkpoint, or long before one without history."""
+        """Add a batch that has only a manifest: allocated since the checkpoint, or without any checkpoint."""
         if batch_time_ms in self._absorbed:
             return
         found = self._choose(batch_time_ms)
@@ -152,12 +152,12 @@ class _Finder:
             built=built,
         )
         outputs: dict[str, dict[str, object]] = {}
-        if self._was_deleted(found) or self._was_cleaned(found):
+        if self._was_deleted(found):
             row = self._as_over(row, is_cleaned=not taken)
             outputs = {step: {} for step in self._stream.outputs}
         self.batches.append(FoundBatch(row, inputs, outputs))
         for absorbed_ms in absorbed:
-            if absorbed_ms not in self._kept:
+            if absorbed_ms not in self._saved:
                 self._absorbed.add(absorbed_ms)
                 self.batches.append(FoundBatch(_absorbed_row(row, absorbed_ms)))
 
@@ -183,12 +183,12 @@ class _Finder:
         """Whether cleanup has deleted a segment of a batch that is unfinished in the newest valid checkpoint.
 
         If so, the batch was finished and must not be run again: cleanup deletes a segment only after all its batches.
-        This needs a damaged newer checkpoint, or one without history, or none. Otherwise somebody else deleted it.
+        This needs a damaged newer checkpoint, or none. Otherwise somebody else deleted it.
         """
         if not self._is_gone(found):
             return False
-        kept = self._evidence.kept
-        if kept is None or kept.passed_over or kept.checkpoint.version == 1:
+        saved = self._contents.saved
+        if saved is None or saved.passed_over:
             return True
         self.notices.append(
             f"Batch {time_text(found.manifest.batch_time_ms)} is not over, and its log is gone: it reads Kafka."
@@ -196,26 +196,16 @@ class _Finder:
         return False
 
     def _is_gone(self, found: FoundManifest) -> bool:
-        return any(handle.segment not in self._evidence.segments for handle in handles_in([found]))
-
-    def _was_cleaned(self, found: FoundManifest) -> bool:
-        """Whether an empty batch was cleaned before a checkpoint of version 1: such a checkpoint, which has no history,
-        holds all batches that were not cleaned.
-        """
-        kept = self._evidence.kept
-        manifest = found.manifest
-        is_empty = not any(manifest.inputs.values()) and not any(manifest.built.values())
-        has_history = kept is None or kept.checkpoint.version > 1
-        return is_empty and not has_history and manifest.batch_time_ms <= self._stream.sealed_until_ms
+        return any(handle.segment not in self._contents.segments for handle in handles_in([found]))
 
     def _has(self, batch_time_ms: int, name: str) -> bool:
-        return any(found.path.rpartition("/")[2] == name for found in self._evidence.manifests.get(batch_time_ms, ()))
+        return any(found.path.rpartition("/")[2] == name for found in self._contents.manifests.get(batch_time_ms, ()))
 
     def _manifest_of(self, batch_time_ms: int, name: str) -> FoundManifest:
-        for found in self._evidence.manifests.get(batch_time_ms, ()):
+        for found in self._contents.manifests.get(batch_time_ms, ()):
             if found.path.rpartition("/")[2] == name:
                 return found
-        damaged = [why for path, why in self._evidence.damaged_manifests.items() if path.endswith(f"/{name}")]
+        damaged = [why for path, why in self._contents.damaged_manifests.items() if path.endswith(f"/{name}")]
         raise ManifestError(
             damaged[0] if damaged else f"The manifest {name} of batch {time_text(batch_time_ms)} is missing.",
             remedy="Restore it from a copy: without it nobody knows which records the batch has.",
@@ -227,19 +217,19 @@ class _Finder:
         Prefers manifests whose blocks are accepted and in no other batch, then those with records, then those with more
         blocks, then the last name.
         """
-        candidates = self._evidence.manifests[batch_time_ms]
+        candidates = self._contents.manifests[batch_time_ms]
         if len(candidates) == 1:
             return candidates[0]
         others = {
             handle
-            for other_ms, found in self._evidence.manifests.items()
+            for other_ms, found in self._contents.manifests.items()
             if other_ms != batch_time_ms
             for handle in handles_in(found)
         }
 
         def worth(found: FoundManifest) -> tuple[bool, bool, int, str]:
             listed = list(handles_in([found]))
-            whole = all(h in self._accepted or h.segment not in self._evidence.segments for h in listed)
+            whole = all(h in self._accepted or h.segment not in self._contents.segments for h in listed)
             return whole and not others.intersection(listed), found.manifest.records > 0, len(listed), found.path
 
         chosen = max(candidates, key=worth)
@@ -257,7 +247,7 @@ class _Finder:
         }
         return tuple(
             sorted(
-                t for t in times if t < batch_time_ms and t not in self._evidence.manifests and t not in self._absorbed
+                t for t in times if t < batch_time_ms and t not in self._contents.manifests and t not in self._absorbed
             )
         )
 

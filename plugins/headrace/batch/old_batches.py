@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 
 from headrace.batch.checkpoint import CheckpointError, checkpoint_paths, read_checkpoint
-from headrace.batch.history import history_numbers, history_path
+from headrace.batch.history_files import history_numbers, history_path
 from headrace.batch.manifest import FOLDER, manifest_time
 from headrace.ledger import Ledger
 from headrace.ledger.rows import StreamRow
@@ -42,7 +42,7 @@ class Removed:
     files: int = 0
 
 
-def remove_old(context: StreamContext, *, needed_ms: int) -> Removed:
+def remove_old_batches(context: StreamContext, *, needed_ms: int) -> Removed:
     """Remove batches that are older than the stream's history, and the files of batches removed before.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.batch.recovery.accepted_blocks import Place, listed_ranges, places
-from headrace.batch.recovery.evidence import Evidence, LostPart
+from headrace.batch.recovery.folder_contents import FolderContents, LostPart
 from headrace.blocks import BlockInfo
 from headrace.ledger.rows import GapRow, PositionRow
 
@@ -31,11 +31,11 @@ class Accounted:
 
 
 def account(
-    evidence: Evidence, blocks: Iterable[BlockInfo], positions: Iterable[PositionRow], now_ms: int
+    contents: FolderContents, blocks: Iterable[BlockInfo], positions: Iterable[PositionRow], now_ms: int
 ) -> Accounted:
     """Check every partition from its start to its position; returns corrected positions and new gaps."""
-    finder = _Finder(evidence, blocks)
-    kept: list[PositionRow] = []
+    finder = _Finder(contents, blocks)
+    corrected: list[PositionRow] = []
     gaps: list[GapRow] = []
     notices: list[str] = []
     for row in positions:
@@ -43,37 +43,37 @@ def account(
         name = f"{row.input_id}/{row.partition.topic}-{row.partition.partition}"
         end = finder.end(place, row)
         if end < row.next_offset:
-            kept.append(dataclasses.replace(row, next_offset=end))
+            corrected.append(dataclasses.replace(row, next_offset=end))
             if reason := finder.reason(place, (end, row.next_offset)):
                 notices.append(f"[{end}, {row.next_offset}) of {name} is read from Kafka again: {reason}.")
         else:
-            kept.append(row)
+            corrected.append(row)
         for start, until, why in finder.holes(place, row.kept_from, end):
             gaps.append(
-                GapRow(len(gaps), evidence.stream, row.input_id, row.partition, start, until, why, None, now_ms)
+                GapRow(len(gaps), contents.stream, row.input_id, row.partition, start, until, why, None, now_ms)
             )
             notices.append(f"[{start}, {until}) of {name} is a gap: {why}.")
-    return Accounted(kept, gaps, notices)
+    return Accounted(corrected, gaps, notices)
 
 
 class _Finder:
-    def __init__(self, evidence: Evidence, blocks: Iterable[BlockInfo]) -> None:
-        self._lost = evidence.lost
+    def __init__(self, contents: FolderContents, blocks: Iterable[BlockInfo]) -> None:
+        self._lost = contents.lost
         self._pieces: dict[Place, list[Span]] = defaultdict(list)
         for info in blocks:
             for place, r in places(info):
                 self._pieces[place].append((r.from_offset, r.until_offset))
-        for place, r in listed_ranges(evidence):
+        for place, r in listed_ranges(contents):
             self._pieces[place].append((r.from_offset, r.until_offset))
-        kept = evidence.kept
-        for gap in () if kept is None else kept.gaps:
+        saved = contents.saved
+        for gap in () if saved is None else saved.gaps:
             if gap.batch_time_ms is None:
                 self._pieces[gap.input_id, gap.partition].append((gap.from_offset, gap.until_offset))
         # The ledger was complete at the checkpoint: below these positions only later damage can have lost offsets.
-        self._at_checkpoint = {(row.input_id, row.partition): row for row in (() if kept is None else kept.positions)}
+        self._at_checkpoint = {(row.input_id, row.partition): row for row in (() if saved is None else saved.positions)}
 
     def end(self, place: Place, row: PositionRow) -> int:
-        """The offset up to which the evidence confirms the partition's position."""
+        """The offset up to which the contents confirms the partition's position."""
         reached = max((until for _, until in self._pieces[place]), default=0)
         at_checkpoint = self._at_checkpoint.get(place)
         if at_checkpoint is not None:
