@@ -18,8 +18,7 @@ from headrace.batch.allocation import Allocation, write_manifest
 from headrace.batch.manifest import Manifest
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 from headrace.kafka.offset_questions import Kept
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.kafka.offsets_by_time import OffsetsByTime

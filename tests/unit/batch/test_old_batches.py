@@ -20,7 +20,7 @@ from headrace.batch.history_files import history_numbers
 from headrace.batch.recovery.recover import recover
 from headrace.cli.main import app
 from headrace.clock import time_text
-from headrace.failure import Failure
+from headrace.errors import Failure
 from headrace.fsck.findings import Problem
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import Ledger

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from pyspark.errors import AnalysisException, PySparkException
 
-from headrace.failure import Failure
+from headrace.errors import Failure
 from headrace.kafka.errors import RangesGoneError
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.spark.failures import failure_of, first_cause, python_account

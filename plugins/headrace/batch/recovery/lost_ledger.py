@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from headrace.batch.checkpoint import CheckpointError, checkpoint_paths, read_newest
 from headrace.batch.manifest import LOG_FOLDER
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import StreamNotFoundError
 from headrace.stream_context import StreamContext

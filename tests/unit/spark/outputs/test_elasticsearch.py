@@ -11,7 +11,7 @@ import pytest
 from headrace.elasticsearch.counts import IndexingCounts
 from headrace.elasticsearch.errors import TooManyDeadLettersError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.failure import Failure
+from headrace.errors import Failure
 from headrace.spark.outputs import elasticsearch
 from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
 from headrace.spark.outputs.writer import WrittenBatch

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import DownstreamTasksSkipped
 
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 from headrace.runs.first_receiver import find_beginning
 from headrace.runs.identity import of_schedule
 from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
@@ -18,8 +17,8 @@ from headrace.timetables.micro_batch import MicroBatchTimetable, from_ms, to_ms
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
 
-    from headrace.ledger import Ledger
     from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +28,10 @@ class NothingToRun(Exception):  # noqa: N818 - not an error: the run ends well
 
     def skip(self, task: BaseOperator) -> DownstreamTasksSkipped:
         """Return the exception that ends a run in its first task ``task``: that task succeeds, all later ones are
-        skipped, teardowns too. (Airflow itself skips mapped tasks when the tasks before them are skipped.)"""
+        skipped, teardowns too."""
         task.log.info("Nothing to run: %s.", self)
-        after = task.get_flat_relatives(upstream=False)
-        skipped = [other.task_id for other in after if not other.is_mapped]
-        return DownstreamTasksSkipped(tasks=skipped)  # type: ignore[no-untyped-call]
+        later = [other.task_id for other in task.get_flat_relatives(upstream=False)]
+        return DownstreamTasksSkipped(tasks=later)  # type: ignore[no-untyped-call]
 
 
 class NoBatchTimeError(HeadraceError):
@@ -42,7 +40,7 @@ class NoBatchTimeError(HeadraceError):
     failure = Failure.FINAL
 
 
-def batch_time_of_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int:
+def batch_time_of_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
     """Return the batch time of the task's run, in milliseconds since the epoch; the same for all tasks of a run.
 
     It is the batch time that the ledger assigned to the run (`begin_run`), else that of the run's logical date. A run
@@ -51,20 +49,20 @@ def batch_time_of_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger
     Raises:
         NoBatchTimeError: the run has neither a logical date nor a batch.
     """
-    run = context["dag_run"]
+    stream, run = stream_context.stream, context["dag_run"]
     if run.logical_date is None:
-        taken = _take(context, stream, ledger)
+        taken = _take(context, stream_context)
         if taken is None:
             raise NoBatchTimeError(f"The DAG run {run.run_id} has neither a logical date nor a batch.")
         return taken
     if takes_over(context, stream):
-        found = ledger.runs.find(stream.name, run.run_id)
+        found = stream_context.ledger.runs.find(stream.name, run.run_id)
         if found is not None:
             return found
     return end_of_interval_ms(context, stream.batch_interval)
 
 
-def begin_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int:
+def begin_run(context: Mapping[str, Any], stream_context: StreamContext) -> int:
     """`batch_time_of_run` for a run's first task, which has the ledger assign the run's batch time.
 
     Raises:
@@ -73,29 +71,26 @@ def begin_run(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int
     """
     from headrace.batch.stream_status import slow_runs
 
+    stream, ledger = stream_context.stream, stream_context.ledger
     if of_schedule(context) and (slow := slow_runs(ledger, stream.name, coalesces=stream.coalesces)):
         log.warning("This stream falls behind: %s.", slow)
     if not takes_over(context, stream):
-        batch_time_ms = batch_time_of_run(context, stream, ledger)
-        if (
-            of_schedule(context)
-            and stream.batch_by == "arrival"
-            and _is_before_the_first(ledger, stream, batch_time_ms)
-        ):
+        batch_time_ms = batch_time_of_run(context, stream_context)
+        by_arrival = of_schedule(context) and stream.batch_by == "arrival"
+        if by_arrival and _is_before_the_first(stream_context, batch_time_ms):
             raise NothingToRun("the batch time ended before the stream's first receiver began")
         return batch_time_ms
-    taken = _take(context, stream, ledger)
+    taken = _take(context, stream_context)
     if taken is None:
         raise NothingToRun("an earlier run has taken this batch time over, and no later one has ended since")
     log.info("This run takes the batch times up to %s that nobody has run.", from_ms(taken).isoformat())
     return taken
 
 
-def _is_before_the_first(ledger: Ledger, stream: Stream, batch_time_ms: int) -> bool:
-    began_ms = find_beginning(ledger, stream.name).at_ms
-    return (
-        began_ms is not None and batch_time_ms <= began_ms and ledger.batches.find(stream.name, batch_time_ms) is None
-    )
+def _is_before_the_first(stream_context: StreamContext, batch_time_ms: int) -> bool:
+    name, ledger = stream_context.name, stream_context.ledger
+    began_ms = find_beginning(ledger, name).at_ms
+    return began_ms is not None and batch_time_ms <= began_ms and ledger.batches.find(name, batch_time_ms) is None
 
 
 def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
@@ -107,8 +102,8 @@ def takes_over(context: Mapping[str, Any], stream: Stream) -> bool:
     return stream.coalesces and (run.logical_date is None or of_schedule(context))
 
 
-def _take(context: Mapping[str, Any], stream: Stream, ledger: Ledger) -> int | None:
-    run = context["dag_run"]
+def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | None:
+    stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
     if not stream.coalesces:
         return ledger.runs.assign(stream.name, run.run_id)
     from headrace.ledger.runs import BatchBounds

@@ -9,14 +9,15 @@ import pytest
 from headrace.clock import ManualClock
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.timetables.batch_time import (
+from headrace.runs.batch_time import (
     NoBatchTimeError,
     NothingToRun,
     batch_time_of_run,
     begin_run,
     end_of_interval_ms,
 )
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 
 TEN = timedelta(seconds=10)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -76,9 +77,9 @@ def test_the_date_asked_for_counts_where_airflow_inferred_the_interval_from_the_
 
 def test_a_run_without_logical_date_has_its_batch_from_the_ledger(stream, ledger):
     context = {"dag_run": Run(run_after=NOON, run_id="asset_triggered__1")}
-    first = batch_time_of_run(context, stream, ledger)
+    first = batch_time_of_run(context, StreamContext(stream, ledger))
     assert first % stream.batch_interval_ms == 0
-    assert batch_time_of_run(context, stream, ledger) == first
+    assert batch_time_of_run(context, StreamContext(stream, ledger)) == first
 
 
 def test_a_run_of_the_schedule_is_about_what_the_ledger_gives_it_and_others_about_their_date(stream, clock):
@@ -89,9 +90,9 @@ def test_a_run_of_the_schedule_is_about_what_the_ledger_gives_it_and_others_abou
 
         def begin(run_type: str, stream: Stream = stream, **fields) -> int:
             run = Run(NOON, NOON + TEN, NOON + TEN, run_id=f"{run_type}__{stream.coalesce}", run_type=run_type)
-            taken = begin_run({"dag_run": run}, stream, ledger)
+            taken = begin_run({"dag_run": run}, StreamContext(stream, ledger))
             # Every later task of the run finds the same.
-            assert batch_time_of_run({"dag_run": run}, stream, ledger) == taken
+            assert batch_time_of_run({"dag_run": run}, StreamContext(stream, ledger)) == taken
             return taken
 
         exact = stream.model_copy(update={"coalesce": False})
@@ -109,11 +110,11 @@ def test_a_run_that_has_no_batch_says_so(stream, clock):
         ledger.batches.seal("flights", NOON_MS + 10_000)
         run = Run(NOON, NOON + TEN, NOON + TEN, run_type="scheduled")
         with pytest.raises(NothingToRun, match="taken this batch time over"):
-            begin_run({"dag_run": run}, stream, ledger)
+            begin_run({"dag_run": run}, StreamContext(stream, ledger))
 
 
 def test_a_date_needs_no_ledger(stream):
-    assert batch_time_of_run({"dag_run": Run(NOON, NOON + TEN, NOON)}, stream, None) == NOON_MS + 10_000
+    assert batch_time_of_run({"dag_run": Run(NOON, NOON + TEN, NOON)}, StreamContext(stream, None)) == NOON_MS + 10_000
 
 
 def test_a_run_without_any_date_is_refused():

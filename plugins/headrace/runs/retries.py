@@ -1,25 +1,74 @@
-"""Selects the failed batches that a later run retries, so that nobody has to clear their runs.
+"""Decides when a batch that failed is tried again, so that nobody has to clear its run.
 
-A batch that failed for a passing reason is retried once its output has written a later batch: that shows that the
-output is available again. A batch that failed by the user's code, or finally, is retried when the definition or the
-code has changed.
+1. Airflow retries the task once, soon, unless a retry cannot succeed or the task has used up its time
+   (`BatchRetryPolicy`). So the run of a failing batch fails visibly, within a bounded time.
+2. Later runs take the batch up (`failed_batches`). A batch that failed for a passing reason is retried once its output
+   has written a later batch: that shows that the output is available again.
+3. A batch that failed by the user's code, or finally, is retried only when the definition or the code has changed
+   (`is_held_back`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-from headrace.failure import FAILURE, TAKEN_UP, TRIED_WITH, Failure
+from airflow.sdk import RetryDecision, RetryPolicy
+
+from headrace.errors import FAILURE, TAKEN_UP, TRIED_WITH, Failure
 
 if TYPE_CHECKING:
-    from headrace.ledger import Ledger
+    from airflow.sdk import Context
+
     from headrace.ledger.rows import AttemptRow, BatchRow
     from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
 
 _MOST = 1_000
 _LONGEST_PAUSE_MS = 3_600_000
+
+
+class BatchRetryPolicy(RetryPolicy):
+    """Allows the task's retries after a failure that may pass: a process was killed, a connection broke.
+
+    :param seconds: no retry follows a try that took this long, because later runs should continue; None: no limit.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+
+    def evaluate(
+        self,
+        exception: BaseException,
+        try_number: int,  # noqa: ARG002 - Airflow's signature
+        max_tries: int,  # noqa: ARG002 - Airflow's signature
+        context: Context | None = None,
+    ) -> RetryDecision:
+        """Decide whether to retry. Airflow calls this in the task's process."""
+        failure = getattr(exception, "failure", Failure.PASSING)
+        if failure is not Failure.PASSING:
+            return RetryDecision.fail(f"a retry cannot succeed (failure: {failure})")
+        started = None if context is None else context["ti"].start_date
+        took = 0.0 if started is None else (datetime.now(UTC) - started).total_seconds()
+        if self.seconds is not None and took >= self.seconds:
+            return RetryDecision.fail(f"the try took {self.seconds:g} s or longer; a later run takes the batch up")
+        return RetryDecision.default()
+
+
+def batch_retries(stream: Stream) -> dict[str, Any]:
+    """The arguments for the tasks of a batch: one retry, after 5 s."""
+    return {
+        "retries": 1,
+        "retry_delay": timedelta(seconds=5),
+        "retry_policy": BatchRetryPolicy(stream.retry_for_ms / 1000),
+    }
+
+
+def replay_retries() -> dict[str, Any]:
+    """The arguments for the tasks of a replay: retries for half an hour, because no later run takes its batches up."""
+    return {"retries": 30, "retry_delay": timedelta(minutes=1), "retry_policy": BatchRetryPolicy()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +79,12 @@ class FailedBatch:
     steps: tuple[str, ...]
 
 
-def failed_batches(ledger: Ledger, stream: Stream, before_ms: int, steps: Sequence[str]) -> Iterator[FailedBatch]:
+def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequence[str]) -> Iterator[FailedBatch]:
     """The failed batches before ``before_ms`` to retry, with their steps among ``steps``, oldest first."""
     from headrace.ledger.states import AttemptState, BatchState
-    from headrace.runs.steps_to_run import live_attempts
+    from headrace.runs.steps_to_run import attempts_without_replays
 
+    stream, ledger = stream_context.stream, stream_context.ledger
     settled_ms = stream.retry_for_ms
     for earlier in ledger.batches.earlier_unfinished(stream.name, before_ms, limit=_MOST):
         if earlier.state is None or earlier.alive:
@@ -47,7 +97,7 @@ def failed_batches(ledger: Ledger, stream: Stream, before_ms: int, steps: Sequen
         rows = ledger.batches.outputs(stream.name, batch.batch_time_ms)
         done = {row.output_id for row in rows if row.state is AttemptState.COMPLETED}
         required = batch.required or stream.steps
-        attempts = live_attempts(ledger, batch)
+        attempts = attempts_without_replays(ledger, batch)
         left = tuple(
             step
             for step in steps
