@@ -111,7 +111,7 @@ def _allocate_missed(run: BatchRun, log: Any) -> None:
 
 
 def _build(run: BatchRun, log: Any) -> None:
-    from headrace.batch.building import build_from_kafka
+    from headrace.batch.build_from_kafka import build_from_kafka
 
     if run.batch_time_ms > run.ledger.streams.get(run.stream.name).zero_time_ms:
         at = time_text(run.batch_time_ms)

@@ -41,7 +41,7 @@ class CheckpointOperator(BatchStepOperator):
 def checkpoint_after(run: BatchRun, log: Any) -> None:
     """Write the stream's checkpoint if the batch is allocated and a checkpoint is due. Log the result, and what is left
     of the batch."""
-    from headrace.batch.checkpointing import write_checkpoint
+    from headrace.batch.checkpoint_writer import write_checkpoint
 
     at = time_text(run.batch_time_ms)
     if run.find_batch() is None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.errors import Failure, HeadraceError
-
-if TYPE_CHECKING:
-    from headrace.stream.definition import Stream
+from headrace.stream.definition import Stream
 
 ATTRIBUTE = "parameters"
 """The attribute of an attempt that holds the parameters given by its run."""

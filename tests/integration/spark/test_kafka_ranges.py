@@ -19,15 +19,16 @@ from tests.integration.spark.connect_server import connect_server
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import OffsetRange, ReceiverId, TopicPartition
-from headrace.elasticsearch.originals import OriginalRecord
+from headrace.elasticsearch.dead_letters import OriginalRecord
+from headrace.elasticsearch.options import KAFKA, IndexingOptions
 from headrace.kafka.client_settings import consumer_config
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.kafka.range_reader import RangeClients
 from headrace.kafka.record_batches import RecordChunk
 from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.spark.documents import write_documents
 from headrace.spark.kafka_ranges_source import KafkaRangesDataSource
 from headrace.spark.original_records import KafkaOriginalRecords, ManifestOriginalRecords
+from headrace.spark.outputs.elasticsearch import write_documents
 from headrace.spark.wal_source import RECORD_SCHEMA
 from headrace.stream import ElasticsearchOutput, KafkaInput
 from headrace.stream.limits import Limits
@@ -220,15 +221,15 @@ def test_a_dead_letter_of_a_replayed_batch_has_its_record(
     # Neither is the log there any more.
     for segment in Path(f"{received.folder}/log").rglob("*.wal"):
         segment.unlink()
-    report = write_documents(
-        changed,
+    options = IndexingOptions.of(
         output,
-        report=f"file://{tmp_path}/report.json",
-        stream="clicks",
+        stream_name="clicks",
         batch_time_ms=BATCH_TIME_MS,
-        manifest=received.manifest.uri,
-        read_again=[received.source],
+        report=f"file://{tmp_path}/report.json",
+        manifests=[(KAFKA, received.manifest.uri)],
+        inputs=[received.source],
     )
+    report = write_documents(changed, output, options)
     rejected = changed.where("offset = 3").count()
     assert report.counts.dead_lettered == rejected > 0
     ask(elasticsearch, "POST", f"{received.topic}-dead-letters/_refresh")

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
 
-from headrace.batch.building import BatchBuildError
+from headrace.batch.build_from_kafka import BatchBuildError
 from headrace.batch.manifest import ManifestError
 from headrace.dags import batch_dag, receiver_dag, replay_dag, stream_dags
 from headrace.ledger.errors import LedgerUnavailableError

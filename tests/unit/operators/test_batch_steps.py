@@ -103,7 +103,7 @@ class TestAllocateBlocks:
             built.append(at_ms)
             return allocate(context, at_ms)
 
-        monkeypatch.setattr("headrace.batch.building.build_from_kafka", build)
+        monkeypatch.setattr("headrace.batch.build_from_kafka.build_from_kafka", build)
         early, late = 1_700_000_000_000, ledger.streams.get("flights").zero_time_ms + stream.batch_interval_ms
         until(lambda: ledger.now_ms() >= late)
         for at_ms in (early, late):
