@@ -58,10 +58,9 @@ def _use_no_sync(connection: Any, record: Any, _proxy: Any) -> None:
         record.info["no_sync"] = True
 
 
-def _copy_or_upgrade(connection: Connection, revision: str = "head") -> None:
-    is_empty = connection.dialect.name == "sqlite" and not _count_tables(connection)
-    if not is_empty or revision != "head":
-        _upgrade(connection, revision)
+def _copy_or_upgrade(connection: Connection) -> None:
+    if connection.dialect.name != "sqlite" or _count_tables(connection):
+        _upgrade(connection)
         return
     for statement in _migrated():
         connection.exec_driver_sql(statement)

@@ -66,22 +66,20 @@ class Cleanup(Role):
             # Each query uses its index: segments within the remember window, most of the log, are not read.
             begun = select(segments).where(segments.c.stream == stream, *_REMOVING).order_by(segments.c.segment_id)
             rows = [segment_row(row) for row in connection.execute(begun.limit(limit))]
-            # A job of the version before this column closes segments without it; otherwise only open ones lack it.
-            unknown = and_(segments.c.last_batch_time_ms.is_(None), segments.c.closed_at_ms.is_not(None))
-            for looked_at in (unknown, segments.c.last_batch_time_ms < before_ms):
-                done = (
-                    select(segments)
-                    .where(
-                        segments.c.stream == stream,
-                        segments.c.removed_at_ms.is_(None),
-                        segments.c.removing_at_ms.is_(None),
-                        looked_at,
-                        ~_needed(before_ms, now_ms),
-                    )
-                    .order_by(segments.c.last_batch_time_ms, segments.c.segment_id)
-                    .limit(limit)
+            done = (
+                select(segments)
+                .where(
+                    segments.c.stream == stream,
+                    segments.c.removed_at_ms.is_(None),
+                    segments.c.removing_at_ms.is_(None),
+                    # An open segment has no last batch time.
+                    segments.c.last_batch_time_ms < before_ms,
+                    ~_needed(before_ms, now_ms),
                 )
-                rows += [segment_row(row) for row in connection.execute(done)]
+                .order_by(segments.c.last_batch_time_ms, segments.c.segment_id)
+                .limit(limit)
+            )
+            rows += [segment_row(row) for row in connection.execute(done)]
             return rows[:limit]
 
     def claim_removal(

@@ -15,7 +15,7 @@ from headrace.ledger.database import Database, read_version
 from headrace.ledger.errors import SchemaError
 
 # The newest migration's revision. It is here so that opening a ledger need not import Alembic (a test compares them).
-HEAD = "0006"
+HEAD = "0001"
 # The advisory lock that serializes migrations of a Postgres database ("headrace" in ASCII, shortened).
 _MIGRATION_LOCK = 0x6865616472
 MIGRATION_SECONDS = 600
@@ -94,8 +94,8 @@ def _allow_migration(connection: Connection) -> None:
     allow_seconds(connection, MIGRATION_SECONDS)
 
 
-def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Run the migrations, up to ``revision``, inside the connection's transaction."""
+def upgrade(connection: Connection) -> None:
+    """Run the migrations that the schema lacks, inside the connection's transaction."""
     from alembic import command
     from alembic.config import Config
     from alembic.util.exc import CommandError
@@ -104,7 +104,7 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     try:
-        command.upgrade(config, revision)
+        command.upgrade(config, "head")
     except CommandError as error:
         raise SchemaError(
             f"The ledger's schema cannot be brought to {HEAD}: {error}.",

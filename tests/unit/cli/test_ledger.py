@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from tests.unit.ledger.next_schema import NEWER, OLDER, install_next_schema
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.ledger.database import Database
-from headrace.ledger.engines import open_engine
-from headrace.ledger.schema import HEAD, upgrade
-from headrace.ledger.urls import engine_url
+from headrace.ledger import Ledger
+from headrace.ledger.schema import HEAD
 
 
 def run(url: str, *arguments: str) -> str:
@@ -27,8 +27,8 @@ def test_an_empty_place_becomes_a_ledger_and_is_left_alone_then(tmp_path: Path) 
     assert json.loads(run(url, "--json")) == {"ledger": url, "before": HEAD, "after": HEAD}
 
 
-def test_an_older_ledger_is_migrated(tmp_path: Path) -> None:
+def test_an_older_ledger_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
-    with Database(open_engine(engine_url(url), create=True)).write() as connection:
-        upgrade(connection, "0001")
-    assert run(url) == f"Migrated the ledger from schema 0001 to {HEAD}.\n"
+    Ledger.open(url).close()
+    install_next_schema(monkeypatch, tmp_path)
+    assert run(url) == f"Migrated the ledger from schema {OLDER} to {NEWER}.\n"

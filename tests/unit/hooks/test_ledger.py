@@ -6,13 +6,13 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
+from tests.unit.ledger.next_schema import OLDER, install_next_schema
 
 from headrace.hooks.ledger import LedgerHook, register
 from headrace.ledger import Ledger
 from headrace.ledger.database import Database, read_version
 from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerUrlError, SchemaError
-from headrace.ledger.schema import upgrade
 from headrace.ledger.urls import engine_url
 from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, State, Stream
 
@@ -36,18 +36,17 @@ def test_a_connection_without_host_is_a_file(tmp_path, monkeypatch, kind):
     assert hook.test_connection() == (True, "The ledger holds 0 stream(s).")
 
 
-def test_neither_the_hook_nor_the_test_button_migrates(tmp_path):
+def test_neither_the_hook_nor_the_test_button_migrates(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/ledger.db"
-    database = Database(open_engine(engine_url(url), create=True))
-    with database.write() as connection:
-        upgrade(connection, "0001")
+    Ledger.open(url).close()
+    install_next_schema(monkeypatch, tmp_path)
     with pytest.raises(SchemaError, match="headrace ledger migrate"):
         LedgerHook(url).get_conn()
     with pytest.raises(SchemaError, match="headrace ledger migrate"):
         asyncio.run(LedgerHook(url).aget_conn())
     assert not LedgerHook(url).test_connection()[0]
-    with database.read() as connection:
-        assert read_version(connection) == "0001"
+    with Database(open_engine(engine_url(url), create=False)).read() as connection:
+        assert read_version(connection) == OLDER
 
 
 def test_an_event_loop_opens_it_too(tmp_path):

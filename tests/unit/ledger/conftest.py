@@ -24,7 +24,7 @@ DEFINITION = '{"outputs": [{"id": "index"}], "limits": {"max_concurrent_batches"
 
 @pytest.fixture(scope="session")
 def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite ledger, to be copied: migrations take longer than a test."""
+    """An empty SQLite ledger, to be copied: making the schema takes longer than a test."""
     path = tmp_path_factory.mktemp("ledger") / "ledger.db"
     Ledger.open(f"sqlite:///{path}").close()
     return path

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import update
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind
 from headrace.ledger.errors import BatchStateError, BlockConflictError, SegmentRemovedError
-from headrace.ledger.tables import segments
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
@@ -120,19 +118,6 @@ def test_a_segment_of_frames_that_were_never_accepted_goes_once_closed(world: An
     assert removable(world) == []
     world.lease(0)
     assert removable(world) == ["a"]
-
-
-def test_a_segment_that_a_job_of_the_version_before_closed_goes_too(logged: Any) -> None:
-    with logged.ledger.cleanup._database.write() as connection:
-        connection.execute(update(segments).values(last_batch_time_ms=None))
-    assert removable(logged) == []
-    logged.complete(T1)
-    assert removable(logged) == ["a"]
-    assert removable(logged, before_ms=T1) == []
-    logged.complete(T2)
-    assert removable(logged) == ["a", "b"]
-    claimed = logged.ledger.cleanup.claim_removal("flights", ["a", "b", "c"], NOW_MS * 2)
-    assert [segment.path for segment in claimed] == ["a", "b"]
 
 
 def test_a_batch_that_failed_when_it_was_run_again_holds_no_window(logged: Any) -> None:

@@ -19,13 +19,14 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from tests.unit.ledger.next_schema import NEWER, OLDER, install_next_schema
 
 from headrace.blocks import TopicPartition
 from headrace.ledger import Ledger, errors
 from headrace.ledger.database import Database, read_version
 from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
-from headrace.ledger.schema import HEAD, MIGRATIONS, Migration, migrate_schema, upgrade
+from headrace.ledger.schema import HEAD, MIGRATIONS, Migration, migrate_schema
 from headrace.ledger.tables import metadata
 from headrace.ledger.urls import engine_url
 
@@ -118,29 +119,35 @@ def test_opening_makes_the_folder_and_the_schema_once(tmp_path: Path) -> None:
         assert ledger.streams.get("s").name == "s"
 
 
-def test_an_older_ledger_is_migrated_by_the_command_alone(fresh_url: str) -> None:
+def test_an_older_ledger_is_migrated_by_the_command_alone(
+    fresh_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with Ledger.open(fresh_url) as ledger:
+        ledger.streams.register("s", "{}", **STREAM)
+    install_next_schema(monkeypatch, tmp_path)
     database = Database(open_engine(engine_url(fresh_url, None), create=True))
-    with database.write() as connection:
-        upgrade(connection, "0001")
     for create in (False, True):
-        with pytest.raises(SchemaError, match=rf"is 0001.*headrace ledger migrate --ledger {re.escape(fresh_url)}"):
+        with pytest.raises(SchemaError, match=rf"is {OLDER}.*headrace ledger migrate --ledger {re.escape(fresh_url)}"):
             Ledger.open(fresh_url, create=create)
     with database.read() as connection:
-        assert read_version(connection) == "0001"
-    assert Ledger.migrate(fresh_url) == Migration("0001", HEAD)
-    assert Ledger.migrate(fresh_url) == Migration(HEAD, HEAD)
-    Ledger.open(fresh_url, create=False).close()
+        assert read_version(connection) == OLDER
+    assert Ledger.migrate(fresh_url) == Migration(OLDER, NEWER)
+    assert Ledger.migrate(fresh_url) == Migration(NEWER, NEWER)
+    with Ledger.open(fresh_url, create=False), database.read() as connection:
+        assert connection.exec_driver_sql("SELECT name, owner FROM streams").all() == [("s", "nobody")]
 
 
-def test_a_ledger_that_another_process_made_meanwhile_is_not_migrated_either(fresh_url: str) -> None:
-    """It was empty when it was looked at, and has an older headrace's schema once the lock is held."""
+def test_a_ledger_that_an_older_headrace_creates_at_the_same_time_is_not_migrated(
+    fresh_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The database was empty when it was looked at, and has the older schema once the lock is held."""
+    Ledger.open(fresh_url).close()
+    install_next_schema(monkeypatch, tmp_path)
     database = Database(open_engine(engine_url(fresh_url, None), create=True))
-    with database.write() as connection:
-        upgrade(connection, "0001")
     with pytest.raises(SchemaError, match="headrace ledger migrate"):
         migrate_schema(database, only_empty=fresh_url)
     with database.read() as connection:
-        assert read_version(connection) == "0001"
+        assert read_version(connection) == OLDER
 
 
 def test_an_empty_file_is_no_ledger_and_stays_empty(tmp_path: Path) -> None:
