@@ -257,7 +257,7 @@ def test_batches_of_aggregates_run_again_out_of_order_change_nothing(
     assert index.documents() == before
 
 
-def test_an_index_that_is_made_anew_while_a_batch_is_written_fails_the_batch(index: Index) -> None:
+def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: Index) -> None:
     """Elasticsearch makes a deleted index again at the next write, without what it held."""
     options = IndexingOptions.from_strings(sink_options(index.output()))
     columns = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [0, 1], "value": [b"{}"] * 2}

@@ -26,7 +26,7 @@ def batch(tmp_path: Path) -> Any:
     )
 
 
-def test_a_warning_is_told_while_the_write_goes_on(batch: Any, tmp_path: Path) -> None:
+def test_a_warning_is_reported_while_the_write_is_running(batch: Any, tmp_path: Path) -> None:
     with report_file(batch, "search") as uri:
         with warnings_beside(uri):
             WORKER.warning("Indexing into %r makes no progress: 429", "orders")
@@ -54,7 +54,7 @@ def take_none_left(uri: str) -> bool:
     return not [each for each in Path(folder).glob(f"{name}.warning-*")]
 
 
-def test_a_write_without_a_report_warns_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_write_without_a_report_logs_its_warnings(caplog: pytest.LogCaptureFixture) -> None:
     with warnings_beside(None), caplog.at_level(logging.WARNING):
         WORKER.warning("429")
     assert [record.getMessage() for record in caplog.records] == ["429"]
