@@ -30,9 +30,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
-from headrace.ledger.codec import dump_ranges
-from headrace.ledger.runs import BatchBounds
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -41,6 +39,7 @@ from headrace.ledger.tables import (
     events,
     segments,
 )
+from headrace.ledger.runs import BatchBounds
 
 STREAM, INPUT = "growth", "records"
 RECEIVER = ReceiverId(STREAM, INPUT, 0)
@@ -239,7 +238,7 @@ class Grown:
                     "segment_id": place // BLOCKS_PER_SEGMENT + 1,
                     "frame_offset": place % BLOCKS_PER_SEGMENT * 1_000,
                     "frame_length": 1_000,
-                    "ranges": dump_ranges(self._ranges()),
+                    "ranges": self._ranges(),
                     "records": RECORDS * len(PARTITIONS),
                     "payload_bytes": 80_000,
                 }

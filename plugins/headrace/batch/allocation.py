@@ -20,7 +20,7 @@ from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AllocationConflictError
-from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
+from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError

@@ -26,7 +26,7 @@ from headrace.kafka.offsets_by_time import OffsetsByTime
 from headrace.kafka.range_availability import listed, since
 from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import Ledger
-from headrace.ledger.rows import BatchInputRow, BatchRow
+from headrace.ledger.models import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.stream import KafkaInput, Stream
 from headrace.wal.storage import LogStorage

@@ -16,7 +16,7 @@ from typing import Any
 from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
-from headrace.ledger.rows import BatchRow
+from headrace.ledger.models import BatchRow
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from headrace.batch.checkpoint import Checkpoint, find_newest
 from headrace.batch.history import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.ledger.rows import (
+from headrace.ledger.models import (
     BatchRow,
     FiledReplay,
     GapRow,

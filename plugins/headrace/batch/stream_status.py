@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.ledger import Ledger
-from headrace.ledger.rows import BatchRow, JobRow, ReceiverRow, StreamRow
+from headrace.ledger.models import BatchRow, JobRow, ReceiverRow, StreamRow
 from headrace.ledger.states import BatchState, DesiredState
 from headrace.receiver.input_health import InputTrouble, input_troubles
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import AttemptRow, BatchOrigin, BatchRow
+    from headrace.ledger.models import AttemptRow, BatchOrigin, BatchRow
 
 # The key under which an Elasticsearch output records its concrete index, beside the counts.
 _INDEX = "index"

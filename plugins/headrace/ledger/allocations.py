@@ -14,13 +14,20 @@ from headrace.ledger.batch_rows import find_batch, require_batch
 from headrace.ledger.block_rows import is_late, stored_blocks
 from headrace.ledger.built_batches import check_ranges, is_empty, replace
 from headrace.ledger.chunks import chunks
-from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
-from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
+from headrace.ledger.models import (
+    BatchInputRow,
+    BatchRow,
+    StoredBlock,
+    StreamRow,
+    batch_inputs,
+    batches,
+    streams,
+    unclaimed_times,
+)
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import batch_inputs, batches, streams, unclaimed_times
 
 # Airflow's clock may be ahead of the ledger's by this much, so a batch time is accepted this long before it ends. Times
 # further ahead are refused: sealing one would leave every block until then without a batch.
@@ -246,19 +253,6 @@ def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) ->
 
 def insert_inputs(connection: Connection, inputs: Iterable[BatchInputRow]) -> None:
     """Insert the inputs of a batch whose row exists, within the caller's transaction."""
-    rows = [
-        {
-            "stream": taken.stream,
-            "batch_time_ms": taken.batch_time_ms,
-            "input_id": taken.input_id,
-            **partition_key(taken.partition),
-            "incarnation": taken.partition.incarnation,
-            "from_offset": taken.from_offset,
-            "until_offset": taken.until_offset,
-            "records": taken.records,
-            "blocks": taken.blocks,
-        }
-        for taken in inputs
-    ]
+    rows = [taken.to_columns() for taken in inputs]
     if rows:
         connection.execute(insert(batch_inputs), rows)

@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Row, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.attempt_rows import (
-    attempt_row,
     end_attempt,
     fence_attempts,
     fenced,
@@ -40,13 +39,20 @@ from headrace.ledger.errors import (
     OutputsMissingError,
 )
 from headrace.ledger.events import record
+from headrace.ledger.models import (
+    Attempt,
+    AttemptRow,
+    BatchOutputRow,
+    BatchRow,
+    RecordedOutput,
+    batch_attempts,
+    batch_outputs,
+)
 from headrace.ledger.origins import source_of
 from headrace.ledger.outcomes import is_recorded, settle
 from headrace.ledger.replays import present_revision, settle_replay
 from headrace.ledger.revisions import at_revision
-from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow, BatchRow, RecordedOutput
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
-from headrace.ledger.tables import batch_attempts, batch_outputs
 
 _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
@@ -223,7 +229,7 @@ class BatchAttempts(Role):
             batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms
         )
         with self._database.read() as connection:
-            return [attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
+            return [AttemptRow.from_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
 
     def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> list[BatchOutputRow]:
         """Return the newest record or failure of each output, sorted by id. An output being written has neither.

@@ -8,9 +8,8 @@ from headrace.clock import time_text, times_text
 from headrace.ledger.attempt_rows import live_attempts
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import NotItsTurnError, SlotBusyError
-from headrace.ledger.rows import BatchRow, EarlierBatch
+from headrace.ledger.models import BatchRow, EarlierBatch, batches, unclaimed_times
 from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batches, unclaimed_times
 
 _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 

@@ -10,15 +10,14 @@ from headrace.blocks import TopicPartition
 from headrace.ledger.allocations import BatchAllocations
 from headrace.ledger.attempts import BatchAttempts
 from headrace.ledger.batch_ordering import BatchOrdering
-from headrace.ledger.batch_rows import batch_input_row, batch_row, find_batch
+from headrace.ledger.batch_rows import find_batch
 from headrace.ledger.codec import partition_key
 from headrace.ledger.endings import BatchEndings
 from headrace.ledger.errors import BatchNotFoundError
+from headrace.ledger.models import BatchInputRow, BatchRow, batch_inputs, batches, unclaimed_times
 from headrace.ledger.origins import BatchOrigins
 from headrace.ledger.replays import BatchReplays
-from headrace.ledger.rows import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batch_inputs, batches, unclaimed_times
 from headrace.ledger.written_outputs import WrittenOutputs
 
 
@@ -60,14 +59,17 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         rows: list[BatchRow] = []
         with self._database.read() as connection:
             for part in parts:
-                rows += [batch_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
+                rows += [BatchRow.from_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
     def uncleaned(self, stream: str, limit: int | None = None) -> list[BatchRow]:
         """Return the oldest ``limit`` batches that may still have blocks in the log; None means all."""
         query = select(batches).where(batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None))
         with self._database.read() as connection:
-            return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))]
+            return [
+                BatchRow.from_row(row)
+                for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))
+            ]
 
     def inputs(self, stream: str, batch_time_ms: int) -> list[BatchInputRow]:
         """Return the batch's offset range of every partition. They stay when its blocks are deleted."""
@@ -76,7 +78,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         )
         order = (batch_inputs.c.input_id, batch_inputs.c.topic, batch_inputs.c.incarnation, batch_inputs.c.partition)
         with self._database.read() as connection:
-            return [batch_input_row(row) for row in connection.execute(query.order_by(*order))]
+            return [BatchInputRow.from_row(row) for row in connection.execute(query.order_by(*order))]
 
     def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> BatchInputRow | None:
         """Return the batch input whose range holds the offset, or None."""
@@ -88,7 +90,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         )
         with self._database.read() as connection:
             row = connection.execute(query.order_by(batch_inputs.c.until_offset).limit(1)).one_or_none()
-        return batch_input_row(row) if row is not None and row.from_offset <= offset else None
+        return BatchInputRow.from_row(row) if row is not None and row.from_offset <= offset else None
 
     def next_unclaimed(self, stream: str, *, after_ms: int = 0) -> int | None:
         """Return the earliest batch time after ``after_ms`` that has blocks and no batch, or None."""

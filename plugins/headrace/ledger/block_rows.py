@@ -8,9 +8,7 @@ from sqlalchemy import Connection, Row, select
 
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.ledger.chunks import chunks
-from headrace.ledger.codec import load_ranges
-from headrace.ledger.rows import StoredBlock, StreamRow
-from headrace.ledger.tables import blocks, segments
+from headrace.ledger.models import StoredBlock, StreamRow, blocks, segments
 
 
 def stored_blocks(connection: Connection, stream: str, batch_times_ms: list[int]) -> list[StoredBlock]:
@@ -40,7 +38,7 @@ def stored_block(row: Row[Any]) -> StoredBlock:
         sequence=row.sequence,
         cut_time_ms=row.cut_time_ms,
         handle=BlockHandle(row.path, row.frame_offset, row.frame_length),
-        ranges=load_ranges(row.ranges),
+        ranges=row.ranges,
         records=row.records,
         payload_bytes=row.payload_bytes,
         event_time_ms=row.event_time_ms,

@@ -11,7 +11,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger.block_rows import is_late, stored_block, stored_blocks
-from headrace.ledger.codec import dump_ranges
 from headrace.ledger.database import Database, LockedStream, Role, new_id
 from headrace.ledger.errors import (
     BlockConflictError,
@@ -21,10 +20,21 @@ from headrace.ledger.errors import (
     PositionNotFoundError,
 )
 from headrace.ledger.events import record_block
+from headrace.ledger.models import (
+    AddedBlock,
+    EpochEnd,
+    ReceiverLease,
+    StoredBlock,
+    UnclaimedTime,
+    WaitingTimes,
+    blocks,
+    positions,
+    receivers,
+    segments,
+    unclaimed_times,
+)
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.rows import AddedBlock, EpochEnd, ReceiverLease, StoredBlock, UnclaimedTime, WaitingTimes
 from headrace.ledger.segments import segment_for
-from headrace.ledger.tables import blocks, positions, receivers, segments, unclaimed_times
 
 # The statements of `add` are built once, since they run several times a second for every receiver.
 _insert_block = insert(blocks)
@@ -159,7 +169,7 @@ class Blocks(Role):
         query = select(unclaimed_times).where(unclaimed_times.c.stream == stream)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
-            return [UnclaimedTime(row.batch_time_ms, row.blocks, row.records, row.payload_bytes) for row in rows]
+            return [UnclaimedTime.from_row(row) for row in rows]
 
     def waiting(self, stream: str, until_ms: int) -> WaitingTimes | None:
         """Summarize the batch times up to ``until_ms`` that have blocks and no batch; None if there are none."""
@@ -299,7 +309,7 @@ def _insert(
                 "segment_id": segment_id,
                 "frame_offset": block.handle.offset,
                 "frame_length": block.handle.length,
-                "ranges": dump_ranges(ranges),
+                "ranges": ranges,
                 "records": block.records,
                 "payload_bytes": block.payload_bytes,
             },

@@ -19,7 +19,6 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Engine,
-    Row,
     Select,
     bindparam,
     cast,
@@ -39,8 +38,7 @@ from headrace.ledger.errors import (
     LedgerUnavailableError,
     StreamNotFoundError,
 )
-from headrace.ledger.rows import StreamRow
-from headrace.ledger.tables import streams
+from headrace.ledger.models import StreamRow, streams
 
 # Transient errors: a read-only transaction (25006), or a transaction that was idle (25P03) or took (25P04) too long.
 _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
@@ -104,9 +102,7 @@ class Database:
         row = connection.execute(self._lock_stream, {"stream": stream}).one_or_none()
         if row is None:
             raise StreamNotFoundError(stream)
-        fields = dict(row._mapping)
-        now_ms = fields.pop("now_ms")
-        return LockedStream(_stream_row(fields), self.clock.now_ms() if self.clock else now_ms)
+        return LockedStream(StreamRow.from_row(row), self.clock.now_ms() if self.clock else row.now_ms)
 
     def now_ms(self, connection: Connection | None = None) -> int:
         """Return the ledger's time, in milliseconds since the Unix epoch."""
@@ -136,16 +132,6 @@ class Role:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-
-def stream_row(row: Row[Any]) -> StreamRow:
-    """A row of ``streams``."""
-    return _stream_row(dict(row._mapping))
-
-
-def _stream_row(fields: dict[str, Any]) -> StreamRow:
-    fields["outputs"] = tuple(fields["outputs"])
-    return StreamRow(**fields)
 
 
 def new_id(result: CursorResult[Any]) -> int:

@@ -9,14 +9,13 @@ from sqlalchemy import Connection, literal, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.attempt_rows import fence_attempts
-from headrace.ledger.batch_rows import batch_input_row, require_batch
+from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
-from headrace.ledger.rows import BatchRow
+from headrace.ledger.models import BatchInputRow, BatchRow, batch_attempts, batch_inputs, batches, blocks, replays
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import batch_attempts, batch_inputs, batches, blocks, replays
 
 
 class BatchEndings(Role):
@@ -94,7 +93,7 @@ class BatchEndings(Role):
                     batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
                 )
             ).all():
-                taken = batch_input_row(row)
+                taken = BatchInputRow.from_row(row)
                 add_gap(
                     connection,
                     locked,

@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.failure import Failure
 
 if TYPE_CHECKING:
-    from headrace.ledger.rows import BatchRow
+    from headrace.ledger.models import BatchRow
 
 
 def _rebuild(kind: type[LedgerError], message: str, facts: dict[str, Any]) -> LedgerError:

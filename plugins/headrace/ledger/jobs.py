@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
-from headrace.ledger.rows import JobLease, JobRow, JobStatus
+from headrace.ledger.models import JobLease, JobRow, JobStatus, receiver_jobs, receivers, segments, streams
 from headrace.ledger.segment_ends import closing
 from headrace.ledger.states import EventKind, JobState, ReceiverState
-from headrace.ledger.tables import receiver_jobs, receivers, segments, streams
 
 LIVE_RECEIVERS = (ReceiverState.STARTING, ReceiverState.RUNNING, ReceiverState.STOPPING)
 
@@ -172,7 +171,7 @@ class Jobs(Role):
         query = select(receiver_jobs).where(receiver_jobs.c.stream == stream)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(receiver_jobs.c.epoch.desc()).limit(limit))
-            return [job_row(row) for row in rows]
+            return [JobRow.from_row(row) for row in rows]
 
     def _touch(
         self, connection: Connection, lease: JobLease, values: dict[str, Any], attributes: Mapping[str, Any] | None
@@ -212,12 +211,7 @@ def _job(connection: Connection, stream: str, epoch: int) -> JobRow | None:
     row = connection.execute(
         select(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
     ).one_or_none()
-    return None if row is None else job_row(row)
-
-
-def job_row(row: Row[Any]) -> JobRow:
-    """A row of ``receiver_jobs``."""
-    return JobRow(**row._mapping)
+    return None if row is None else JobRow.from_row(row)
 
 
 def _this(stream: str, epoch: int) -> Any:

@@ -9,9 +9,8 @@ from sqlalchemy import Connection, func, select
 
 from headrace.ledger.chunks import chunks
 from headrace.ledger.database import Role
-from headrace.ledger.rows import BatchOrigin, BatchRow
+from headrace.ledger.models import BatchOrigin, BatchRow, batches, blocks, segments
 from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batches, blocks, segments
 
 
 class BatchOrigins(Role):

@@ -11,9 +11,8 @@ from headrace.ledger.attempt_rows import newest_outputs, running_attempts
 from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.database import LockedStream
 from headrace.ledger.events import record
-from headrace.ledger.rows import AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, batches
 from headrace.ledger.states import AttemptState, BatchState, EventKind
-from headrace.ledger.tables import batches
 
 
 def outcome(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.ledger.codec import partition_key, partition_of
+from headrace.ledger.codec import partition_key
 from headrace.ledger.database import Role
 from headrace.ledger.errors import StreamNotFoundError
-from headrace.ledger.rows import PositionRow
+from headrace.ledger.models import PositionRow, positions, streams
 from headrace.ledger.states import PartitionState
-from headrace.ledger.tables import positions, streams
 
 
 class PositionWatermarks(Role):
@@ -41,7 +39,7 @@ class PositionWatermarks(Role):
                 positions.c.drained_ms < batch_time_ms + lateness_ms,
             )
             order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
-            return [position_row(row) for row in connection.execute(query.order_by(*order))]
+            return [PositionRow.from_row(row) for row in connection.execute(query.order_by(*order))]
 
 
 def drain(connection: Connection, receiver_id: ReceiverId, drained: Mapping[TopicPartition, int], now_ms: int) -> None:
@@ -70,24 +68,3 @@ _DRAIN = (
     )
     .values(drained_ms=bindparam("until_ms"))
 )
-
-
-def position_row(row: Row[Any]) -> PositionRow:
-    """A row of ``positions``."""
-    return PositionRow(
-        input_id=row.input_id,
-        partition=partition_of(row),
-        next_offset=row.next_offset,
-        starting_offset=row.starting_offset,
-        receiver_index=row.receiver_index,
-        wanted_receiver_index=row.wanted_receiver_index,
-        last_batch_time_ms=row.last_batch_time_ms,
-        state=row.state,
-        error=row.error,
-        updated_at_ms=row.updated_at_ms,
-        watermark_ms=row.watermark_ms,
-        drained_ms=row.drained_ms,
-        leader_epoch=row.leader_epoch,
-        epoch_end_offset=row.epoch_end_offset,
-        removed_until_offset=row.removed_until_offset,
-    )

@@ -25,12 +25,10 @@ from headrace.ledger.errors import (
 from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.jobs import require_job
-from headrace.ledger.position_rows import PositionWatermarks, position_row
+from headrace.ledger.models import LIVE, JobLease, PositionRow, ReceiverLease, positions
+from headrace.ledger.position_rows import PositionWatermarks
 from headrace.ledger.receivers import find_receiver, require_receiver
-from headrace.ledger.rows import JobLease, PositionRow, ReceiverLease
 from headrace.ledger.states import EventKind, PartitionState
-from headrace.ledger.tables import positions
-from headrace.ledger.tables.receiving import LIVE
 
 _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
 
@@ -236,7 +234,7 @@ class Positions(PositionWatermarks):
             query = query.where(positions.c.input_id == input_id)
         order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
         with self._database.read() as connection:
-            return [position_row(row) for row in connection.execute(query.order_by(*order))]
+            return [PositionRow.from_row(row) for row in connection.execute(query.order_by(*order))]
 
 
 def _row_of_owner(
@@ -319,7 +317,7 @@ def _rows(
     query = _of_input(stream, input_id)
     if len(wanted) == 1:
         query = query.where(*(positions.c[name] == value for name, value in partition_key(wanted[0]).items()))
-    known = {_identity(row.partition): row for row in map(position_row, connection.execute(query))}
+    known = {_identity(row.partition): row for row in map(PositionRow.from_row, connection.execute(query))}
     for partition in wanted:
         if _identity(partition) not in known:
             raise PositionNotFoundError(stream, input_id, partition)

@@ -14,11 +14,22 @@ from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
+from headrace.ledger.models import (
+    AssignedPartition,
+    EpochEnd,
+    JobLease,
+    ReceiverLease,
+    ReceiverOrders,
+    ReceiverRow,
+    positions,
+    receiver_jobs,
+    receivers,
+    segments,
+    streams,
+)
 from headrace.ledger.position_rows import drain
-from headrace.ledger.rows import AssignedPartition, EpochEnd, JobLease, ReceiverLease, ReceiverOrders, ReceiverRow
 from headrace.ledger.segment_ends import closing
 from headrace.ledger.states import EventKind, ReceiverState
-from headrace.ledger.tables import positions, receiver_jobs, receivers, segments, streams
 
 
 class Receivers(Role):
@@ -174,7 +185,7 @@ class Receivers(Role):
         order = (receivers.c.input_id, receivers.c.receiver_index)
         with self._database.read() as connection:
             rows = connection.execute(select(receivers).where(receivers.c.stream == stream).order_by(*order))
-            return [receiver_row(row) for row in rows]
+            return [ReceiverRow.from_row(row) for row in rows]
 
     def unsealed(self, stream: str, batch_time_ms: int) -> list[ReceiverRow]:
         """Return the live receivers that may still add blocks cut before ``batch_time_ms``."""
@@ -187,7 +198,7 @@ class Receivers(Role):
                     receivers.c.sealed_through_ms < batch_time_ms,
                 )
             )
-            return [receiver for receiver in map(receiver_row, rows) if receiver.alive(now_ms)]
+            return [receiver for receiver in map(ReceiverRow.from_row, rows) if receiver.alive(now_ms)]
 
 
 def require_receiver(connection: Connection, locked: LockedStream, lease: ReceiverLease) -> Row[Any]:
@@ -290,16 +301,7 @@ def find_receiver(connection: Connection, receiver_id: ReceiverId) -> ReceiverRo
             receivers.c.receiver_index == receiver_id.index,
         )
     ).one_or_none()
-    return None if row is None else receiver_row(row)
-
-
-def receiver_row(row: Row[Any]) -> ReceiverRow:
-    """A row of ``receivers``."""
-    fields = dict(row._mapping)
-    receiver_id = ReceiverId(fields.pop("stream"), fields.pop("input_id"), fields.pop("receiver_index"))
-    for own in ("lease_ms", "segment_id"):
-        fields.pop(own)
-    return ReceiverRow(receiver_id=receiver_id, **fields)
+    return None if row is None else ReceiverRow.from_row(row)
 
 
 def _close_segments(connection: Connection, receiver_id: ReceiverId, before_epoch: int, now_ms: int) -> None:

@@ -13,8 +13,7 @@ from sqlalchemy import Connection, and_, delete, func, select, update
 
 from headrace.ledger.attempt_rows import live_attempts
 from headrace.ledger.database import LockedStream, Role
-from headrace.ledger.states import BatchState
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -26,6 +25,7 @@ from headrace.ledger.tables import (
     streams,
     unclaimed_times,
 )
+from headrace.ledger.states import BatchState
 
 # Batches per transaction. With a hundred partitions each has a hundred rows, and receivers wait for the lock.
 CHUNK = 20

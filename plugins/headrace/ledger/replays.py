@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, func, insert, select, update
+from sqlalchemy import Connection, exists, func, insert, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.attempt_rows import fence_attempts, insert_attempt, newest_outputs, revision_of, running_attempts
@@ -14,11 +14,10 @@ from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import BatchStateError, LedgerError
 from headrace.ledger.events import record
+from headrace.ledger.models import Attempt, ReplayRow, batches, replay_definitions, replays
 from headrace.ledger.origins import source_of
 from headrace.ledger.outcomes import outcome
-from headrace.ledger.rows import Attempt, ReplayRow
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import batches, replay_definitions, replays
 
 _KINDS = {BatchState.COMPLETED: EventKind.REPLAY_COMPLETED, BatchState.FAILED: EventKind.REPLAY_FAILED}
 
@@ -101,7 +100,7 @@ class BatchReplays(Role):
             replays.c.batch_time_ms < until_ms,
         )
         with self._database.read() as connection:
-            return [replay_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
+            return [ReplayRow.from_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
 
     def unreplayed(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[int]:
         """Return the completed batches of times ``[from_ms, until_ms)`` that the replay has not completed.
@@ -230,10 +229,3 @@ def _key(attempt: Attempt) -> tuple[Any, ...]:
         replays.c.target == attempt.target,
         replays.c.batch_time_ms == attempt.batch_time_ms,
     )
-
-
-def replay_row(row: Row[Any]) -> ReplayRow:
-    """A row of ``replays``."""
-    fields = dict(row._mapping)
-    fields["outputs"] = tuple(fields["outputs"])
-    return ReplayRow(**fields)

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, exists, insert, select
 from headrace.ledger.allocations import CLOCK_SKEW_MS
 from headrace.ledger.batch_rows import find_batch
 from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.models import batch_runs, batches, unclaimed_times
 from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batch_runs, batches, unclaimed_times
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from headrace.ledger.tables import blocks, segments
+from headrace.ledger.models import blocks, segments
 
 
 def closing(now_ms: int) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from headrace.blocks import ReceiverId
 from headrace.ledger.database import LockedStream, Role, new_id
 from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
+from headrace.ledger.models import ReceiverLease, SegmentRow, blocks, receivers, segments
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.rows import ReceiverLease, SegmentRow
 from headrace.ledger.segment_ends import closing
-from headrace.ledger.tables import blocks, receivers, segments
 
 
 class Segments(Role):
@@ -32,7 +31,7 @@ class Segments(Role):
             if segment_id != row.segment_id:
                 connection.execute(update(receivers).where(*_receiver(lease.receiver_id)).values(segment_id=segment_id))
             found = connection.execute(select(segments).where(segments.c.segment_id == segment_id)).one()
-            return segment_row(found)
+            return SegmentRow.from_row(found)
 
     def closed(self, lease: ReceiverLease, path: str, size: int | None = None) -> None:
         """Note that the writer has finished a segment of ``size`` bytes: no block will be added to it.
@@ -57,14 +56,14 @@ class Segments(Role):
         query = select(segments).where(segments.c.stream == stream, segments.c.path == path)
         with self._database.read() as connection:
             row = connection.execute(query).one_or_none()
-            return None if row is None else segment_row(row)
+            return None if row is None else SegmentRow.from_row(row)
 
     def page(self, stream: str, limit: int = 1000) -> list[SegmentRow]:
         """Return the oldest ``limit`` segments that have not been removed."""
         query = select(segments).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(segments.c.segment_id).limit(limit))
-            return [segment_row(row) for row in rows]
+            return [SegmentRow.from_row(row) for row in rows]
 
     def stored_bytes(self, stream: str) -> int:
         """Return the bytes of the segments that have not been removed.
@@ -97,7 +96,7 @@ def segment_for(
     stream, receiver_id = locked.row.name, lease.receiver_id
     row = connection.execute(select(segments).where(segments.c.stream == stream, segments.c.path == path)).one_or_none()
     if row is not None:
-        _check_writer(segment_row(row), lease)
+        _check_writer(SegmentRow.from_row(row), lease)
         return int(row.segment_id)
     if receiver.segment_id is not None:
         connection.execute(
@@ -137,10 +136,3 @@ def _receiver(receiver_id: ReceiverId) -> tuple[Any, ...]:
         receivers.c.input_id == receiver_id.input_id,
         receivers.c.receiver_index == receiver_id.index,
     )
-
-
-def segment_row(row: Row[Any]) -> SegmentRow:
-    """A row of ``segments``."""
-    fields = dict(row._mapping)
-    receiver_id = ReceiverId(fields["stream"], fields.pop("input_id"), fields.pop("receiver_index"))
-    return SegmentRow(receiver_id=receiver_id, **fields)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from headrace.batch.allocation import Allocation
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import BatchRow
+    from headrace.ledger.models import BatchRow
     from headrace.stream import Stream
     from headrace.wal.storage import LogStorage
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import BatchOutputRow, BatchRow
+    from headrace.ledger.models import BatchOutputRow, BatchRow
     from headrace.runs.identity import RunIdentity
     from headrace.stream import Stream
 

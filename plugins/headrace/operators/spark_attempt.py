@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from headrace.hooks.spark_submit import StreamSparkSubmitHook
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, AttemptRow, BatchRow
+    from headrace.ledger.models import Attempt, AttemptRow, BatchRow
     from headrace.stream import Stream
 
 Way = Literal["connect", "submit"]

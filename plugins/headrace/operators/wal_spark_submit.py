@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, BatchRow
+    from headrace.ledger.models import Attempt, BatchRow
     from headrace.runs.request import RunRequest
     from headrace.runs.steps_to_run import StepsToRun
     from headrace.wal.storage import LogStorage

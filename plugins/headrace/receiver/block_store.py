@@ -19,7 +19,7 @@ from headrace.ledger.errors import (
     PositionConflictError,
     SegmentRemovedError,
 )
-from headrace.ledger.rows import EpochEnd, ReceiverLease
+from headrace.ledger.models import EpochEnd, ReceiverLease
 from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import by_event_time
 from headrace.receiver.partition_state import Gap

@@ -15,7 +15,7 @@ from headrace.clock import Clock
 from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import ReceiverLease, ReceiverOrders
+from headrace.ledger.models import ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import BlockStore

@@ -22,7 +22,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.errors import HeadraceError
 from headrace.kafka.admin_questions import plain
 from headrace.kafka.record_batches import Converted, Cursor, RecordChunk, chunks_of, convert
-from headrace.ledger.rows import EpochEnd
+from headrace.ledger.models import EpochEnd
 from headrace.receiver.commits import OffsetCommits
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.leader_epochs import LeaderEpochs

@@ -7,7 +7,7 @@ import logging
 from headrace.clock import Clock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.receiver.disk_reserve import DiskReserve
 from headrace.receiver.log_budget import LogBudget, only_receiving_helps

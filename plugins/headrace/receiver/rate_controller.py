@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from headrace.blocks import ReceiverId
 from headrace.clock import Clock
 from headrace.ledger import Ledger
-from headrace.ledger.rows import BatchRow, JobLease
+from headrace.ledger.models import BatchRow, JobLease
 from headrace.ledger.states import BatchState
 from headrace.receiver.pid_rate_estimator import PidRateEstimator
 from headrace.stream import Stream

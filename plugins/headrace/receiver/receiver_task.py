@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headrace.blocks import ReceiverId
 from headrace.ledger import Ledger
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.garbage import collector_at_rest
 from headrace.receiver.supervisor import LEASE_MS, ReceiverReport, ReceiverSupervisor
 from headrace.stream import Stream

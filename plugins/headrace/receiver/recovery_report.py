@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.ledger import Ledger
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.wal.errors import ranges_text
 from headrace.wal.log_recovery import LogRecovery

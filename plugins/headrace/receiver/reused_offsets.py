@@ -6,7 +6,7 @@ They are not a gap: blocks contain these offsets.
 from __future__ import annotations
 
 from headrace.ledger import Ledger
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.receiver.partition_state import Gap
 

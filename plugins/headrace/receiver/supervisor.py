@@ -24,7 +24,7 @@ from headrace.kafka.record_batches import RecordChunk
 from headrace.kafka.topic_ids import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
 from headrace.ledger import Ledger
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerUnavailableError
-from headrace.ledger.rows import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders
+from headrace.ledger.models import AssignedPartition, JobLease, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import PartitionState, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock
 from headrace.receiver.block_store import BlockStore

@@ -19,7 +19,7 @@ from headrace.blocks import ReceiverId
 from headrace.clock import Clock, SystemClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.rows import JobLease, JobStatus, ReceiverRow
+from headrace.ledger.models import JobLease, JobStatus, ReceiverRow
 from headrace.ledger.states import EventKind
 from headrace.receiver.discovery import Discoverer, Discovery, KafkaDiscoverer
 from headrace.receiver.input_health import INPUTS, InputHealth

@@ -15,7 +15,7 @@ from headrace.failure import FAILURE, TAKEN_UP, TRIED_WITH, Failure
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import AttemptRow, BatchRow
+    from headrace.ledger.models import AttemptRow, BatchRow
     from headrace.stream import Stream
 
 _MOST = 1_000

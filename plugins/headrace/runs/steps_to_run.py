@@ -10,7 +10,7 @@ from headrace.ledger.states import AttemptState, BatchState
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import AttemptRow, BatchOutputRow, BatchRow
+    from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow
     from headrace.runs.request import RunRequest
 
 AHEAD = "ahead"

@@ -15,7 +15,7 @@ from headrace.spark.sessions import is_connect
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.ledger.rows import BatchOrigin
+    from headrace.ledger.models import BatchOrigin
     from headrace.stream import KafkaInput, Stream
 
 _MANIFEST_READERS = 8

@@ -11,7 +11,7 @@ from headrace.spark.incarnations import BatchIncarnations
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.ledger.rows import BatchOrigin
+    from headrace.ledger.models import BatchOrigin
     from headrace.spark.decoding import DecodedInput
     from headrace.stream import Stream
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, AttemptRow, JobRow
+    from headrace.ledger.models import Attempt, AttemptRow, JobRow
     from headrace.stream import Stream
 
 

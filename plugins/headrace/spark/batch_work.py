@@ -19,7 +19,7 @@ from headrace.stream import STATE_STEP, ElasticsearchOutput
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.ledger.rows import Attempt, BatchOrigin
+    from headrace.ledger.models import Attempt, BatchOrigin
     from headrace.spark.batch_plan import OutputPlan
     from headrace.spark.incarnations import BatchIncarnations
     from headrace.spark.job_scope import JobScope

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobLease, JobRow
+    from headrace.ledger.models import JobLease, JobRow
     from headrace.stream import Stream
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from headrace.ledger.states import EventKind
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, AttemptRow, BatchRow
+    from headrace.ledger.models import Attempt, AttemptRow, BatchRow
     from headrace.stream import Stream
 
 WRITTEN = "written"

@@ -9,7 +9,7 @@ from headrace.spark.sessions import attempt_tag, fail_fast, is_connect
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.ledger.rows import Attempt
+    from headrace.ledger.models import Attempt
 
 POOL = "batches"
 

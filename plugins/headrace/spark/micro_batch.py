@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, BatchOrigin, BatchRow
+    from headrace.ledger.models import Attempt, BatchOrigin, BatchRow
     from headrace.stream import Stream
 
 # How long an attempt holds its batch after its process has died.

@@ -21,7 +21,7 @@ from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 from headrace.spark.batch_session import open_connect_session, open_own_session
 from headrace.spark.failures import python_account
 from headrace.spark.micro_batch import LEASE_MS, BatchResult, run_micro_batch

@@ -24,7 +24,7 @@ from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import JobState, Ledger
-from headrace.ledger.rows import Attempt, JobRow, ReceiverLease
+from headrace.ledger.models import Attempt, JobRow, ReceiverLease
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import WalDataSource
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream

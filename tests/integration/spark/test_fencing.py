@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from headrace.ledger import AttemptState, BatchState, JobState
-from headrace.ledger.rows import AttemptRow
+from headrace.ledger.models import AttemptRow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from headrace.batch.allocation import Allocation, allocate
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.rows import AddedBlock
+from headrace.ledger.models import AddedBlock
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage

@@ -15,7 +15,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger, PartitionState, ReceiverState
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage

@@ -13,8 +13,8 @@ from headrace.batch.cleanup import clean_up
 from headrace.batch.history import FILED, file_batches, history_numbers
 from headrace.batch.kept_state import read_kept
 from headrace.ledger import BatchState
-from headrace.ledger.rows import Attempt
-from headrace.ledger.tables import batches as batches_table
+from headrace.ledger.models import Attempt
+from headrace.ledger.models import batches as batches_table
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
 

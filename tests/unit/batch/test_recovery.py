@@ -21,8 +21,8 @@ from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.rows import StoredBlock
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
+    StoredBlock,
     batch_attempts,
     batch_inputs,
     batch_outputs,

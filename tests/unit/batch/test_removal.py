@@ -26,7 +26,7 @@ from headrace.fsck.stream_check import check_stream
 from headrace.ledger import Ledger
 from headrace.ledger import removal as ledger_removal
 from headrace.ledger.errors import BatchRemovedError
-from headrace.ledger.tables import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.errors import StreamDefinitionError
 

@@ -21,7 +21,7 @@ from headrace.fsck.coverage import check_coverage
 from headrace.fsck.findings import Report
 from headrace.fsck.stream_check import check_ledger, check_stream
 from headrace.ledger import Ledger
-from headrace.ledger.rows import AddedBlock, Attempt, BatchRow
+from headrace.ledger.models import AddedBlock, Attempt, BatchRow
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage

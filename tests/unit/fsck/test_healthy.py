@@ -22,7 +22,7 @@ from headrace.ledger.errors import (
     NotItsTurnError,
     SlotBusyError,
 )
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 from headrace.ledger.snapshots import StreamSnapshot
 
 from .conftest import INTERVAL_MS, STREAM, TIMES, Shop

@@ -13,7 +13,7 @@ import pytest
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.rows import AddedBlock, BatchRow, JobLease, ReceiverLease
+from headrace.ledger.models import AddedBlock, BatchRow, JobLease, ReceiverLease
 
 NOW_MS = 1_700_000_000_000
 INTERVAL_MS = 1_000

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AllocationConflictError, AttemptFencedError, LeaseHeldError, LedgerError
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import BatchState
 
 

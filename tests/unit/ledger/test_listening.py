@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.ledger import EventKind
-from headrace.ledger.rows import EventRow
+from headrace.ledger.models import EventRow
 from headrace.ledger.states import JobState
 
 from .conftest import INTERVAL_MS, NOW_MS, STREAM, World

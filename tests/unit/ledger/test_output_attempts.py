@@ -15,7 +15,7 @@ from headrace.ledger.errors import (
     NotItsTurnError,
     SlotBusyError,
 )
-from headrace.ledger.rows import Attempt, BatchRow
+from headrace.ledger.models import Attempt, BatchRow
 from headrace.ledger.states import STATE_STEP as LEDGER_STATE_STEP
 from headrace.stream.state import STATE_STEP
 

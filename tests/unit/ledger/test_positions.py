@@ -18,7 +18,7 @@ from headrace.ledger.errors import (
     PositionConflictError,
     PositionNotFoundError,
 )
-from headrace.ledger.rows import EpochEnd
+from headrace.ledger.models import EpochEnd
 
 NOW_MS = 1_700_000_000_000
 

@@ -18,8 +18,7 @@ from sqlalchemy import update
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError, PositionConflictError
-from headrace.ledger.rows import ReceiverLease
-from headrace.ledger.tables import positions, receivers, streams
+from headrace.ledger.models import ReceiverLease, positions, receivers, streams
 
 ROUNDS = 40
 

@@ -16,7 +16,7 @@ from headrace.ledger.errors import (
     LedgerError,
 )
 from headrace.ledger.found import FoundBatch, FoundBlock, FoundSegment, FoundStream
-from headrace.ledger.rows import (
+from headrace.ledger.models import (
     BatchInputRow,
     BatchRow,
     FiledReplay,

@@ -13,7 +13,7 @@ from headrace.blocks import BlockHandle
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
 from headrace.ledger.errors import AttemptFencedError, BatchNotFoundError, BatchStateError, LedgerError
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 
 NOW_MS = 1_700_000_000_000
 T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.supervisor import LEASE_MS, ReceiverReport, ReceiverSupervisor
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ledger.rows import StoredBlock
+from headrace.ledger.models import StoredBlock
 from headrace.receiver import heartbeat
 from headrace.stream import Stream
 from headrace.testing.fake_kafka import FakeEntry

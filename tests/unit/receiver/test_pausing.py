@@ -19,7 +19,7 @@ from headrace.batch.cleanup import clean_up
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import ReceiverRow
+from headrace.ledger.models import ReceiverRow
 from headrace.receiver import block_store, supervisor
 from headrace.receiver.block_store import STORE_TRIES
 from headrace.receiver.disk_reserve import DiskReserve, space_of

@@ -12,7 +12,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import Attempt, JobLease
+from headrace.ledger.models import Attempt, JobLease
 from headrace.receiver.rate_controller import RateController, ran_at_once, waited_ms
 from headrace.stream import Limits, Stream
 from headrace.stream.limits import Backpressure

@@ -13,7 +13,7 @@ from headrace.clock import time_text
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.ledger.allocations import late_records
 from headrace.ledger.found import FoundBatch, FoundBlock
-from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
+from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock, StreamRow
 from headrace.ledger.states import BatchState
 
 

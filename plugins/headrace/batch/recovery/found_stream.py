@@ -13,7 +13,7 @@ from headrace.batch.recovery.found_batches import FoundBatches, find_batches, fi
 from headrace.batch.recovery.holes import account
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.ledger.found import FoundBlock, FoundSegment, FoundStream
-from headrace.ledger.rows import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
+from headrace.ledger.models import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
 from headrace.ledger.states import DesiredState, PartitionState
 from headrace.stream import Stream
 

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.ledger.rows import BatchOrigin
+    from headrace.ledger.models import BatchOrigin
     from headrace.spark.incarnations import BatchIncarnations
     from headrace.spark.transforms import BatchContext
     from headrace.stream import Stream

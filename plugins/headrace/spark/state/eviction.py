@@ -11,7 +11,7 @@ from headrace.stream.state import STATE_STEP
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import BatchOrigin
+    from headrace.ledger.models import BatchOrigin
     from headrace.stream import Stream
 
 
