@@ -39,7 +39,7 @@ from headrace.ledger.models import (
     events,
     segments,
 )
-from headrace.ledger.runs import BatchBounds
+from headrace.ledger.run_batch_times import BatchBounds
 
 STREAM, INPUT = "growth", "records"
 RECEIVER = ReceiverId(STREAM, INPUT, 0)

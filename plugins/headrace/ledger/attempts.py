@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import (
+from headrace.ledger.attempt_statements import (
     end_attempt,
     fence_attempts,
     fenced,
@@ -28,7 +28,9 @@ from headrace.ledger.attempt_rows import (
     wrote_output,
 )
 from headrace.ledger.batch_ordering import check_order, check_slots
+from headrace.ledger.batch_origins import source_of
 from headrace.ledger.batch_rows import require_batch
+from headrace.ledger.batch_states import is_recorded, settle
 from headrace.ledger.chunks import chunks
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import (
@@ -48,8 +50,6 @@ from headrace.ledger.models import (
     batch_attempts,
     batch_outputs,
 )
-from headrace.ledger.origins import source_of
-from headrace.ledger.outcomes import is_recorded, settle
 from headrace.ledger.replays import present_revision, settle_replay
 from headrace.ledger.revisions import at_revision
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, select
 
 from headrace.clock import time_text, times_text
-from headrace.ledger.attempt_rows import live_attempts
+from headrace.ledger.attempt_statements import live_attempts
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import NotItsTurnError, SlotBusyError
 from headrace.ledger.models import BatchRow, EarlierBatch, batches, unclaimed_times

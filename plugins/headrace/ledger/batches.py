@@ -10,12 +10,12 @@ from headrace.blocks import TopicPartition
 from headrace.ledger.allocations import BatchAllocations
 from headrace.ledger.attempts import BatchAttempts
 from headrace.ledger.batch_ordering import BatchOrdering
+from headrace.ledger.batch_origins import BatchOrigins
 from headrace.ledger.batch_rows import find_batch
 from headrace.ledger.codec import partition_key
 from headrace.ledger.endings import BatchEndings
 from headrace.ledger.errors import BatchNotFoundError
 from headrace.ledger.models import BatchInputRow, BatchRow, batch_inputs, batches, unclaimed_times
-from headrace.ledger.origins import BatchOrigins
 from headrace.ledger.replays import BatchReplays
 from headrace.ledger.states import BatchState
 from headrace.ledger.written_outputs import WrittenOutputs

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import fence_attempts
+from headrace.ledger.attempt_statements import fence_attempts
 from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError

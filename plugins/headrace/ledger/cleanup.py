@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, update
 
-from headrace.ledger.attempt_rows import live_attempts
+from headrace.ledger.attempt_statements import live_attempts
 from headrace.ledger.database import Role
 from headrace.ledger.errors import BatchStateError, StreamNotFoundError
 from headrace.ledger.events import record

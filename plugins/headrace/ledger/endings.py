@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, literal, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import fence_attempts
+from headrace.ledger.attempt_statements import fence_attempts
 from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import BatchStateError

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import and_, case, func, or_, select, update
 
-from headrace.ledger.attempt_rows import wrote_output
+from headrace.ledger.attempt_statements import wrote_output
 from headrace.ledger.chunks import chunks
 from headrace.ledger.database import Role
 from headrace.ledger.models import (

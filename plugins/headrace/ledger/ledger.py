@@ -20,7 +20,7 @@ from headrace.ledger.positions import Positions
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
 from headrace.ledger.removal import Removal
-from headrace.ledger.runs import Runs
+from headrace.ledger.run_batch_times import Runs
 from headrace.ledger.schema import Migration, ensure_schema, migrate_schema
 from headrace.ledger.segments import Segments
 from headrace.ledger.snapshots import Snapshots

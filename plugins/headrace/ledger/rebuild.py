@@ -5,11 +5,10 @@ from __future__ import annotations
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import live_attempts
+from headrace.ledger.attempt_statements import live_attempts
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import LeaseHeldError, LedgerError, StreamNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.found import FoundStream
 from headrace.ledger.jobs import job_of
 from headrace.ledger.models import (
     Declared,
@@ -31,8 +30,9 @@ from headrace.ledger.models import (
     topics,
     unclaimed_times,
 )
-from headrace.ledger.rebuilt_batches import insert_batches
-from headrace.ledger.rebuilt_receiving import (
+from headrace.ledger.rebuild_batches import insert_batches
+from headrace.ledger.rebuild_data import FoundStream
+from headrace.ledger.rebuild_receiving import (
     insert_blocks,
     insert_gaps,
     insert_positions,

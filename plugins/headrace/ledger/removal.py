@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, select, update
 
-from headrace.ledger.attempt_rows import live_attempts
+from headrace.ledger.attempt_statements import live_attempts
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.models import (
     batch_attempts,

@@ -9,14 +9,20 @@ from typing import Any
 from sqlalchemy import Connection, exists, func, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import fence_attempts, insert_attempt, newest_outputs, revision_of, running_attempts
+from headrace.ledger.attempt_statements import (
+    fence_attempts,
+    insert_attempt,
+    newest_outputs,
+    revision_of,
+    running_attempts,
+)
+from headrace.ledger.batch_origins import source_of
 from headrace.ledger.batch_rows import require_batch
+from headrace.ledger.batch_states import outcome
 from headrace.ledger.database import LockedStream, Role
 from headrace.ledger.errors import BatchStateError, LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.models import Attempt, ReplayRow, batches, replay_definitions, replays
-from headrace.ledger.origins import source_of
-from headrace.ledger.outcomes import outcome
 from headrace.ledger.states import BatchState, EventKind
 
 _KINDS = {BatchState.COMPLETED: EventKind.REPLAY_COMPLETED, BatchState.FAILED: EventKind.REPLAY_FAILED}

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from headrace.ledger.attempt_rows import select_attempts
+from headrace.ledger.attempt_statements import select_attempts
 from headrace.ledger.block_rows import stored_block
 from headrace.ledger.database import Role
 from headrace.ledger.errors import StreamNotFoundError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import and_, or_, select
 
-from headrace.ledger.attempt_rows import wrote_output
+from headrace.ledger.attempt_statements import wrote_output
 from headrace.ledger.database import Role
 from headrace.ledger.models import batch_attempts, batch_outputs, batches, replay_definitions
 from headrace.ledger.states import AttemptState, BatchState

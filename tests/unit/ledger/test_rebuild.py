@@ -15,7 +15,6 @@ from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
 )
-from headrace.ledger.found import FoundBatch, FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.models import (
     BatchInputRow,
     BatchRow,
@@ -26,6 +25,7 @@ from headrace.ledger.models import (
     StreamRow,
     TopicRow,
 )
+from headrace.ledger.rebuild_data import FoundBatch, FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.states import PartitionState
 
 NOW_MS = 1_700_000_000_000

@@ -12,8 +12,8 @@ from headrace.batch.recovery.evidence import Evidence
 from headrace.batch.recovery.found_batches import FoundBatches, find_batches, first_batch_time
 from headrace.batch.recovery.holes import account
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
-from headrace.ledger.found import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.models import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
+from headrace.ledger.rebuild_data import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.states import DesiredState, PartitionState
 from headrace.stream import Stream
 

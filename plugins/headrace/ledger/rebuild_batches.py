@@ -15,7 +15,6 @@ from sqlalchemy import Connection
 
 from headrace.ledger.allocations import insert_inputs
 from headrace.ledger.database import LockedStream
-from headrace.ledger.found import FoundBatch, FoundStream
 from headrace.ledger.models import (
     batch_attempts,
     batch_outputs,
@@ -25,7 +24,8 @@ from headrace.ledger.models import (
     replays,
     unclaimed_times,
 )
-from headrace.ledger.rebuilt_receiving import insert_all
+from headrace.ledger.rebuild_data import FoundBatch, FoundStream
+from headrace.ledger.rebuild_receiving import insert_all
 from headrace.ledger.states import AttemptState, BatchState
 
 HOLDER = "a lost ledger"

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, insert, select
 
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import LedgerError
-from headrace.ledger.found import FoundStream
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.models import blocks, gaps, positions, receivers, segments, topics
+from headrace.ledger.rebuild_data import FoundStream
 from headrace.ledger.states import ReceiverState
 
 

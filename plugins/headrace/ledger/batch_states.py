@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, update
 
-from headrace.ledger.attempt_rows import newest_outputs, running_attempts
+from headrace.ledger.attempt_statements import newest_outputs, running_attempts
 from headrace.ledger.batch_rows import require_batch
 from headrace.ledger.database import LockedStream
 from headrace.ledger.events import record
