@@ -69,11 +69,11 @@ def allocate(
 
 
 def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, takes_over: bool) -> BatchRow:
-    ledger.batches.seal(stream.name, batch_time_ms)
+    ledger.allocations.seal(stream.name, batch_time_ms)
     drawn: list[Manifest] = []
     for _ in range(_CONFLICTS):
         absorb = ledger.batches.absorbable(stream.name, batch_time_ms) if takes_over else []
-        blocks = ledger.batches.blocks_of(stream.name, batch_time_ms, absorb=absorb)
+        blocks = ledger.allocations.blocks_of(stream.name, batch_time_ms, absorb=absorb)
         drawn.append(draw_up(stream, batch_time_ms, blocks))
         try:
             batch = _take(stream, ledger, storage, drawn[-1], blocks=len(blocks), absorb=absorb)
@@ -89,7 +89,7 @@ def _take(
     stream: Stream, ledger: Ledger, storage: LogStorage, manifest: Manifest, *, blocks: int, absorb: list[int]
 ) -> BatchRow:
     written, sha256 = write_beside(storage.below(stream.name), manifest)
-    return ledger.batches.allocate(
+    return ledger.allocations.allocate(
         stream.name,
         manifest.batch_time_ms,
         manifest_uri=written.uri,
@@ -143,7 +143,7 @@ def restore_manifest(stream: Stream, ledger: Ledger, folder: LogStorage, batch: 
             return True
     except StoredFileMissingError:
         pass
-    manifest = draw_up(stream, batch.batch_time_ms, ledger.batches.blocks_of(stream.name, batch.batch_time_ms))
+    manifest = draw_up(stream, batch.batch_time_ms, ledger.allocations.blocks_of(stream.name, batch.batch_time_ms))
     if batch.built:
         manifest = replace(manifest, built=_built_ranges(ledger, batch))
     data = replace(manifest, interval_ms=batch.interval_ms).to_bytes()

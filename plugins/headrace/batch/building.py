@@ -106,7 +106,7 @@ def build_from_kafka(
         built=built,
     )
     manifest, sha256 = write_beside(storage.below(stream.name), manifest)
-    batch = ledger.batches.allocate(
+    batch = ledger.allocations.allocate(
         stream.name,
         batch_time_ms,
         manifest_uri=manifest.uri,
@@ -152,8 +152,8 @@ def _refuse(stream: Stream, ledger: Ledger, batch_time_ms: int, existing: BatchR
         )
     if existing is not None and existing.state in (BatchState.ABSORBED, BatchState.ABANDONED):
         raise BatchBuildError(f"{name} is not built from Kafka: it was {existing.state.value}.")
-    ledger.batches.seal(stream.name, batch_time_ms)
-    held = existing.blocks if existing is not None else len(ledger.batches.blocks_of(stream.name, batch_time_ms))
+    ledger.allocations.seal(stream.name, batch_time_ms)
+    held = existing.blocks if existing is not None else len(ledger.allocations.blocks_of(stream.name, batch_time_ms))
     if held:
         raise BatchBuildError(
             f"{name} is not built from Kafka: it has {held:,} blocks that the stream received.",

@@ -60,7 +60,7 @@ def describe(ledger: Ledger, stream: str, batches: Sequence[BatchRow]) -> list[d
     """The batches as checkpoints and history hold them: their rows, the results and definition revisions of their
     outputs, and their replays."""
     times = [batch.batch_time_ms for batch in batches]
-    recorded = ledger.batches.recorded(stream, times)
+    recorded = ledger.attempts.recorded(stream, times)
     replays = ledger.history.replays_of(stream, times)
     return [
         {

@@ -31,7 +31,7 @@ class ReplayedIndex:
         self._output = output
         self._replay = replay
         self._index = index
-        rows = ledger.batches.replays(stream, replay, 0, _BEYOND_MS)
+        rows = ledger.replays.between(stream, replay, 0, _BEYOND_MS)
         if not rows:
             raise AliasSwapRefusedError(
                 f"Stream {stream!r} has no replay {replay!r}.", remedy="Give the name that replay_dag was given."
@@ -95,7 +95,7 @@ def _indexes(ledger: Ledger, stream: str, replay: str, output: str) -> dict[int,
 
     by_definition: dict[str, str | None] = {}
     found = {}
-    for batch_time_ms, definition in ledger.batches.replayed_by(stream, replay, output, 0, _BEYOND_MS).items():
+    for batch_time_ms, definition in ledger.replays.written_by(stream, replay, output, 0, _BEYOND_MS).items():
         if definition not in by_definition:
             outputs = Stream.from_json(definition).outputs
             by_definition[definition] = next(

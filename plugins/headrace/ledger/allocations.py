@@ -10,11 +10,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text, times_text
-from headrace.ledger.batch_rows import find_batch, require_batch
-from headrace.ledger.block_rows import is_late, stored_blocks
+from headrace.ledger.batch_states import find_batch, require_batch
+from headrace.ledger.blocks import is_late, stored_blocks
 from headrace.ledger.built_batches import check_ranges, is_empty, replace
-from headrace.ledger.chunks import chunks
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
 from headrace.ledger.models import (
@@ -34,7 +33,7 @@ from headrace.ledger.states import BatchState, EventKind
 CLOCK_SKEW_MS = 5_000
 
 
-class BatchAllocations(Role):
+class Allocations(Repository):
     """Seals batch times and allocates their blocks."""
 
     def seal(self, stream: str, batch_time_ms: int) -> int:

@@ -29,10 +29,8 @@ from headrace.ledger.attempt_statements import (
 )
 from headrace.ledger.batch_ordering import check_order, check_slots
 from headrace.ledger.batch_origins import source_of
-from headrace.ledger.batch_rows import require_batch
-from headrace.ledger.batch_states import is_recorded, settle
-from headrace.ledger.chunks import chunks
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.batch_states import is_recorded, require_batch, settle
+from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     BatchAttendedError,
@@ -57,10 +55,10 @@ from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKi
 _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
 
-class BatchAttempts(Role):
+class Attempts(Repository):
     """Begins attempts, records their results, and ends them."""
 
-    def begin_attempt(
+    def begin(
         self,
         stream: str,
         batch_time_ms: int,
@@ -122,7 +120,7 @@ class BatchAttempts(Role):
             batch = settle(connection, locked, batch, by_records=True)
         raise AlreadyCompletedError(batch, asked)
 
-    def renew_attempt(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
+    def renew(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
         """Extend the attempt's lease and add to its attributes (application id, UI address).
 
         Returns the end of the lease.
@@ -170,7 +168,7 @@ class BatchAttempts(Role):
                 payload = {"attempt": attempt.number, "output": output_id, "counts": dict(counts)}
                 _event(connection, locked, attempt, EventKind.OUTPUT_COMPLETED, payload)
 
-    def complete_attempt(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
+    def complete(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
         """End the attempt as completed. Returns the batch's row after that. A second call changes nothing.
 
         The batch is COMPLETED when every required step has a record of success; otherwise its state follows from the
@@ -205,7 +203,7 @@ class BatchAttempts(Role):
                 return batch
             return settle(connection, locked, batch, code_version=code_version)
 
-    def fail_attempt(self, attempt: Attempt, error: str) -> BatchRow:
+    def fail(self, attempt: Attempt, error: str) -> BatchRow:
         """End the attempt with an error. The outputs that it has not recorded have failed, and can be begun again.
 
         Raises:
@@ -223,7 +221,7 @@ class BatchAttempts(Role):
             _event(connection, locked, attempt, EventKind.BATCH_FAILED, payload)
             return settle(connection, locked, batch)
 
-    def attempts(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
+    def of_batch(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
         """Return the attempts at the batch and at its replays, oldest first."""
         query = select_attempts().where(
             batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, update
 
 from headrace.ledger.attempt_statements import live_attempts
-from headrace.ledger.database import Role
+from headrace.ledger.database import Repository
 from headrace.ledger.errors import BatchStateError, StreamNotFoundError
 from headrace.ledger.events import record
 from headrace.ledger.models import (
@@ -35,7 +35,7 @@ FOLD_CHUNK = 2_000
 _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
-class Cleanup(Role):
+class Cleanup(Repository):
     """Finds segments and batches that are no longer needed, and deletes their rows."""
 
     def needed_from(self, stream: str) -> int:

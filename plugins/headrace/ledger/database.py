@@ -9,7 +9,7 @@ before it waited.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,8 @@ from headrace.ledger.errors import (
 )
 from headrace.ledger.models import StreamRow, streams
 
+# The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
+CHUNK = 1_000
 # Transient errors: a read-only transaction (25006), or a transaction that was idle (25P03) or took (25P04) too long.
 _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
 
@@ -127,11 +129,17 @@ class Database:
         return select(locked, _database_now().label("now_ms"))
 
 
-class Role:
-    """One part of the ledger's API, over the shared database."""
+class Repository:
+    """The ledger's calls for one noun, over the shared database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+
+def chunks(values: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the values in order, at most `CHUNK` at a time: databases limit a statement's parameters."""
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
 
 
 def new_id(result: CursorResult[Any]) -> int:

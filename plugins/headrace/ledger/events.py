@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from headrace.ledger.database import Role
+from headrace.ledger.database import Repository
 from headrace.ledger.models import EventRow, events
 from headrace.ledger.states import EventKind
 
@@ -70,7 +70,7 @@ def record_block(connection: Connection, stream: str, now_ms: int, block_id: int
     )
 
 
-class Events(Role):
+class Events(Repository):
     """The append-only events of the streams."""
 
     def append(

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, insert, select
 
 from headrace.blocks import TopicPartition
 from headrace.ledger.codec import partition_key
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.events import record
 from headrace.ledger.models import GapRow, gaps
 from headrace.ledger.states import EventKind
@@ -38,7 +38,7 @@ def add_gap(
     record(connection, locked.row.name, locked.now_ms, EventKind.GAP, fields, batch_time_ms=batch_time_ms)
 
 
-class Gaps(Role):
+class Gaps(Repository):
     """The gaps of the streams."""
 
     def page(self, stream: str, limit: int = 1000) -> list[GapRow]:

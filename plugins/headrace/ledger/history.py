@@ -12,8 +12,7 @@ from typing import Any
 from sqlalchemy import and_, case, func, or_, select, update
 
 from headrace.ledger.attempt_statements import wrote_output
-from headrace.ledger.chunks import chunks
-from headrace.ledger.database import Role
+from headrace.ledger.database import Repository, chunks
 from headrace.ledger.models import (
     BatchRow,
     FiledReplay,
@@ -37,7 +36,7 @@ _SETTLED = or_(
 )
 
 
-class History(Role):
+class History(Repository):
     """Finds what a checkpoint must hold, and records which batches are filed."""
 
     def unfiled(self, stream: str) -> list[BatchRow]:

@@ -8,17 +8,25 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
-from headrace.ledger.models import JobLease, JobRow, JobStatus, receiver_jobs, receivers, segments, streams
-from headrace.ledger.segment_ends import closing
+from headrace.ledger.models import (
+    JobLease,
+    JobRow,
+    JobStatus,
+    closing_values,
+    receiver_jobs,
+    receivers,
+    segments,
+    streams,
+)
 from headrace.ledger.states import EventKind, JobState, ReceiverState
 
 LIVE_RECEIVERS = (ReceiverState.STARTING, ReceiverState.RUNNING, ReceiverState.STOPPING)
 
 
-class Jobs(Role):
+class Jobs(Repository):
     """Grants, renews and ends the receiver job's lease.
 
     A lease that has expired stays with its holder until another job acquires one: the epoch fences, not the time.
@@ -239,7 +247,7 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
     connection.execute(
         update(segments)
         .where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.closed_at_ms.is_(None))
-        .values(**closing(now_ms))
+        .values(**closing_values(now_ms))
     )
     kind = EventKind.JOB_FAILED if state is JobState.FAILED else EventKind.JOB_STOPPED
     record(connection, stream, now_ms, kind, {"epoch": epoch, "error": error})

@@ -14,26 +14,26 @@ from sqlalchemy import Connection, insert, select, update
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import time_text
 from headrace.ledger.codec import partition_key, partition_of
-from headrace.ledger.database import LockedStream
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import (
     LeaseHeldError,
     LedgerError,
     PartitionNotAssignedError,
     PositionConflictError,
     PositionNotFoundError,
+    StreamNotFoundError,
 )
 from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.jobs import require_job
-from headrace.ledger.models import LIVE, JobLease, PositionRow, ReceiverLease, positions
-from headrace.ledger.position_rows import PositionWatermarks
+from headrace.ledger.models import LIVE, JobLease, PositionRow, ReceiverLease, positions, streams
 from headrace.ledger.receivers import find_receiver, require_receiver
 from headrace.ledger.states import EventKind, PartitionState
 
 _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
 
 
-class Positions(PositionWatermarks):
+class Positions(Repository):
     """Keeps positions, and assigns partitions to receivers."""
 
     def ensure(self, job: JobLease, input_id: str, partition: TopicPartition, starting_offset: int) -> None:
@@ -220,6 +220,30 @@ class Positions(PositionWatermarks):
             require_job(connection, locked, job)
             for row in _rows(connection, job.stream, input_id, partitions):
                 _set_state(connection, locked, row, PartitionState(state), error)
+
+    def unpassed(self, stream: str, batch_time_ms: int) -> list[PositionRow]:
+        """Return the partitions that delay a batch by timestamp, since they may still get records of earlier times.
+
+        A partition has passed the batch time when a stored record has that timestamp or a later one, or when everything
+        that Kafka had of it was stored at the batch time plus the stream's allowed lateness, or later. Only active
+        partitions delay a batch.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.read() as connection:
+            lateness = select(streams.c.allowed_lateness_ms).where(streams.c.name == stream)
+            lateness_ms = connection.execute(lateness).scalar_one_or_none()
+            if lateness_ms is None:
+                raise StreamNotFoundError(stream)
+            query = select(positions).where(
+                positions.c.stream == stream,
+                positions.c.state == PartitionState.ACTIVE,
+                positions.c.watermark_ms < batch_time_ms,
+                positions.c.drained_ms < batch_time_ms + lateness_ms,
+            )
+            order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
+            return [PositionRow.from_row(row) for row in connection.execute(query.order_by(*order))]
 
     def all(self, stream: str, input_id: str | None = None, *, live: bool = False) -> list[PositionRow]:
         """Return the positions of a stream, or of one input, sorted by input, topic, incarnation and partition.

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.attempt_statements import live_attempts
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import LeaseHeldError, LedgerError, StreamNotFoundError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of
@@ -63,7 +63,7 @@ _TABLES = (
 )
 
 
-class Rebuild(Role):
+class Rebuild(Repository):
     """Rebuilds a lost ledger."""
 
     def is_new(self, stream: str) -> bool:

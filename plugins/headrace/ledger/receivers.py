@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.ledger.codec import partition_of
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.codec import partition_key, partition_of
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
@@ -21,18 +21,17 @@ from headrace.ledger.models import (
     ReceiverLease,
     ReceiverOrders,
     ReceiverRow,
+    closing_values,
     positions,
     receiver_jobs,
     receivers,
     segments,
     streams,
 )
-from headrace.ledger.position_rows import drain
-from headrace.ledger.segment_ends import closing
 from headrace.ledger.states import EventKind, ReceiverState
 
 
-class Receivers(Role):
+class Receivers(Repository):
     """Registers receivers, takes their heartbeats and returns their orders."""
 
     def register(self, job: JobLease, receiver_id: ReceiverId, *, host: str, lease_ms: int) -> ReceiverLease:
@@ -126,7 +125,7 @@ class Receivers(Role):
                 values["last_error"] = error
             connection.execute(_this(lease.receiver_id).values(**values))
             if drained:
-                drain(connection, lease.receiver_id, drained, now_ms)
+                _drain(connection, lease.receiver_id, drained, now_ms)
             assigned, revoked = _owned(connection, lease.receiver_id)
             stop = row.stop_requested or row.stop_requested_at_ms is not None
             return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms, row.max_rate)
@@ -281,6 +280,34 @@ def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, A
     return assigned, frozenset(revoked)
 
 
+def _drain(connection: Connection, receiver_id: ReceiverId, drained: Mapping[TopicPartition, int], now_ms: int) -> None:
+    """Note until when partitions are drained. Partitions that the receiver no longer owns are skipped."""
+    owner = {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
+    connection.execute(
+        _DRAIN,
+        [
+            {
+                **{f"key_{name}": value for name, value in (owner | partition_key(partition)).items()},
+                "until_ms": min(until_ms, now_ms),
+            }
+            for partition, until_ms in drained.items()
+        ],
+    )
+
+
+_DRAIN = (
+    update(positions)
+    .where(
+        *(
+            positions.c[name] == bindparam(f"key_{name}")
+            for name in ("stream", "input_id", "receiver_index", "topic", "topic_id", "partition")
+        ),
+        positions.c.drained_ms < bindparam("until_ms"),
+    )
+    .values(drained_ms=bindparam("until_ms"))
+)
+
+
 def _key(receiver_id: ReceiverId) -> dict[str, Any]:
     return {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
 
@@ -316,5 +343,5 @@ def _close_segments(connection: Connection, receiver_id: ReceiverId, before_epoc
             segments.c.receiver_index == receiver_id.index,
             segments.c.epoch < before_epoch,
         )
-        .values(**closing(now_ms))
+        .values(**closing_values(now_ms))
     )

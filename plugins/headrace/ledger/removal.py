@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, func, select, update
 
 from headrace.ledger.attempt_statements import live_attempts
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.models import (
     batch_attempts,
     batch_inputs,
@@ -34,7 +34,7 @@ CHUNK = 20
 _TABLES = (batch_runs, replays, batch_outputs, batch_inputs, batch_attempts, batches)
 
 
-class Removal(Role):
+class Removal(Repository):
     """Removes the oldest batches of a stream."""
 
     def oldest(self, stream: str) -> int | None:

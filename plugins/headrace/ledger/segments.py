@@ -7,31 +7,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from headrace.blocks import ReceiverId
-from headrace.ledger.database import LockedStream, Role, new_id
+from headrace.ledger.database import LockedStream, Repository, new_id
 from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
-from headrace.ledger.models import ReceiverLease, SegmentRow, blocks, receivers, segments
+from headrace.ledger.models import ReceiverLease, SegmentRow, blocks, closing_values, receivers, segments
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.segment_ends import closing
 
 
-class Segments(Role):
+class Segments(Repository):
     """Opens and closes segments; `cleanup` removes them."""
-
-    def opened(self, lease: ReceiverLease, path: str) -> SegmentRow:
-        """Note a new segment of the receiver, which closes the previous one. Optional; a second call is harmless.
-
-        Raises:
-            LeaseLostError: the receiver's or its job's epoch is stale.
-            BlockConflictError: the path belongs to another writer.
-            SegmentRemovedError: it has been removed.
-        """
-        with self._database.write_stream(lease.receiver_id.stream) as (connection, locked):
-            row = require_receiver(connection, locked, lease)
-            segment_id = segment_for(connection, locked, lease, row, path)
-            if segment_id != row.segment_id:
-                connection.execute(update(receivers).where(*_receiver(lease.receiver_id)).values(segment_id=segment_id))
-            found = connection.execute(select(segments).where(segments.c.segment_id == segment_id)).one()
-            return SegmentRow.from_row(found)
 
     def closed(self, lease: ReceiverLease, path: str, size: int | None = None) -> None:
         """Note that the writer has finished a segment of ``size`` bytes: no block will be added to it.
@@ -48,7 +31,7 @@ class Segments(Role):
                     segments.c.path == path,
                     segments.c.closed_at_ms.is_(None),
                 )
-                .values(**closing(locked.now_ms), bytes=size)
+                .values(**closing_values(locked.now_ms), bytes=size)
             )
 
     def get(self, stream: str, path: str) -> SegmentRow | None:
@@ -102,7 +85,7 @@ def segment_for(
         connection.execute(
             update(segments)
             .where(segments.c.segment_id == receiver.segment_id, segments.c.closed_at_ms.is_(None))
-            .values(**closing(locked.now_ms))
+            .values(**closing_values(locked.now_ms))
         )
     inserted = connection.execute(
         insert(segments).values(

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from headrace.ledger.attempt_statements import select_attempts
-from headrace.ledger.block_rows import stored_block
-from headrace.ledger.database import Role
+from headrace.ledger.blocks import stored_block
+from headrace.ledger.database import Repository
 from headrace.ledger.errors import StreamNotFoundError
 from headrace.ledger.models import (
     AttemptRow,
@@ -107,7 +107,7 @@ class StreamSnapshot:
         return batch_time_ms if batch is None or batch.absorbed_by_ms is None else batch.absorbed_by_ms
 
 
-class Snapshots(Role):
+class Snapshots(Repository):
     """Reads all of a stream in one transaction."""
 
     def take(self, stream: str) -> StreamSnapshot:

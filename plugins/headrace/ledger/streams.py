@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, exists, insert, select, update
 
-from headrace.ledger.database import Role
+from headrace.ledger.database import Repository
 from headrace.ledger.errors import LedgerConflictError, LedgerError, StreamChangedError, StreamNotFoundError
 from headrace.ledger.events import record
 from headrace.ledger.models import (
@@ -24,7 +24,7 @@ from headrace.ledger.revisions import as_declared, insert_revision, keep_revisio
 from headrace.ledger.states import DesiredState, EventKind
 
 
-class Streams(Role):
+class Streams(Repository):
     """Registers streams and finds them."""
 
     def register(

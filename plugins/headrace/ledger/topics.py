@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, exists, func, insert, select, update
 
-from headrace.ledger.database import Role
+from headrace.ledger.database import Repository
 from headrace.ledger.events import record
 from headrace.ledger.jobs import require_job
 from headrace.ledger.models import JobLease, TopicRow, topics
 from headrace.ledger.states import EventKind
 
 
-class Topics(Role):
+class Topics(Repository):
     """Records topics and counts their incarnations."""
 
     def observe(self, job: JobLease, input_id: str, topic: str, topic_id: str, partitions: int) -> TopicRow:

@@ -79,11 +79,11 @@ def _numbers_of_own(run: RunIdentity, ledger: Ledger, stream: str, batch_time_ms
     batch = ledger.batches.find(stream, batch_time_ms)
     if batch is None or batch.state is not BatchState.COMPLETED:
         return None
-    outputs = ledger.batches.outputs(stream, batch_time_ms)
+    outputs = ledger.attempts.outputs(stream, batch_time_ms)
     if not outputs:
         return None
     last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt)).attempt
-    attempts = [attempt for attempt in ledger.batches.attempts(stream, batch_time_ms) if not attempt.target]
+    attempts = [attempt for attempt in ledger.attempts.of_batch(stream, batch_time_ms) if not attempt.target]
     if not any(run.made(attempt.attributes) for attempt in attempts if attempt.number == last):
         return None
     return _numbers(batch, outputs, tried=len(attempts))

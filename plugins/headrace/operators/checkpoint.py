@@ -65,7 +65,7 @@ def warn_of_what_is_left(stream: Stream, ledger: Ledger, batch_time_ms: int, log
     now_ms = ledger.now_ms()
     seen_to = {
         row.output_id
-        for row in ledger.batches.outputs(stream.name, batch_time_ms)
+        for row in ledger.attempts.outputs(stream.name, batch_time_ms)
         if row.state is AttemptState.COMPLETED
     }
     for attempt in live_attempts(ledger, batch):

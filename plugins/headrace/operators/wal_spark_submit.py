@@ -252,7 +252,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         def begin() -> Attempt:
             way = self.choose_way(run.ledger)
-            return run.ledger.batches.begin_attempt(
+            return run.ledger.attempts.begin(
                 self.stream.name,
                 batch.batch_time_ms,
                 holder=holder(run.context),

@@ -44,7 +44,7 @@ def failed_batches(ledger: Ledger, stream: Stream, before_ms: int, steps: Sequen
         # Its own run may be about to begin it.
         if batch.state is BatchState.ALLOCATED and now_ms - batch.allocated_at_ms < settled_ms:
             continue
-        rows = ledger.batches.outputs(stream.name, batch.batch_time_ms)
+        rows = ledger.attempts.outputs(stream.name, batch.batch_time_ms)
         done = {row.output_id for row in rows if row.state is AttemptState.COMPLETED}
         required = batch.required or stream.steps
         attempts = live_attempts(ledger, batch)

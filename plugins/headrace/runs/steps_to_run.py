@@ -36,13 +36,13 @@ class StepsToRun:
 def find_steps_to_run(ledger: Ledger, batch: BatchRow, request: RunRequest, steps: Iterable[str]) -> StepsToRun:
     """Those of ``steps`` that the run has to do, according to the ledger. See `steps_to_run`."""
     attempts = live_attempts(ledger, batch)
-    records = ledger.batches.outputs(batch.stream, batch.batch_time_ms)
+    records = ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
     return steps_to_run(steps, request=request, batch=batch, attempts=attempts, records=records)
 
 
 def live_attempts(ledger: Ledger, batch: BatchRow) -> list[AttemptRow]:
     """All attempts at the batch itself, oldest first, without those of its replays; "live" as opposed to a replay."""
-    return [row for row in ledger.batches.attempts(batch.stream, batch.batch_time_ms) if not row.target]
+    return [row for row in ledger.attempts.of_batch(batch.stream, batch.batch_time_ms) if not row.target]
 
 
 def steps_to_run(

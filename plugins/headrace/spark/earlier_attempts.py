@@ -45,5 +45,5 @@ def tried_before(ledger: Ledger, attempt: Attempt) -> frozenset[str]:
 
 
 def _earlier(ledger: Ledger, attempt: Attempt) -> list[AttemptRow]:
-    rows = ledger.batches.attempts(attempt.stream, attempt.batch_time_ms)
+    rows = ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms)
     return [row for row in rows if row.number < attempt.number and row.target == attempt.target]

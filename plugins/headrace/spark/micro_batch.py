@@ -88,7 +88,7 @@ def run_micro_batch(
     progress: Callable[[str], None] | None = None,
     partitions: int | None = None,
 ) -> BatchResult:
-    """Run an attempt (from ``ledger.batches.begin_attempt``) at an allocated batch and complete it.
+    """Run an attempt (from ``ledger.attempts.begin``) at an allocated batch and complete it.
 
     Only the attempt's outputs are run. If one fails, the others are still written and recorded, and the attempt fails
     at the end.
@@ -154,7 +154,7 @@ class _Run:
             self._fail(failure, work.written)
             raise failure
         version = code_version(self._stream, self._attempt.outputs)
-        after = self._ledger.batches.complete_attempt(self._attempt, code_version=version)
+        after = self._ledger.attempts.complete(self._attempt, code_version=version)
         seconds = round(time.monotonic() - started, 3)
         self._report(self._ending(after, seconds))
         return BatchResult(
@@ -225,7 +225,7 @@ class _Run:
 
     def _record(self, output: str, counts: Counts) -> None:
         version = code_version(self._stream, [output])
-        self._ledger.batches.record_output(self._attempt, output, counts, code_version=version)
+        self._ledger.attempts.record_output(self._attempt, output, counts, code_version=version)
 
     def _new_scope(self, spark: SparkSession) -> JobScope:
         self._scope = JobScope(spark, self._attempt)
@@ -245,7 +245,7 @@ class _Run:
         while not self._ended.wait(period):
             try:
                 held_up = None if self._warning is None else {WARNING: self._warning}
-                self._ledger.batches.renew_attempt(self._attempt, attributes=held_up)
+                self._ledger.attempts.renew(self._attempt, attributes=held_up)
                 held_until = time.monotonic() + self._attempt.lease_ms / 1000
             except LedgerUnavailableError:
                 # The attempt goes on until its lease expires; then another attempt may have begun.
@@ -268,7 +268,7 @@ class _Run:
         A later attempt interrupts this one's work in Spark, so the work can fail before the fencing is noticed.
         """
         try:
-            self._ledger.batches.renew_attempt(self._attempt)
+            self._ledger.attempts.renew(self._attempt)
         except AttemptFencedError as fenced:
             raise fenced from failure
         except LedgerUnavailableError:
@@ -281,8 +281,8 @@ class _Run:
         with contextlib.suppress(HeadraceError):
             # The decision about another try reads these attributes.
             attributes = {**self._attributes_of(error), WRITTEN: written}
-            self._ledger.batches.renew_attempt(self._attempt, attributes=attributes)
-            self._ledger.batches.fail_attempt(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
+            self._ledger.attempts.renew(self._attempt, attributes=attributes)
+            self._ledger.attempts.fail(self._attempt, _reason(error)[:_ERROR_CHARACTERS])
 
     def _attributes_of(self, error: BaseException) -> dict[str, str]:
         failure = failure_of(error)

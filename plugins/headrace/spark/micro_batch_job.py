@@ -108,7 +108,7 @@ def _session(options: argparse.Namespace, ledger: Ledger, stream: Stream, attemp
     context = spark.sparkContext
     if not under_spark_submit():
         ProcessWatch(jvm_gone(context._gateway)).start()
-    ledger.batches.renew_attempt(
+    ledger.attempts.renew(
         attempt, attributes={"application_id": str(context.applicationId), "ui_url": context.uiWebUrl}
     )
     return spark
@@ -130,7 +130,7 @@ def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
     given = None if options.parameters is None else parameters.parse(options.parameters)
     # Checked before the attempt begins: an attempt that cannot be run must not take the batch from another one.
     parameters.merged(Stream.from_json(newest.definition), given)
-    attempt = ledger.batches.begin_attempt(
+    attempt = ledger.attempts.begin(
         options.stream,
         options.batch_time,
         holder=f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}",
@@ -149,7 +149,7 @@ def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
 
     They are not on the command line, which every user of the machine can read.
     """
-    for row in ledger.batches.attempts(options.stream, options.batch_time):
+    for row in ledger.attempts.of_batch(options.stream, options.batch_time):
         if row.number == options.attempt:
             return row.claim(), row.attributes.get(parameters.ATTRIBUTE)
     raise AttemptUnknownError(

@@ -112,7 +112,7 @@ log = open_storage(stream.folder_url).below("log")
 offsets = [
     offset
     for each in ledger.blocks.unclaimed("air", limit=10_000)
-    for block in ledger.blocks.of_batch("air", each.batch_time_ms)
+    for block in ledger.allocations.blocks_of("air", each.batch_time_ms)
     for offset in read_block(log, block.info.handle)[1].column("offset").to_pylist()
 ]
 assert offsets == list(range(produced)), "each record once"

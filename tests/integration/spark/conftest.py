@@ -156,7 +156,7 @@ class BatchLedger:
         force: bool = False,
         outputs: Sequence[str] | None = None,
     ) -> Attempt:
-        return self.ledger.batches.begin_attempt(
+        return self.ledger.attempts.begin(
             self.stream.name, batch_time_ms, holder="test", way=way, lease_ms=30_000, force=force, outputs=outputs
         )
 

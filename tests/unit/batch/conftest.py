@@ -100,11 +100,9 @@ class Receiving:
         )
 
     def complete(self, batch_time_ms: int) -> None:
-        attempt = self.ledger.batches.begin_attempt(
-            "shop", batch_time_ms, holder="test", way="connect", lease_ms=60_000
-        )
-        self.ledger.batches.record_output(attempt, "console", {"printed": 1})
-        self.ledger.batches.complete_attempt(attempt)
+        attempt = self.ledger.attempts.begin("shop", batch_time_ms, holder="test", way="connect", lease_ms=60_000)
+        self.ledger.attempts.record_output(attempt, "console", {"printed": 1})
+        self.ledger.attempts.complete(attempt)
 
     def segments(self) -> list[str]:
         return self.storage.paths("shop/log")

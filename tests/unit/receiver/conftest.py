@@ -98,7 +98,7 @@ class Setting:
         """(partition, offset, value) of every accepted block, read back from the log."""
         found = []
         for each in self.ledger.blocks.unclaimed("air"):
-            for block in self.ledger.blocks.of_batch("air", each.batch_time_ms):
+            for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms):
                 _, batch = read_block(self.storage.below("log"), block.info.handle)
                 found += [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
         return sorted(found)

@@ -266,10 +266,10 @@ class BatchRuns:
         time_ms = ledger.batches.next_unclaimed("air")
         if time_ms is not None and time_ms <= ledger.now_ms():
             allocate(stream, ledger, self.storage, time_ms)
-            attempt = ledger.batches.begin_attempt("air", time_ms, holder="test", way="connect", lease_ms=60_000)
+            attempt = ledger.attempts.begin("air", time_ms, holder="test", way="connect", lease_ms=60_000)
             for output in attempt.outputs:
-                ledger.batches.record_output(attempt, output, {})
-            ledger.batches.complete_attempt(attempt)
+                ledger.attempts.record_output(attempt, output, {})
+            ledger.attempts.complete(attempt)
             write_checkpoint(stream, ledger, self.storage, time_ms)
         clean_up(stream, ledger, self.storage)
         return time_ms is not None

@@ -422,7 +422,7 @@ class TestBlocksReadyByTimestamp:
     def test_what_is_sealed_waits_for_nothing(self, timed, clock):
         timed.run()
         clock.advance(15_000)
-        timed.ledger.batches.seal("flights", T + 10_000)
+        timed.ledger.allocations.seal("flights", T + 10_000)
         assert timed.ask() == (True, "a later batch is allocated, so nothing can join this one any more")
 
     def test_of_many_partitions_some_are_named(self, timed, clock):
@@ -617,7 +617,7 @@ class TestTheBeginningOfARun:
         with DAG("flights_batches", schedule=None):
             sensor = BlocksReadySensor(task_id="await", stream=stream)
             sensor >> EmptyOperator(task_id="allocate") >> EmptyOperator(task_id="cleanup").as_teardown()
-        ledger.batches.seal("flights", T)
+        ledger.allocations.seal("flights", T)
         with pytest.raises(DownstreamTasksSkipped) as skipped:
             sensor.execute(context(from_ms(T - 20_000)))
         assert set(skipped.value.tasks) == {"allocate", "cleanup"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -15,7 +16,9 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     and_,
+    func,
     literal,
+    select,
     text,
 )
 from sqlalchemy.orm import Mapped, composite, mapped_column
@@ -344,3 +347,11 @@ Index(
     sqlite_where=text("state != 'ended'"),
     postgresql_where=text("state != 'ended'"),
 )
+
+
+def closing_values(now_ms: int) -> dict[str, Any]:
+    """Return the values with which an update of ``segments`` closes segments. Only this reads all of their blocks."""
+    latest = select(func.coalesce(func.max(blocks.c.batch_time_ms), 0)).where(
+        blocks.c.segment_id == segments.c.segment_id
+    )
+    return {"closed_at_ms": now_ms, "last_batch_time_ms": latest.scalar_subquery()}

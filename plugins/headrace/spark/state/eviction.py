@@ -55,5 +55,5 @@ def _is_in_table(ledger: Ledger, stream: Stream, time_ms: int, until_ms: int) ->
     if built_on is not None:
         return built_on
     # The ledger is updated after the version is written, so it lacks attempts that died in between.
-    outputs = ledger.batches.outputs(stream.name, time_ms)
+    outputs = ledger.attempts.outputs(stream.name, time_ms)
     return any(row.output_id == STATE_STEP and row.state is AttemptState.COMPLETED for row in outputs)
