@@ -27,8 +27,8 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
-from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
 
 START_MS = 1_700_000_000_000
@@ -53,8 +53,8 @@ class Source:
             storage=folder / "storage",
             ledger=f"sqlite:///{self.ledger_path}",
         )
-        self.storage = open_storage(self.stream.storage.url)
         self.ledger = Ledger.open(self.stream.ledger, clock=self.clock)
+        self.context = StreamContext(self.stream, self.ledger, clock=self.clock)
         self.ledger.streams.register(
             "size", self.stream.to_json(), batch_interval_ms=interval_ms, block_interval_ms=200, outputs=("console",)
         )
@@ -69,7 +69,7 @@ class Source:
         """One batch, from its block to its cleanup; its log file is closed, so that cleanup deletes it."""
         receiver = ReceiverId("size", "records", 0)
         lease = self.ledger.receivers.register(self.job, receiver, host="here", lease_ms=3_600_000_000)
-        writer = WriteAheadLogWriter(self.storage, "size/log", receiver, lease.epoch, clock=self.clock)
+        writer = WriteAheadLogWriter(self.context.storage, "log", receiver, lease.epoch, clock=self.clock)
         ranges = tuple(OffsetRange(each, self.offset, self.offset + 1, 1) for each in self.partitions)
         now_ms = self.clock.now_ms()
         written = writer.write(self._records(), ranges, cut_time_ms=now_ms, last_accepted_sequence=None)
@@ -82,12 +82,12 @@ class Source:
         self.offset += 1
         time_ms = START_MS + number * self.interval_ms
         self.clock.advance(time_ms - now_ms)
-        allocate(self.stream, self.ledger, self.storage, time_ms)
+        allocate(self.context, time_ms)
         attempt = self.ledger.attempts.begin("size", time_ms, holder="benchmark", way="connect", lease_ms=60_000)
         self.ledger.attempts.record_output(attempt, "console", {"printed": count})
         self.ledger.attempts.complete(attempt)
-        checkpoint_now("size", self.stream.folder_url, self.ledger, self.storage.below("size"), time_ms)
-        clean_up(self.stream, self.ledger, self.storage)
+        checkpoint_now(self.context, time_ms)
+        clean_up(self.context)
 
     def _records(self) -> pa.RecordBatch:
         count = len(self.partitions)
@@ -112,7 +112,7 @@ class Source:
                 for name in ("page_count", "freelist_count", "page_size")
             )
             rows = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES}  # noqa: S608
-        folder = self.storage.below("size")
+        folder = self.context.storage
         return {
             "ledger_bytes": (pages - free) * size,
             "manifest_bytes": sum(map(folder.size, folder.paths("manifests"))),

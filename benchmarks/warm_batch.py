@@ -32,7 +32,7 @@ from headrace.devstack.elasticsearch import ElasticsearchServer
 from headrace.devstack.kafka import KafkaServer
 from headrace.ledger import Ledger
 from headrace.stream import ElasticsearchOutput, KafkaInput, Stream
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
 
 JOBS = Path(__file__).parents[1] / "spark_jobs"
 
@@ -95,16 +95,16 @@ def one_batch(stream: Stream, ledger: Ledger, bootstrap: str, records: int, env:
     time_ms = max(unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(stream.name))
     earlier = [unclaimed.batch_time_ms for unclaimed in ledger.blocks.unclaimed(stream.name)]
     until("the batch time", lambda: ledger.now_ms() >= time_ms, stream.batch_interval_ms / 1000 + 5)
-    storage = open_storage(stream.storage.url)
+    context = StreamContext(stream, ledger)
     steps = {"records": 0.0, "allocate": 0.0, "generate": 0.0, "checkpoint": 0.0}
     for at_ms in earlier:
         started = time.monotonic()
-        batch = allocate(stream, ledger, storage, at_ms).batch
+        batch = allocate(context, at_ms).batch
         allocated = time.monotonic()
         command = [sys.executable, str(JOBS / "micro_batch.py"), "--ledger", stream.ledger, "--stream", stream.name]
         subprocess.run([*command, "--batch-time", str(at_ms), "--way", "connect"], env=env, check=True)
         generated = time.monotonic()
-        write_checkpoint(stream, ledger, storage, at_ms)
+        write_checkpoint(context, at_ms)
         steps["records"] += batch.records
         steps["allocate"] += allocated - started
         steps["generate"] += generated - allocated

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.kafka.offset_ranges import RecordedRange
-from headrace.ledger import Ledger
 from headrace.ledger.errors import AllocationConflictError
 from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError, StoredFileExistsError, StoredFileMissingError
 from headrace.wal.storage import LogStorage
 
@@ -41,16 +41,13 @@ class Allocation:
     fresh: bool
 
 
-def allocate(
-    stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, takes_over: bool = False
-) -> Allocation:
+def allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool = False) -> Allocation:
     """Allocate the batch time's blocks, or return the existing allocation.
 
     A time that another batch has absorbed stays absorbed, and takes no blocks. If the manifest of an allocated batch is
     missing or damaged, it is written again, provided that the ledger still gives the same bytes.
 
     Args:
-        storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
         batch_time_ms: the end of an interval, in milliseconds since the epoch.
         takes_over: absorb the batch times since the previous batch that have blocks and no batch.
 
@@ -60,37 +57,37 @@ def allocate(
         AllocationConflictError: other runs claimed the times to absorb, in every try.
         StorageError: the manifest cannot be written; nothing is allocated then.
     """
-    existing = ledger.batches.find(stream.name, batch_time_ms)
+    batches = context.ledger.batches
+    existing = batches.find(context.name, batch_time_ms)
     if existing is not None:
-        restore_manifest(stream, ledger, storage.below(stream.name), existing)
-    batch = existing or _allocate(stream, ledger, storage, batch_time_ms, takes_over=takes_over)
-    inputs = tuple(ledger.batches.inputs(stream.name, batch_time_ms))
+        restore_manifest(context, existing)
+    batch = existing or _allocate(context, batch_time_ms, takes_over=takes_over)
+    inputs = tuple(batches.inputs(context.name, batch_time_ms))
     return Allocation(batch=batch, inputs=inputs, fresh=existing is None)
 
 
-def _allocate(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: int, *, takes_over: bool) -> BatchRow:
-    ledger.allocations.seal(stream.name, batch_time_ms)
+def _allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool) -> BatchRow:
+    batches = context.ledger.batches
+    context.ledger.allocations.seal(context.name, batch_time_ms)
     drawn: list[Manifest] = []
     for _ in range(_CONFLICTS):
-        absorb = ledger.batches.absorbable(stream.name, batch_time_ms) if takes_over else []
-        blocks = ledger.allocations.blocks_of(stream.name, batch_time_ms, absorb=absorb)
-        drawn.append(draw_up(stream, batch_time_ms, blocks))
+        absorb = batches.absorbable(context.name, batch_time_ms) if takes_over else []
+        blocks = context.ledger.allocations.blocks_of(context.name, batch_time_ms, absorb=absorb)
+        drawn.append(draw_up(context.stream, batch_time_ms, blocks))
         try:
-            batch = _take(stream, ledger, storage, drawn[-1], blocks=len(blocks), absorb=absorb)
+            batch = _take(context, drawn[-1], blocks=len(blocks), absorb=absorb)
         except AllocationConflictError as error:
             conflict = error
         else:
-            _delete_others(storage.below(stream.name), drawn, batch)
+            _delete_others(context.storage, drawn, batch)
             return batch
     raise conflict
 
 
-def _take(
-    stream: Stream, ledger: Ledger, storage: LogStorage, manifest: Manifest, *, blocks: int, absorb: list[int]
-) -> BatchRow:
-    written, sha256 = write_beside(storage.below(stream.name), manifest)
-    return ledger.allocations.allocate(
-        stream.name,
+def _take(context: StreamContext, manifest: Manifest, *, blocks: int, absorb: list[int]) -> BatchRow:
+    written, sha256 = write_beside(context.storage, manifest)
+    return context.ledger.allocations.allocate(
+        context.name,
         manifest.batch_time_ms,
         manifest_uri=written.uri,
         manifest_sha256=sha256,
@@ -127,14 +124,12 @@ def _delete_others(folder: LogStorage, drawn: Iterable[Manifest], batch: BatchRo
             logger.warning("%s/%s, which is no batch's manifest, stays: %s", folder.url, path, error)
 
 
-def restore_manifest(stream: Stream, ledger: Ledger, folder: LogStorage, batch: BatchRow) -> bool:
+def restore_manifest(context: StreamContext, batch: BatchRow) -> bool:
     """Write the batch's manifest again if its file is missing or damaged and the ledger still gives the same bytes.
 
     Returns whether the valid manifest is there.
-
-    Args:
-        folder: the stream's folder in its storage.
     """
+    stream, ledger, folder = context.stream, context.ledger, context.storage
     path = batch.manifest_uri.removeprefix(f"{stream.folder_url}/")
     if batch.state is BatchState.ABSORBED or path == batch.manifest_uri:
         return True
@@ -145,7 +140,7 @@ def restore_manifest(stream: Stream, ledger: Ledger, folder: LogStorage, batch: 
         pass
     manifest = draw_up(stream, batch.batch_time_ms, ledger.allocations.blocks_of(stream.name, batch.batch_time_ms))
     if batch.built:
-        manifest = replace(manifest, built=_built_ranges(ledger, batch))
+        manifest = replace(manifest, built=_built_ranges(ledger.batches.inputs(stream.name, batch.batch_time_ms)))
     data = replace(manifest, interval_ms=batch.interval_ms).to_bytes()
     if hashlib.sha256(data).hexdigest() != batch.manifest_sha256:
         logger.warning("The manifest %s is missing or damaged, and cannot be written again", batch.manifest_uri)
@@ -155,9 +150,8 @@ def restore_manifest(stream: Stream, ledger: Ledger, folder: LogStorage, batch: 
     return True
 
 
-def _built_ranges(ledger: Ledger, batch: BatchRow) -> dict[str, tuple[RecordedRange, ...]]:
+def _built_ranges(inputs: Iterable[BatchInputRow]) -> dict[str, tuple[RecordedRange, ...]]:
     built: dict[str, list[RecordedRange]] = defaultdict(list)
-    inputs = ledger.batches.inputs(batch.stream, batch.batch_time_ms)
     for row in sorted(inputs, key=lambda row: row.partition):
         built[row.input_id].append(RecordedRange(row.partition, row.from_offset, row.until_offset, None))
     return {input_id: tuple(ranges) for input_id, ranges in built.items()}

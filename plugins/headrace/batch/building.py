@@ -29,7 +29,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.models import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.stream import KafkaInput, Stream
-from headrace.wal.storage import LogStorage
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +60,7 @@ class Offsets(Protocol):
 
 
 def build_from_kafka(
-    stream: Stream,
-    ledger: Ledger,
-    storage: LogStorage,
+    context: StreamContext,
     batch_time_ms: int,
     *,
     offsets_of: Callable[[KafkaInput], Offsets] = OffsetsByTime,
@@ -72,7 +70,6 @@ def build_from_kafka(
     Records are not counted: the numbers in the rows and the manifest are upper bounds.
 
     Args:
-        storage: the stream's storage at its root (``open_storage(stream.storage.url)``).
         batch_time_ms: the end of an interval, in milliseconds since the epoch.
 
     Raises:
@@ -82,15 +79,16 @@ def build_from_kafka(
         RangesUnreadableError: Kafka does not answer.
         StorageError: the manifest cannot be written; nothing is allocated then.
     """
+    stream, ledger = context.stream, context.ledger
     existing = ledger.batches.find(stream.name, batch_time_ms)
     if existing is not None and existing.built:
         return _allocation(ledger, existing, fresh=False)
-    _refuse(stream, ledger, batch_time_ms, existing)
-    neighbours = _Neighbours(stream, ledger, batch_time_ms)
+    _refuse(context, batch_time_ms, existing)
+    neighbours = _Neighbours(context, batch_time_ms)
     built = {}
     for source in stream.inputs:
         with closing(offsets_of(source)) as offsets:
-            built[source.id] = tuple(_InputBuilder(stream, ledger, source, offsets, batch_time_ms).ranges(neighbours))
+            built[source.id] = tuple(_InputBuilder(context, source, offsets, batch_time_ms).ranges(neighbours))
     if not any(built.values()):
         logger.warning(
             "Batch %s of stream %s is empty: Kafka has nothing of its interval from before where the stream began",
@@ -105,7 +103,7 @@ def build_from_kafka(
         folder_url=stream.folder_url,
         built=built,
     )
-    manifest, sha256 = write_beside(storage.below(stream.name), manifest)
+    manifest, sha256 = write_beside(context.storage, manifest)
     batch = ledger.allocations.allocate(
         stream.name,
         batch_time_ms,
@@ -135,7 +133,8 @@ def _allocation(ledger: Ledger, batch: BatchRow, *, fresh: bool) -> Allocation:
     return Allocation(batch, tuple(ledger.batches.inputs(batch.stream, batch.batch_time_ms)), fresh)
 
 
-def _refuse(stream: Stream, ledger: Ledger, batch_time_ms: int, existing: BatchRow | None) -> None:
+def _refuse(context: StreamContext, batch_time_ms: int, existing: BatchRow | None) -> None:
+    stream, ledger = context.stream, context.ledger
     zero_ms = ledger.streams.get(stream.name).zero_time_ms
     name = f"Batch {time_text(batch_time_ms)} of stream {stream.name!r}"
     builder = _what_builds_on_earlier_batches(stream)
@@ -172,11 +171,11 @@ class _Neighbours:
     """The ranges of the batches before and after. This batch must meet them, even if compaction has since removed the
     records by which their limits were found."""
 
-    def __init__(self, stream: Stream, ledger: Ledger, batch_time_ms: int) -> None:
-        self._ledger = ledger
-        self._stream = stream.name
+    def __init__(self, context: StreamContext, batch_time_ms: int) -> None:
+        self._batches = context.ledger.batches
+        self._stream_name = context.name
         self._batch_time_ms = batch_time_ms
-        interval_ms = stream.batch_interval_ms
+        interval_ms = context.stream.batch_interval_ms
         self._before = {key: row.until_offset for key, row in self._taken(batch_time_ms - interval_ms).items()}
         self._after = {key: row.from_offset for key, row in self._taken(batch_time_ms + interval_ms).items()}
 
@@ -186,7 +185,7 @@ class _Neighbours:
         begin = self._before.get(key, begin)
         until = max(begin, self._after.get(key, until))
         for offset in (begin, until - 1):
-            other = self._ledger.batches.containing(self._stream, input_id, partition, offset)
+            other = self._batches.containing(self._stream_name, input_id, partition, offset)
             if begin >= until or other is None or other.batch_time_ms == self._batch_time_ms:
                 continue
             if other.batch_time_ms < self._batch_time_ms:
@@ -196,18 +195,17 @@ class _Neighbours:
         return begin, until
 
     def _taken(self, batch_time_ms: int) -> dict[InputPartition, BatchInputRow]:
-        batch = self._ledger.batches.find(self._stream, batch_time_ms)
+        batch = self._batches.find(self._stream_name, batch_time_ms)
         if batch is None or not batch.built:
             return {}
-        return {(row.input_id, row.partition): row for row in self._ledger.batches.inputs(self._stream, batch_time_ms)}
+        return {(row.input_id, row.partition): row for row in self._batches.inputs(self._stream_name, batch_time_ms)}
 
 
 @dataclass(frozen=True)
 class _InputBuilder:
     """Finds one input's offset ranges."""
 
-    stream: Stream
-    ledger: Ledger
+    context: StreamContext
     source: KafkaInput
     offsets: Offsets
     batch_time_ms: int
@@ -216,7 +214,7 @@ class _InputBuilder:
         """The non-empty ranges. Raises BatchBuildError."""
         # A partition that the stream began at offset 0 has nothing before.
         starting = {partition: offset for partition, offset in sorted(self._starting().items()) if offset}
-        begin_ms = self.batch_time_ms - self.stream.batch_interval_ms
+        begin_ms = self.batch_time_ms - self.context.stream.batch_interval_ms
         begins = self.offsets.first_at(starting, begin_ms)
         untils = self.offsets.first_at(starting, self.batch_time_ms)
         # This check comes last: what Kafka still has now, it also had during the queries by time.
@@ -265,11 +263,11 @@ class _InputBuilder:
             raise self._part_is_gone([f"topic {topic} does not exist" for topic in missing])
         incarnations = {
             (row.topic, row.topic_id): row.incarnation
-            for row in self.ledger.topics.all(self.stream.name, self.source.id)
+            for row in self.context.ledger.topics.all(self.context.name, self.source.id)
         }
         positions = {
             row.partition: row.starting_offset
-            for row in self.ledger.positions.all(self.stream.name)
+            for row in self.context.ledger.positions.all(self.context.name)
             if row.input_id == self.source.id
         }
         there = {
@@ -280,8 +278,8 @@ class _InputBuilder:
         unknown = sorted(_name(partition) for partition in there - positions.keys())
         if unknown:
             undecided = BatchBuildError(
-                f"Where stream {self.stream.name!r} begins is not known of {listed(unknown)}, so the batches before it "
-                "cannot be told from its own.",
+                f"Where stream {self.context.name!r} begins is not known of {listed(unknown)}, so the batches before "
+                "it cannot be told from its own.",
                 remedy="Start its receiver job, which finds out; then build the batch.",
             )
             undecided.failure = Failure.PASSING
@@ -297,7 +295,7 @@ class _InputBuilder:
 
     def _part_is_gone(self, problems: Collection[str]) -> BatchBuildError:
         return BatchBuildError(
-            f"Batch {time_text(self.batch_time_ms)} of stream {self.stream.name!r} cannot be built: Kafka may no "
+            f"Batch {time_text(self.batch_time_ms)} of stream {self.context.name!r} cannot be built: Kafka may no "
             "longer have all "
             f"of it: {listed(sorted(problems))}.",
             remedy="Only batch times of which Kafka still has everything can be built.",

@@ -9,10 +9,9 @@ from itertools import groupby
 from headrace.batch.manifest import LOG_FOLDER, manifest_path
 from headrace.batch.removal import Removed, remove_old
 from headrace.clock import time_text
-from headrace.ledger import Ledger
 from headrace.ledger.errors import BatchStateError
 from headrace.ledger.states import BatchState
-from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.orphaned_segments import is_orphaned
 from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
@@ -46,7 +45,7 @@ class Cleaned:
     partial_writes: int = 0
 
 
-def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
+def clean_up(context: StreamContext) -> Cleaned:
     """Delete the log segments that are no longer needed, then their rows in the ledger.
 
     A segment is no longer needed when every block in it belongs to a batch that is completed and checkpointed, or
@@ -62,7 +61,8 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
     Raises:
         StorageError: a segment could not be deleted; it and those after it stay for the next cleanup.
     """
-    log = storage.below(stream.name).below(LOG_FOLDER)
+    stream, ledger = context.stream, context.ledger
+    log = context.storage.below(LOG_FOLDER)
     windows = bool(stream.window_ms)
     before_ms = (ledger.cleanup.needed_from(stream.name) if windows else ledger.now_ms()) - stream.remember_ms
     segments = blocks = 0
@@ -80,59 +80,60 @@ def clean_up(stream: Stream, ledger: Ledger, storage: LogStorage) -> Cleaned:
             log.delete(segment.path)
             blocks += ledger.cleanup.fold_blocks(stream.name, segment.path)
             segments += 1
-    marked, manifests = _mark_cleaned(stream, ledger, storage.below(stream.name), before_ms)
-    leftovers = manifests + _sweep(stream, ledger, log)
+    marked, manifests = _mark_cleaned(context, before_ms)
+    leftovers = manifests + _sweep(context, log)
     # A run may leave old batches to the next run: they do not slow down new batches.
-    removed = remove_old(stream, ledger, storage.below(stream.name), needed_ms=before_ms)
+    removed = remove_old(context, needed_ms=before_ms)
     partial = 0
-    if _begins_an_hour(stream, ledger):
-        partial = storage.below(stream.name).remove_partial_writes(PARTIAL_WRITE_SECONDS)
-    return Cleaned(segments, blocks, marked, leftovers, _prune_events(stream, ledger), removed, partial)
+    if _begins_an_hour(context):
+        partial = context.storage.remove_partial_writes(PARTIAL_WRITE_SECONDS)
+    return Cleaned(segments, blocks, marked, leftovers, _prune_events(context), removed, partial)
 
 
-def _begins_an_hour(stream: Stream, ledger: Ledger) -> bool:
+def _begins_an_hour(context: StreamContext) -> bool:
     """Whether the newest batch is in another hour than the one before it, or is the only batch."""
     own = [state for state in BatchState if state is not BatchState.ABSORBED]
-    hours = [batch.batch_time_ms // _HOUR_MS for batch in ledger.batches.page(stream.name, 2, own)]
+    hours = [batch.batch_time_ms // _HOUR_MS for batch in context.ledger.batches.page(context.name, 2, own)]
     return len(hours) == 1 or len(set(hours)) == 2
 
 
-def _prune_events(stream: Stream, ledger: Ledger) -> int:
-    before_ms = ledger.now_ms() - max(EVENTS_KEPT_MS, stream.remember_ms)
+def _prune_events(context: StreamContext) -> int:
+    before_ms = context.ledger.now_ms() - max(EVENTS_KEPT_MS, context.stream.remember_ms)
     pruned = 0
     for _ in range(_PRUNED_AT_ONCE):
-        gone = ledger.events.prune(stream.name, before_ms)
+        gone = context.ledger.events.prune(context.name, before_ms)
         pruned += gone
         if not gone:
             break
     return pruned
 
 
-def _mark_cleaned(stream: Stream, ledger: Ledger, folder: LogStorage, before_ms: int) -> tuple[int, int]:
+def _mark_cleaned(context: StreamContext, before_ms: int) -> tuple[int, int]:
     """Mark batches that have nothing left in the log; returns how many, and how many unused manifests were deleted."""
+    stream_name, ledger = context.name, context.ledger
     marked = manifests = 0
-    while cleanable := ledger.cleanup.cleanable_batches(stream.name, before_ms):
+    while cleanable := ledger.cleanup.cleanable_batches(stream_name, before_ms):
         before = marked
         for batch in cleanable:
             try:
-                ledger.batches.mark_cleaned(stream.name, batch.batch_time_ms)
+                ledger.batches.mark_cleaned(stream_name, batch.batch_time_ms)
             except BatchStateError as error:
                 # A new attempt has begun since the query: a later cleanup marks the batch.
                 logger.info(
-                    "%s: batch %s is not marked as cleaned: %s", stream.name, time_text(batch.batch_time_ms), error
+                    "%s: batch %s is not marked as cleaned: %s", stream_name, time_text(batch.batch_time_ms), error
                 )
             else:
                 marked += 1
                 # A crashed allocation may have left a manifest under the plain name.
                 plain = manifest_path(batch.batch_time_ms)
                 if batch.manifest_uri.rpartition("/")[2] != plain.rpartition("/")[2]:
-                    manifests += folder.delete(plain)
+                    manifests += context.storage.delete(plain)
         if marked == before:
             break
     return marked, manifests
 
 
-def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:
+def _sweep(context: StreamContext, log: LogStorage) -> int:
     """Delete orphaned files at the front of each receiver's log; returns how many.
 
     The ledger adds a segment's row when it accepts the first block in it. A full disk leaves a file for each failed
@@ -146,18 +147,19 @@ def _sweep(stream: Stream, ledger: Ledger, log: LogStorage) -> int:
     - No earlier file stays. So deletion always goes from the front. A recovery that finds a deleted file named by a
       later segment can explain why it is missing. Files that prove other blocks accepted are never deleted.
     """
+    stream_name, ledger = context.name, context.ledger
     swept = 0
     files = sorted(segments_in(log.paths()))
-    rows = {(row.receiver_id.input_id, row.receiver_id.index): row for row in ledger.receivers.all(stream.name)}
+    rows = {(row.receiver_id.input_id, row.receiver_id.index): row for row in ledger.receivers.all(stream_name)}
     for receiver, of_receiver in groupby(files, key=lambda name: (name.input_id, name.index)):
         names = list(of_receiver)
         row = rows.get(receiver)
         for place, name in enumerate(names):
             is_fenced = row is not None and (name.epoch < row.epoch or (name.epoch == row.epoch and row.state.ended))
-            if not is_fenced or ledger.segments.get(stream.name, name.path) is not None:
+            if not is_fenced or ledger.segments.get(stream_name, name.path) is not None:
                 break
             if not is_orphaned(log, name, names[place + 1 :]):
-                logger.warning("%s: the ledger does not know %s, whose blocks were accepted", stream.name, name.path)
+                logger.warning("%s: the ledger does not know %s, whose blocks were accepted", stream_name, name.path)
                 break
             log.delete(name.path)
             swept += 1

@@ -17,6 +17,7 @@ from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.models import BatchRow
+from headrace.stream_context import StreamContext
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage
 
@@ -32,36 +33,37 @@ class HistoryError(HeadraceError):
     """A history file is missing, damaged, or of another version."""
 
 
-def file_batches(stream: str, ledger: Ledger, folder: LogStorage) -> int:
+def file_batches(context: StreamContext) -> int:
     """Write finished batches into new history files while there are enough for a full file; returns how many.
 
     Raises:
         StorageError: a file could not be written; its batches stay in the checkpoints.
     """
+    stream_name, ledger, folder = context.name, context.ledger, context.storage
     filed, number = 0, max(history_numbers(folder), default=0)
-    while (begun := ledger.history.begin_filing(stream, FILED, after=number)) is not None:
+    while (begun := ledger.history.begin_filing(stream_name, FILED, after=number)) is not None:
         number, batches = begun
-        document = {"version": VERSION, "stream": stream, "number": number}
+        document = {"version": VERSION, "stream": stream_name, "number": number}
         try:
             folder.write_atomically(
                 history_path(number),
-                seal({**document, "batches": describe(ledger, stream, batches)}),
+                seal({**document, "batches": describe(ledger, stream_name, batches)}),
                 exclusive=True,
             )
         except StoredFileExistsError:
-            logger.info("%s: another checkpoint writes the history's file %d", stream, number)
+            logger.info("%s: another checkpoint writes the history's file %d", stream_name, number)
             break
-        ledger.history.end_filing(stream, number)
+        ledger.history.end_filing(stream_name, number)
         filed += len(batches)
     return filed
 
 
-def describe(ledger: Ledger, stream: str, batches: Sequence[BatchRow]) -> list[dict[str, Any]]:
+def describe(ledger: Ledger, stream_name: str, batches: Sequence[BatchRow]) -> list[dict[str, Any]]:
     """The batches as checkpoints and history hold them: their rows, the results and definition revisions of their
     outputs, and their replays."""
     times = [batch.batch_time_ms for batch in batches]
-    recorded = ledger.attempts.recorded(stream, times)
-    replays = ledger.history.replays_of(stream, times)
+    recorded = ledger.attempts.recorded(stream_name, times)
+    replays = ledger.history.replays_of(stream_name, times)
     return [
         {
             **dataclasses.asdict(batch),

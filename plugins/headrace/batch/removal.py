@@ -15,8 +15,8 @@ from headrace.batch.history import history_numbers, history_path
 from headrace.batch.manifest import FOLDER, manifest_time
 from headrace.ledger import Ledger
 from headrace.ledger.models import StreamRow
-from headrace.stream import Stream
 from headrace.stream.model import milliseconds
+from headrace.stream_context import StreamContext
 from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
@@ -42,16 +42,16 @@ class Removed:
     files: int = 0
 
 
-def remove_old(stream: Stream, ledger: Ledger, folder: LogStorage, *, needed_ms: int) -> Removed:
+def remove_old(context: StreamContext, *, needed_ms: int) -> Removed:
     """Remove batches that are older than the stream's history, and the files of batches removed before.
 
     Args:
-        folder: the stream's folder in its storage.
         needed_ms: the earliest time that the stream's windows may still need; nothing from then on is removed.
 
     Raises:
         StorageError: a file could not be deleted; the next run continues.
     """
+    stream, ledger = context.stream, context.ledger
     if stream.limits.history is None:
         return Removed()
     history_ms = milliseconds(stream.limits.history)
@@ -59,23 +59,24 @@ def remove_old(stream: Stream, ledger: Ledger, folder: LogStorage, *, needed_ms:
     # The history counts back from the newest batch too: a stopped stream keeps its last batches, however old, because
     # its next batch builds on them.
     ends_ms = [ledger.now_ms() - history_ms, needed_ms, *(batch.batch_time_ms - history_ms for batch in newest)]
-    batches = _remove_batches(stream, ledger, min(ends_ms))
+    batches = _remove_batches(context, min(ends_ms))
     segments = ledger.removal.remove_segments(stream.name, ledger.now_ms() - history_ms) if batches else 0
     row = ledger.streams.get(stream.name)
-    files = _remove_files(row, ledger, folder) if row.removed_until_ms > row.removed_files_ms else 0
+    files = _remove_files(row, ledger, context.storage) if row.removed_until_ms > row.removed_files_ms else 0
     return Removed(batches, segments, files)
 
 
-def _remove_batches(stream: Stream, ledger: Ledger, before_ms: int) -> int:
-    oldest_ms = ledger.removal.oldest(stream.name)
-    slack_ms = min(_SLACK_BATCHES * stream.batch_interval_ms, _SLACK_MS)
+def _remove_batches(context: StreamContext, before_ms: int) -> int:
+    removal = context.ledger.removal
+    oldest_ms = removal.oldest(context.name)
+    slack_ms = min(_SLACK_BATCHES * context.stream.batch_interval_ms, _SLACK_MS)
     if oldest_ms is None or oldest_ms >= before_ms - slack_ms:
         return 0
     removed = 0
-    while removed < AT_ONCE and (more := ledger.removal.remove_batches(stream.name, before_ms)):
+    while removed < AT_ONCE and (more := removal.remove_batches(context.name, before_ms)):
         removed += more
     if removed:
-        ledger.removal.note_history(stream.name)
+        removal.note_history(context.name)
     return removed
 
 

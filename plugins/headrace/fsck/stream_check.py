@@ -90,7 +90,7 @@ def check_ledger(snapshot: StreamSnapshot) -> Iterator[Finding]:
 def _observe_files(stream: Stream, snapshot: StreamSnapshot, report: Report) -> list[Judgement]:
     judgements: list[Judgement] = []
     try:
-        folder = open_storage(stream.storage.url).below(stream.name)
+        folder = open_storage(stream.folder_url)
         log = observe_log(folder.below(LOG_FOLDER), snapshot)
         judgements.append(log.judge)
         report.checked["frames"] = log.frames

@@ -12,6 +12,7 @@ from airflow.sdk.bases.hook import BaseHook
 
 from headrace.connections import CONNECTION_PREFIX, variable_name
 from headrace.runs.threads import in_thread
+from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -102,7 +103,7 @@ def register(ledger: Ledger, stream: Stream) -> int:
     from headrace.batch.recovery.lost_ledger import refuse_if_lost
     from headrace.receiver.adoption import record_unadopted
 
-    refuse_if_lost(stream, ledger)
+    refuse_if_lost(StreamContext(stream, ledger))
     row = ledger.streams.register(
         stream.name,
         stream.to_json(),

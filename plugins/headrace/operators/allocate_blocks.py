@@ -9,6 +9,7 @@ from headrace.operators.batch import BatchStepOperator
 from headrace.operators.claims import claim, ended_without_a_batch
 from headrace.runs.environment import connections_in_environment
 from headrace.runs.request import run_request
+from headrace.stream_context import StreamContext
 from headrace.timetables.batch_time import NothingToRun, begin_run, takes_over
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def allocate_for_run(
     if run_request(context, stream).from_kafka:
         _build(stream, ledger, storage, batch_time_ms, log)
     over = takes_over(context, stream)
-    allocation = allocate(stream, ledger, storage, batch_time_ms, takes_over=over)
+    allocation = allocate(
+        StreamContext(stream, ledger, storage=storage.below(stream.name)), batch_time_ms, takes_over=over
+    )
     batch = allocation.batch
     log.info(
         "Batch %s %s: %d records in %d blocks of %d partitions, %d bytes; manifest %s",
@@ -130,7 +133,7 @@ def _claim_missed(
         claimed = claim(context, times, stream.batch_interval_ms)
         log.info("Triggered %d run(s) for them; the others have one already.", len(claimed))
         for time_ms in ended_without_a_batch(context, sorted(set(times).difference(claimed)), stream.batch_interval_ms):
-            allocate(stream, ledger, storage, time_ms)
+            allocate(StreamContext(stream, ledger, storage=storage.below(stream.name)), time_ms)
             log.info("The run of batch %s is over, so it is allocated here.", time_text(time_ms))
     else:
         log.warning("Run them: by a backfill of this DAG over these times.")
@@ -143,7 +146,7 @@ def _build(stream: Stream, ledger: Ledger, storage: LogStorage, batch_time_ms: i
         log.info("Batch %s is of the stream's own time, so it is not built from Kafka.", time_text(batch_time_ms))
         return
     with connections_in_environment(stream):
-        built = build_from_kafka(stream, ledger, storage, batch_time_ms)
+        built = build_from_kafka(StreamContext(stream, ledger, storage=storage.below(stream.name)), batch_time_ms)
     log.info(
         "Batch %s is %s from Kafka by timestamps: %d records at most, in %d partitions.",
         time_text(batch_time_ms), "built" if built.fresh else "there already,", built.batch.records, len(built.inputs),

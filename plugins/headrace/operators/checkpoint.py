@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.clock import time_text
 from headrace.operators.batch import BatchStepOperator
 from headrace.operators.batch_events import batch_alias, emit_batch_events
+from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -47,7 +48,7 @@ def write_checkpoint_after(stream: Stream, ledger: Ledger, storage: LogStorage, 
     if ledger.batches.find(stream.name, batch_time_ms) is None:
         log.info("Batch %s was not allocated, so there is nothing to checkpoint.", time_text(batch_time_ms))
         return
-    written = write_checkpoint(stream, ledger, storage, batch_time_ms)
+    written = write_checkpoint(StreamContext(stream, ledger, storage=storage.below(stream.name)), batch_time_ms)
     if written is None:
         log.info("No checkpoint is due at batch %s; the next one covers it.", time_text(batch_time_ms))
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.operators.batch import BatchStepOperator
+from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -52,7 +53,11 @@ def clean_up_after(stream: Stream, ledger: Ledger, storage: LogStorage, batch_ti
     if batch is None:
         log.info("Batch %s was not allocated, so there is nothing to clean up after it.", time_text(batch_time_ms))
         return
-    log.info("Cleanup after batch %s: %s.", time_text(batch_time_ms), _account(clean_up(stream, ledger, storage)))
+    log.info(
+        "Cleanup after batch %s: %s.",
+        time_text(batch_time_ms),
+        _account(clean_up(StreamContext(stream, ledger, storage=storage.below(stream.name)))),
+    )
     due = batch_time_ms % stream.checkpoint_interval_ms == 0
     if due and batch.completed_at_ms is not None and batch.checkpointed_at_ms is None:
         raise BatchNotCheckpointedError(

@@ -19,6 +19,7 @@ from headrace.operators.spark_attempt import (
 from headrace.runs.identity import goes_on_by_itself
 from headrace.runs.request import run_request
 from headrace.stream.parameters import ATTRIBUTE
+from headrace.stream_context import StreamContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -308,7 +309,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
                 )
                 # Only allocated in this pass; the next one checks it again, as the tasks of the other outputs get here
                 # at the same time.
-                allocate(self.stream, run.ledger, run.storage, first_ms)
+                allocate(StreamContext(self.stream, run.ledger, storage=run.storage.below(self.stream.name)), first_ms)
                 return True
             if earlier.alive:
                 reason = f"Batch {time_text(first_ms)} comes before {time_text(batch_time_ms)} and is running."

@@ -12,7 +12,7 @@ from headrace.batch.manifest import Manifest
 from headrace.kafka.errors import RangesUnreadableError
 from headrace.kafka.offset_ranges import deal
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients, check_ranges
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
 
 
 def produce(rig: Any, partition: int, *timestamps: int) -> None:
@@ -32,8 +32,7 @@ def create(rig: Any, topic: str | None = None, partitions: int = 1) -> None:
 
 def build(rig: Any, batch_time_ms: int) -> list[int]:
     """Build the batch; the values of its records, as they are read."""
-    storage = open_storage(rig.stream.storage.url)
-    batch = build_from_kafka(rig.stream, rig.ledger, storage, batch_time_ms).batch
+    batch = build_from_kafka(StreamContext(rig.stream, rig.ledger), batch_time_ms).batch
     manifest = Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
     clients = RangeClients.of(rig.stream.inputs[0])
     found: list[int] = []
@@ -84,8 +83,7 @@ def test_topics_by_a_pattern_are_built_together(rig: Any) -> None:
         rig.produce(2, topic=f"{rig.prefix}-{topic}", timestamp=base, tag="x")
     begin(rig, 2, topic_pattern=f"{rig.prefix}-.*")
     rig.end()
-    storage = open_storage(rig.stream.storage.url)
-    inputs = build_from_kafka(rig.stream, rig.ledger, storage, base + 1_000).inputs
+    inputs = build_from_kafka(StreamContext(rig.stream, rig.ledger), base + 1_000).inputs
     assert [(row.partition.topic, row.from_offset, row.until_offset) for row in inputs] == [
         (f"{rig.prefix}-one", 0, 2),
         (f"{rig.prefix}-two", 0, 2),
@@ -111,4 +109,4 @@ def test_a_broker_that_does_not_answer_is_an_error(rig: Any) -> None:
     source = rig.stream.inputs[0].model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
     stream = rig.stream.model_copy(update={"inputs": (source,)})
     with pytest.raises(RangesUnreadableError, match="Kafka does not tell the topics"):
-        build_from_kafka(stream, rig.ledger, open_storage(stream.storage.url), 1_700_000_000_000)
+        build_from_kafka(StreamContext(stream, rig.ledger), 1_700_000_000_000)

@@ -28,6 +28,7 @@ from headrace.ledger.models import Attempt, JobRow, ReceiverLease
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import WalDataSource
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
@@ -145,7 +146,7 @@ class BatchLedger:
         """Allocate the next batch time; the batch time."""
         sealed = self.ledger.streams.get(self.stream.name).sealed_until_ms
         batch_time_ms = sealed + self.stream.batch_interval_ms
-        allocate(self.stream, self.ledger, open_storage(self.stream.storage.url), batch_time_ms)
+        allocate(StreamContext(self.stream, self.ledger), batch_time_ms)
         return batch_time_ms
 
     def begin(
@@ -258,8 +259,7 @@ class Application:
         """Allocate the next batch time that has records."""
         time_ms = until("records in the log", lambda: self.ledger.batches.next_unclaimed(self.stream.name))
         until("the batch time", lambda: self.ledger.now_ms() >= time_ms)
-        storage = open_storage(self.stream.storage.url)
-        return allocate(self.stream, self.ledger, storage, time_ms).batch.batch_time_ms
+        return allocate(StreamContext(self.stream, self.ledger), time_ms).batch.batch_time_ms
 
     def batch_command(self, time_ms: int, *more: str) -> list[str]:
         return [

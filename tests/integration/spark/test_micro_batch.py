@@ -42,7 +42,7 @@ from headrace.stream import (
     Utf8Decoder,
     Window,
 )
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
 
 Records = Callable[..., pa.RecordBatch]
 Make = Callable[..., Any]
@@ -384,13 +384,12 @@ def test_a_batch_that_only_kafka_has_is_read_from_there(
     assert producer.flush(30) == 0
     topic_id = str(RangeClients.of(source).questions().topic_ids([topic])[topic])
     batch.begin_partition(TopicPartition(topic, topic_id, 0), 2)
-    storage = open_storage(batch.stream.storage.url)
     reported: list[str] = []
     printed: list[list[str]] = []
     for time_ms in (zero_ms - 20_000, zero_ms - 10_000):
         # A stream with windows builds none; one that got its window afterwards has them all the same.
         before = batch.stream.model_copy(update={"outputs": (ConsoleOutput(),)})
-        build_from_kafka(before, batch.ledger, storage, time_ms)
+        build_from_kafka(StreamContext(before, batch.ledger), time_ms)
         out = io.StringIO()
         result = run_micro_batch(
             spark, batch.stream, batch.ledger, batch.begin(time_ms), out=out, progress=reported.append

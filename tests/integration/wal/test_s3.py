@@ -19,6 +19,7 @@ from headrace.blocks import BlockInfo, ReceiverId
 from headrace.fsck.connecting import check_storage
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 from headrace.testing.records import make_block
 from headrace.wal.errors import StoredFileExistsError, WriteFailedError
 from headrace.wal.log_scan import scan_log
@@ -157,7 +158,8 @@ def test_the_log_and_an_allocation_live_on_it(proxy: LosingProxy, tmp_path: Path
             handles.append(written.handle)
         while ledger.now_ms() < time_ms:
             time.sleep(0.05)
-        batch_row = allocate(stream.model_copy(update={"coalesce": True}), ledger, storage, time_ms).batch
+        coalescing = stream.model_copy(update={"coalesce": True})
+        batch_row = allocate(StreamContext(coalescing, ledger), time_ms).batch
         assert batch_row.blocks == 3
         assert storage.exists(batch_row.manifest_uri.removeprefix(f"{stream.storage.url}/"))
     values = [block.batch.column("value").to_pylist() for block in read_blocks(storage.below("flights/log"), handles)]

@@ -14,6 +14,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.models import AddedBlock
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
@@ -51,6 +52,14 @@ class Receiving:
         self.ledger.positions.ensure(self.job, "clicks", PARTITION, 0)
         self.ledger.positions.assign(self.job, "clicks", {PARTITION: 0})
         self.position = 0
+
+    @property
+    def context(self) -> StreamContext:
+        return self.context_of(self.stream)
+
+    def context_of(self, stream: Stream) -> StreamContext:
+        """``stream``: another definition of this stream."""
+        return StreamContext(stream, self.ledger, storage=self.storage.below("shop"), clock=self.clock)
 
     def new_segment(self) -> None:
         """Go on in a new epoch, as a restarted receiver does; the segments before are closed."""
@@ -109,7 +118,7 @@ class Receiving:
 
 
 def take(receiving: Receiving, batch_time_ms: int) -> Allocation:
-    return allocate(receiving.stream, receiving.ledger, receiving.storage, batch_time_ms)
+    return allocate(receiving.context, batch_time_ms)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger, PartitionState, ReceiverState
 from headrace.ledger.models import ReceiverLease
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
@@ -65,6 +66,14 @@ class Life:
         self.topic_ids = {("clicks", "clicks"): 1, ("clicks", "taps"): 1, ("orders", "orders"): 1}
         self.sizes = {key: 2 for key in self.topic_ids}
         self.start_job()
+
+    @property
+    def context(self) -> StreamContext:
+        return self.context_in(self.ledger)
+
+    def context_in(self, ledger: Ledger) -> StreamContext:
+        """``ledger``: another ledger, for example a rebuilt one."""
+        return StreamContext(self.stream, ledger, storage=self.storage.below(NAME), clock=self.clock)
 
     def register(self, ledger: Ledger) -> None:
         stream = self.stream
@@ -239,7 +248,7 @@ class Life:
         if not times:
             return
         time_ms = self.random.choice(times[:3])
-        batch = allocate(self.stream, self.ledger, self.storage, time_ms).batch
+        batch = allocate(self.context, time_ms).batch
         if batch.state is BatchState.ALLOCATED:
             self.run(time_ms, self.random.choice(("no", "yes", "yes", "yes", "half", "fail", "begin")))
 
@@ -294,12 +303,10 @@ class Life:
 
     def checkpoint(self) -> None:
         self.clock.advance(1)
-        checkpoint_now(
-            NAME, self.stream.folder_url, self.ledger, self.storage.below(NAME), self.clock.now_ms() // 10_000 * 10_000
-        )
+        checkpoint_now(self.context, self.clock.now_ms() // 10_000 * 10_000)
 
     def clean(self) -> None:
-        clean_up(self.stream, self.ledger, self.storage)
+        clean_up(self.context)
 
 
 def record_batch(ranges: list[OffsetRange]) -> pa.RecordBatch:

@@ -23,6 +23,7 @@ from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import BatchState, Ledger
 from headrace.ledger.errors import BatchTimeError
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream, Window
+from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage
 
 ZERO_MS = 1_700_000_000_000
@@ -106,10 +107,16 @@ class Building:
         )
         return self
 
+    @property
+    def context(self) -> StreamContext:
+        return self.context_of(self.stream)
+
+    def context_of(self, stream: Stream) -> StreamContext:
+        """``stream``: another definition of this stream."""
+        return StreamContext(stream, self.ledger, storage=self.storage.below(stream.name))
+
     def build(self, batch_time_ms: int) -> Allocation:
-        return build_from_kafka(
-            self.stream, self.ledger, self.storage, batch_time_ms, offsets_of=lambda _: self.offsets
-        )
+        return build_from_kafka(self.context, batch_time_ms, offsets_of=lambda _: self.offsets)
 
     def built(self, batch_time_ms: int) -> dict[int, tuple[int, int]]:
         """The ranges of a batch time by partition, as its manifest and the ledger have them."""
@@ -214,7 +221,7 @@ def test_it_is_built_once(folder: Path, ledger: Ledger) -> None:
 
 def test_an_empty_batch_of_the_time_is_replaced(folder: Path, ledger: Ledger) -> None:
     building = Building(folder, ledger, FakeOffsets({0: [ago(0.5)]})).begin({0: 1})
-    empty = allocate(building.stream, ledger, building.storage, ZERO_MS).batch
+    empty = allocate(building.context, ZERO_MS).batch
     attempt = ledger.attempts.begin(building.stream.name, ZERO_MS, holder="test", way="connect", lease_ms=60_000)
     ledger.attempts.record_output(attempt, building.stream.outputs[0].id, {})
     ledger.attempts.complete(attempt)
@@ -293,13 +300,13 @@ def test_a_lost_manifest_of_ranges_is_written_again(folder: Path, ledger: Ledger
     first = building.built(ZERO_MS)
     batch = building.build(ZERO_MS).batch
     assert building.storage.delete(batch.manifest_uri.removeprefix(f"{building.stream.storage.url}/"))
-    assert allocate(building.stream, ledger, building.storage, ZERO_MS).batch == batch
+    assert allocate(building.context, ZERO_MS).batch == batch
     assert building.built(ZERO_MS) == first
 
 
 def test_a_build_without_ranges_writes_over_no_manifest(folder: Path, ledger: Ledger) -> None:
     building = Building(folder, ledger, FakeOffsets({0: []})).begin({0: 0})
     before = building.stream.model_copy(update={"inputs": ()})
-    empty = allocate(before, ledger, building.storage, ZERO_MS).batch
+    empty = allocate(building.context_of(before), ZERO_MS).batch
     assert building.build(ZERO_MS).batch == empty
     assert Manifest.load(empty.manifest_uri, sha256=empty.manifest_sha256).inputs == {}

@@ -29,7 +29,7 @@ def test_a_failed_batch_is_not_checkpointed_and_the_others_are(receiving: Receiv
     attempt = receiving.ledger.attempts.begin("shop", T1, holder="test", way="connect", lease_ms=60_000)
     receiving.ledger.attempts.fail(attempt, "Elasticsearch was away")
     receiving.complete(T2)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    write_checkpoint(receiving.context, T1)
     assert receiving.ledger.batches.get("shop", T1).checkpointed_at_ms is None
     assert receiving.ledger.batches.get("shop", T2).checkpointed_at_ms is not None
 
@@ -38,7 +38,7 @@ def test_a_checkpoint_is_due_at_multiples_of_its_interval(receiving: Receiving) 
     stream = receiving.stream.model_copy(update={"checkpoint_interval": receiving.stream.batch_interval * 2})
     receiving.clock.advance(30_000)
     times = [START_MS + 10_000, START_MS + 20_000, START_MS + 30_000]
-    written = [write_checkpoint(stream, receiving.ledger, receiving.storage, time) for time in times]
+    written = [write_checkpoint(receiving.context_of(stream), time) for time in times]
     assert [checkpoint is not None for checkpoint in written] == [time % 20_000 == 0 for time in times]
 
 
@@ -49,7 +49,7 @@ def test_ten_checkpoints_stay_and_a_damaged_one_is_passed_over(receiving: Receiv
     receiving.store(3)
     for step in range(1, KEEP + 4):
         receiving.clock.advance(10_000)
-        write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, START_MS + step * 10_000)
+        write_checkpoint(receiving.context, START_MS + step * 10_000)
     paths = checkpoint_paths(folder)
     assert len(paths) == KEEP
     newest = read_newest(folder)
@@ -67,10 +67,6 @@ def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
             self._storage = storage
             self.failures = failures
 
-        def below(self, path: str) -> Failing:
-            self._storage = self._storage.below(path)
-            return self
-
         def write_atomically(self, path: str, data: bytes, *, exclusive: bool = False) -> None:
             self.failures -= 1
             if self.failures >= 0:
@@ -81,9 +77,13 @@ def test_a_checkpoint_is_tried_three_times(receiving: Receiving) -> None:
             return getattr(self._storage, name)
 
     receiving.clock.advance(10_000)
-    assert write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 2), T1)  # type: ignore[arg-type]
+    context = receiving.context
+    folder = context.storage
+    context.storage = Failing(folder, 2)  # type: ignore[assignment]
+    assert write_checkpoint(context, T1)
+    context.storage = Failing(folder, 3)  # type: ignore[assignment]
     with pytest.raises(StorageError):
-        write_checkpoint(receiving.stream, receiving.ledger, Failing(receiving.storage, 3), T1)  # type: ignore[arg-type]
+        write_checkpoint(context, T1)
 
 
 def insert_batches(receiving: Receiving, times: list[int], **fields: Any) -> None:
@@ -104,7 +104,7 @@ def test_every_batch_that_is_not_over_is_in_the_checkpoint_however_many(
     receiving.clock.advance(count * 10_000)
     take(receiving, newest)
     receiving.complete(newest)
-    checkpoint = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, newest)
+    checkpoint = write_checkpoint(receiving.context, newest)
     assert checkpoint is not None
     assert [batch["batch_time_ms"] for batch in checkpoint.state["batches"]] == [*times, newest]
     assert receiving.ledger.batches.get("shop", newest).checkpointed_at_ms is not None
@@ -122,7 +122,7 @@ def test_a_checkpoint_does_not_grow_with_what_is_over(receiving: Receiving) -> N
 
     def checkpointed() -> list[int]:
         receiving.clock.advance(1)
-        checkpoint = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, newest)
+        checkpoint = write_checkpoint(receiving.context, newest)
         assert checkpoint is not None
         assert checkpoint.state["history"]["files"] == len(history_numbers(folder))
         return [batch["batch_time_ms"] for batch in checkpoint.state["batches"]]
@@ -165,7 +165,7 @@ def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> N
     receiving.ledger.attempts.record_output(attempt, "console", {"printed": 1})
     receiving.ledger.attempts.fail(attempt, "disk full")
     receiving.ledger.runs.assign("shop", "manual")
-    checkpoint = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    checkpoint = write_checkpoint(receiving.context, T1)
     assert checkpoint is not None
     (batch,) = checkpoint.state["batches"]
     assert (batch["outputs"], batch["late_records"], batch["built"]) == ({"console": {"printed": 1}}, 0, False)
@@ -202,24 +202,24 @@ def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_c
 
     with monkeypatch.context() as patch:
         patch.setattr(receiving.ledger.attempts, "recorded", begin_after(receiving.ledger.attempts.recorded))
-        assert write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+        assert write_checkpoint(receiving.context, T1)
     assert [batches.get("shop", time_ms).checkpointed_at_ms is None for time_ms in (T1, T2)] == [True, False]
     end(begun.pop())
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    write_checkpoint(receiving.context, T1)
     receiving.clock.advance(60_000)
     with monkeypatch.context() as patch:
         patch.setattr(cleanup, "cleanable_batches", begin_after(cleanup.cleanable_batches))
-        assert clean_up(receiving.stream, receiving.ledger, receiving.storage).batches == 1
+        assert clean_up(receiving.context).batches == 1
     end(begun.pop())
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
-    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).batches == 1
+    write_checkpoint(receiving.context, T1)
+    assert clean_up(receiving.context).batches == 1
 
 
 def test_the_last_of_two_checkpoints_in_one_millisecond_is_the_newest(receiving: Receiving) -> None:
     receiving.clock.advance(20_000)
     take(receiving, T2)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T2)
-    second = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    write_checkpoint(receiving.context, T2)
+    second = write_checkpoint(receiving.context, T1)
     assert second is not None
     assert read_newest(receiving.storage.below("shop")).path == second.path
 
@@ -228,10 +228,10 @@ def test_of_two_checkpoints_after_one_batch_the_later_counts(receiving: Receivin
     receiving.clock.advance(10_000)
     take(receiving, T1)
     folder = receiving.storage.below("shop")
-    first = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    first = write_checkpoint(receiving.context, T1)
     receiving.complete(T1)
     receiving.clock.advance(1)
-    second = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    second = write_checkpoint(receiving.context, T1)
     assert first is not None
     assert second is not None
     assert checkpoint_paths(folder) == [first.path, second.path]
@@ -247,7 +247,7 @@ def test_other_files_among_the_checkpoints_are_passed_over_and_stay(receiving: R
     folder.write_atomically(f"checkpoints/{name}", b"anything")
     for step in range(1, KEEP + 3):
         receiving.clock.advance(10_000)
-        written = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, START_MS + step * 10_000)
+        written = write_checkpoint(receiving.context, START_MS + step * 10_000)
     assert written is not None
     assert read_newest(folder).path == written.path
     assert len(checkpoint_paths(folder)) == KEEP
@@ -259,7 +259,7 @@ def test_a_checkpoint_holds_no_address_of_a_process(receiving: Receiving) -> Non
     receiving.ledger.jobs.renew(receiving.job, attributes={"ui_url": "http://driver:4040", "connect_port": 15002})
     receiving.ledger.receivers.heartbeat(receiving.lease, sealed_through_ms=0, stats={"block_manager": "host:7077"})
     receiving.clock.advance(10_000)
-    written = write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    written = write_checkpoint(receiving.context, T1)
     assert written is not None
     text = receiving.storage.below("shop").read(written.path)
     assert [word for word in (b"4040", b"15002", b"7077", b'"here"') if word in text] == []
@@ -273,13 +273,13 @@ def test_what_was_filed_since_the_newest_checkpoint_counts(
     receiving.clock.advance(10_000)
     take(receiving, T1)
     receiving.complete(T1)
-    folder, ledger = receiving.storage.below("shop"), receiving.ledger
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    folder = receiving.storage.below("shop")
+    write_checkpoint(receiving.context, T1)
     receiving.clock.advance(1)
     run: dict[str, Any] = {"holder": "test", "way": "connect", "lease_ms": 60_000}
-    attempt = ledger.replays.begin("shop", T1, target="march", definition="{}", outputs=["again"], **run)
-    ledger.attempts.record_output(attempt, "again", {"n": 1})
-    ledger.attempts.complete(attempt)
-    assert file_batches("shop", receiving.ledger, folder) == 1
+    attempt = receiving.ledger.replays.begin("shop", T1, target="march", definition="{}", outputs=["again"], **run)
+    receiving.ledger.attempts.record_output(attempt, "again", {"n": 1})
+    receiving.ledger.attempts.complete(attempt)
+    assert file_batches(receiving.context) == 1
     (replay,) = read_kept(folder).batches[T1].replays
     assert (replay.target, replay.state, replay.recorded) == ("march", BatchState.COMPLETED, {"again": {"n": 1}})

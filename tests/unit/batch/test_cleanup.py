@@ -31,16 +31,16 @@ def test_the_log_goes_when_every_batch_in_the_segment_is_done_with(receiving: Re
     receiving.clock.advance(60_000)
 
     def clean() -> tuple[int, int, int]:
-        done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
+        done = clean_up(receiving.context)
         return done.segments, done.blocks, done.batches
 
     assert clean() == (0, 0, 0)
     receiving.complete(T1)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    write_checkpoint(receiving.context, T1)
     assert clean() == (0, 0, 0), "the second batch needs the segment still"
     receiving.complete(T2)
     assert clean() == (0, 0, 0), "the second batch is not checkpointed"
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T2)
+    write_checkpoint(receiving.context, T2)
     before = receiving.segments()
     assert clean() == (1, 2, 2)
     assert len(receiving.segments()) == len(before) - 1 == 1
@@ -53,12 +53,12 @@ def test_a_batch_within_the_remember_window_keeps_its_log(receiving: Receiving) 
     receiving.clock.advance(10_000)
     take(receiving, T1)
     receiving.complete(T1)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    write_checkpoint(receiving.context, T1)
     receiving.new_segment()
     receiving.clock.advance(10_000)
-    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 0
+    assert clean_up(receiving.context).segments == 0
     receiving.clock.advance(1)
-    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 1
+    assert clean_up(receiving.context).segments == 1
 
 
 def test_events_go_after_a_week(receiving: Receiving) -> None:
@@ -67,9 +67,9 @@ def test_events_go_after_a_week(receiving: Receiving) -> None:
     assert before
     receiving.clock.advance(EVENTS_KEPT_MS)
     events.append("shop", EventKind.COMMIT_FAILED)
-    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).events == 0
+    assert clean_up(receiving.context).events == 0
     receiving.clock.advance(1)
-    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).events == len(before)
+    assert clean_up(receiving.context).events == len(before)
     assert [event.kind for event in events.page("shop")] == [EventKind.COMMIT_FAILED]
 
 
@@ -82,10 +82,10 @@ def test_what_a_crashed_allocation_left_goes_when_its_batch_is_cleaned(receiving
     # The allocator deletes it, if it does not die before.
     left.write(folder)
     receiving.complete(T1)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    write_checkpoint(receiving.context, T1)
     assert len(folder.paths("manifests")) == 2
     receiving.clock.advance(60_000)
-    done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
+    done = clean_up(receiving.context)
     assert (done.batches, done.leftovers) == (1, 1)
     Manifest.load(batch.manifest_uri, sha256=batch.manifest_sha256)
 
@@ -102,7 +102,7 @@ def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(recei
         return file
 
     def clean() -> int:
-        return clean_up(receiving.stream, receiving.ledger, receiving.storage).partial_writes
+        return clean_up(receiving.context).partial_writes
 
     receiving.clock.advance(10_000)
     take(receiving, T1)
@@ -124,7 +124,7 @@ def test_what_killed_writers_left_incomplete_goes_after_a_day_once_an_hour(recei
     receiving.clock.advance(3_599_000)
     early = receiving.store(1).batch_time_ms
     receiving.clock.advance(10_000)
-    allocate(receiving.stream, receiving.ledger, receiving.storage, early + 10_000, takes_over=True)
+    allocate(receiving.context, early + 10_000, takes_over=True)
     assert [batch.batch_time_ms for batch in receiving.ledger.batches.page("shop", 2)] == [early + 10_000, early]
     assert clean() == 1
 
@@ -139,15 +139,15 @@ def test_a_backlog_keeps_its_log_until_it_is_caught_up(receiving: Receiving) -> 
         receiving.new_segment()
     receiving.clock.advance(30 * 24 * 3_600_000)
     kept = receiving.segments()
-    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 0
+    assert clean_up(receiving.context).segments == 0
     # Those in the middle first: what is before and behind them stays.
     for time_ms in [*times[5:8], *times[:5], *times[8:]]:
         take(receiving, time_ms)
-        assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 0
+        assert clean_up(receiving.context).segments == 0
         receiving.complete(time_ms)
-        assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 0
-        write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, time_ms)
-        assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 1
+        assert clean_up(receiving.context).segments == 0
+        write_checkpoint(receiving.context, time_ms)
+        assert clean_up(receiving.context).segments == 1
         manifest = Manifest.load(receiving.ledger.batches.get("shop", time_ms).manifest_uri)
         assert [(r.from_offset, r.until_offset) for r in manifest.ranges("clicks")] == [
             (times.index(time_ms) * 2, times.index(time_ms) * 2 + 2)
@@ -165,7 +165,7 @@ def test_a_segment_that_cannot_be_deleted_goes_with_the_next_cleanup(
     receiving.clock.advance(10_000)
     take(receiving, T1)
     receiving.complete(T1)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    write_checkpoint(receiving.context, T1)
     receiving.clock.advance(60_000)
     _, second, third = receiving.segments()
     delete = LocalStorage.delete
@@ -177,7 +177,7 @@ def test_a_segment_that_cannot_be_deleted_goes_with_the_next_cleanup(
 
     with monkeypatch.context() as patch, pytest.raises(StorageError):
         patch.setattr(LocalStorage, "delete", refuse)
-        clean_up(receiving.stream, receiving.ledger, receiving.storage)
+        clean_up(receiving.context)
     assert receiving.segments() == [second, third]
-    done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
+    done = clean_up(receiving.context)
     assert (done.segments, done.blocks, receiving.segments()) == (2, 2, [])

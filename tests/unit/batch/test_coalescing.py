@@ -31,7 +31,7 @@ def coalescing(receiving: Receiving) -> Receiving:
 
 
 def take(receiving: Receiving, batch_time_ms: int) -> Allocation:
-    return allocate(receiving.stream, receiving.ledger, receiving.storage, batch_time_ms, takes_over=True)
+    return allocate(receiving.context, batch_time_ms, takes_over=True)
 
 
 def manifest_of(allocation: Allocation) -> Manifest:
@@ -72,13 +72,13 @@ def test_a_window_holds_whole_batches_and_each_record_once(coalescing: Receiving
 
 
 def test_a_batch_that_takes_nothing_over_has_its_own_time_alone(coalescing: Receiving) -> None:
-    taken = allocate(coalescing.stream, coalescing.ledger, coalescing.storage, T3)
+    taken = allocate(coalescing.context, T3)
     assert (taken.batch.records, taken.batch.absorbed) == (10, ())
 
 
 def test_times_before_another_batch_are_left_to_a_batch_of_their_own(coalescing: Receiving) -> None:
     """With them the ranges of T3 would hold the records of T2."""
-    allocate(coalescing.stream, coalescing.ledger, coalescing.storage, T2)
+    allocate(coalescing.context, T2)
     taken = take(coalescing, T3)
     assert taken.batch.absorbed == ()
     assert [(row.from_offset, row.until_offset) for row in taken.inputs] == [(20, 30)]
@@ -86,7 +86,6 @@ def test_times_before_another_batch_are_left_to_a_batch_of_their_own(coalescing:
 
 
 def test_a_time_that_is_claimed_meanwhile_is_left_out(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = coalescing.stream
     blocks_of = coalescing.ledger.allocations.blocks_of
     claimed: list[int] = []
 
@@ -97,7 +96,7 @@ def test_a_time_that_is_claimed_meanwhile_is_left_out(coalescing: Receiving, mon
         return blocks_of(*key, **absorb)
 
     monkeypatch.setattr(coalescing.ledger.allocations, "blocks_of", claim_one_meanwhile)
-    taken = allocate(stream, coalescing.ledger, coalescing.storage, T3, takes_over=True)
+    taken = take(coalescing, T3)
     assert (taken.batch.absorbed, manifest_of(taken).records) == ((T2,), 20)
 
 
@@ -194,26 +193,26 @@ def test_what_a_window_reaches_back_to_stays_while_batches_are_caught_up(
     receiving.clock.advance(7_200_000)
     take(receiving, T1)
     receiving.complete(T1)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T1)
+    write_checkpoint(receiving.context, T1)
     stream = receiving.stream
     windowed = type("Windowed", (), {"__getattr__": lambda _, name: getattr(stream, name)})()
     windowed.window_ms, windowed.remember_ms = 20_000, 30_000
 
     def removed() -> int:
-        return clean_up(windowed, receiving.ledger, receiving.storage).segments
+        return clean_up(receiving.context_of(windowed)).segments
 
     assert removed() == 0
     take(receiving, T2)
     assert removed() == 0
     receiving.complete(T2)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, T2)
+    write_checkpoint(receiving.context, T2)
     # The next one, T3, is an empty time; its window begins at T1.
     assert removed() == 0
     for time_ms in (T3, T4):
         take(receiving, time_ms)
         receiving.complete(time_ms)
-        write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, time_ms)
+        write_checkpoint(receiving.context, time_ms)
     # The next one's window begins at T3: T1 is out of it by an interval and more.
     assert removed() == 1
     # Without windows nothing holds the log for batches that take none of it.
-    assert clean_up(stream, receiving.ledger, receiving.storage).segments == 1
+    assert clean_up(receiving.context_of(stream)).segments == 1

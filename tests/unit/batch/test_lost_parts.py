@@ -46,8 +46,7 @@ def rebuild(receiving: Receiving, tmp_path: Path) -> Rebuild:
 
 def checkpoint(receiving: Receiving) -> None:
     receiving.clock.advance(1)
-    folder = receiving.storage.below("shop")
-    checkpoint_now("shop", receiving.stream.folder_url, receiving.ledger, folder, receiving.clock.now_ms())
+    checkpoint_now(receiving.context, receiving.clock.now_ms())
 
 
 def forget_checkpoints(receiving: Receiving) -> None:
@@ -195,12 +194,12 @@ def test_a_segment_that_cleanup_deleted_is_not_missed(
     time_ms = receiving.store(4).batch_time_ms
     receiving.new_segment()
     receiving.clock.advance(30_000)
-    allocate(receiving.stream, receiving.ledger, receiving.storage, time_ms)
+    allocate(receiving.context, time_ms)
     receiving.complete(time_ms)
     checkpoint(receiving)
     receiving.store(2)
     receiving.store(1)
-    assert clean_up(receiving.stream, receiving.ledger, receiving.storage).segments == 1
+    assert clean_up(receiving.context).segments == 1
     if not has_checkpoint:
         forget_checkpoints(receiving)
     ledger, report = rebuild()
@@ -218,7 +217,7 @@ def test_a_batch_whose_log_somebody_deleted_reads_kafka(
     receiving.clock.advance(30_000)
     if not is_allocated:
         checkpoint(receiving)
-    allocate(receiving.stream, receiving.ledger, receiving.storage, time_ms)
+    allocate(receiving.context, time_ms)
     receiving.store(2)
     if is_allocated:
         checkpoint(receiving)

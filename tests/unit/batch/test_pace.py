@@ -16,7 +16,7 @@ def run_each(receiving: Receiving, *, seconds: float, batches: int = 6) -> None:
         receiving.store(1)
         receiving.clock.advance(int(seconds * 1000))
         ended = receiving.clock.now_ms() // 10_000 * 10_000
-        allocate(receiving.stream, receiving.ledger, receiving.storage, ended, takes_over=True)
+        allocate(receiving.context, ended, takes_over=True)
 
 
 def test_runs_that_are_longer_than_the_interval_are_told_with_the_ways_out(receiving: Receiving) -> None:
@@ -44,5 +44,5 @@ def test_a_backlog_that_is_caught_up_is_none_of_them(receiving: Receiving) -> No
     for number in range(6):
         receiving.clock.advance(5_000)
         at_ms = START_MS + 10_000 * (number + 1)
-        allocate(receiving.stream, receiving.ledger, receiving.storage, at_ms)
+        allocate(receiving.context, at_ms)
     assert slow_runs(receiving.ledger, "shop", coalesces=False) is None

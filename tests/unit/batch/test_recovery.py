@@ -39,6 +39,7 @@ from headrace.ledger.models import (
     unclaimed_times,
 )
 from headrace.stream import Limits, Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage
 
 from .conftest import T1, T2, Receiving, take
@@ -173,7 +174,7 @@ def test_a_rebuilt_ledger_is_the_lost_one_table_by_table(
     for row in rows:
         if row.batch_time_ms in origins and origins[row.batch_time_ms].source == "log":
             folder.delete(f"manifests/{row.batch_time_ms}.json")
-            assert restore_manifest(life.stream, rebuilt, folder, row)
+            assert restore_manifest(life.context_in(rebuilt), row)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -419,12 +420,12 @@ def test_lost_history_and_manifests_are_written_from_the_ledger(
 
 def test_a_stream_is_not_begun_anew_beside_its_own_log(live: Callable[..., Life], new_url: str) -> None:
     life = live(4, steps=30)
-    refuse_if_lost(life.stream, life.ledger)
+    refuse_if_lost(life.context)
     with Ledger.open(new_url, clock=life.clock) as ledger:
         with pytest.raises(LostLedgerError, match="headrace recover shop --storage"):
-            refuse_if_lost(life.stream, ledger)
+            refuse_if_lost(life.context_in(ledger))
         other = life.stream.model_copy(update={"name": "another"})
-        refuse_if_lost(other, ledger)
+        refuse_if_lost(StreamContext(other, ledger))
 
 
 def test_the_definition_comes_back_as_it_was_changed_last(live: Callable[..., Life], new_url: str) -> None:

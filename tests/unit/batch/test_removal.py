@@ -68,8 +68,8 @@ def run(receiving: Receiving, numbers: range) -> None:
 
 def end(receiving: Receiving, time_ms: int) -> None:
     stream = receiving.stream
-    checkpoint_now("shop", stream.folder_url, receiving.ledger, receiving.storage.below("shop"), time_ms)
-    clean_up(stream, receiving.ledger, receiving.storage)
+    checkpoint_now(receiving.context_of(stream), time_ms)
+    clean_up(receiving.context_of(stream))
 
 
 def times(ledger: Ledger, name: str = "shop") -> list[int]:
@@ -173,7 +173,7 @@ def test_the_last_batches_of_a_stream_that_has_stopped_stay(receiving: Receiving
     run(receiving, range(1, 11))
     before = times(receiving.ledger)
     receiving.clock.advance(1_000_000_000)
-    clean_up(receiving.stream, receiving.ledger, receiving.storage)
+    clean_up(receiving.context)
     left = times(receiving.ledger)
     assert left == before[-len(left) :]
     assert left[0] <= before[-1] - HISTORY // timedelta(milliseconds=1)
@@ -190,7 +190,7 @@ def test_one_run_removes_so_many_at_most(receiving: Receiving, monkeypatch: pyte
     receiving.stream = limited.model_copy(update={"limits": Limits(history=None)})
     run(receiving, range(1, 31))
     monkeypatch.setattr(removal, "AT_ONCE", 5)
-    cleaned = clean_up(limited, receiving.ledger, receiving.storage)
+    cleaned = clean_up(receiving.context_of(limited))
     assert cleaned.removed.batches == 10
     assert len(times(receiving.ledger)) == 30 - cleaned.removed.batches
 
@@ -231,7 +231,7 @@ def live(tmp_path: Path) -> Callable[..., Life]:
             life.step()
             if number % 10 == 0:
                 for time_ms in life.times()[:1]:
-                    allocate(life.stream, life.ledger, life.storage, time_ms)
+                    allocate(life.context, time_ms)
                 life.finish()
                 life.restart()
                 life.checkpoint()
@@ -250,7 +250,7 @@ def test_whatever_a_stream_went_through_fsck_is_content_and_a_lost_ledger_is_reb
     for _ in range(12):
         life.clock.advance(INTERVAL_MS)
         for time_ms in life.times():
-            allocate(life.stream, life.ledger, life.storage, time_ms)
+            allocate(life.context, time_ms)
         life.finish()
         life.checkpoint()
         life.clean()
@@ -265,4 +265,4 @@ def test_whatever_a_stream_went_through_fsck_is_content_and_a_lost_ledger_is_reb
         assert contents(ledger) == before
         assert without_topics(findings(ledger, NAME)) == []
         with pytest.raises(BatchRemovedError):
-            allocate(life.stream, ledger, life.storage, row.removed_until_ms)
+            allocate(life.context_in(ledger), row.removed_until_ms)

@@ -14,8 +14,8 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 from headrace.testing.records import TOPIC_ID
-from headrace.wal.storage import open_storage
 
 T = 1_700_000_000_000
 
@@ -103,7 +103,7 @@ def test_a_batch_time_that_nobody_runs_makes_the_stream_late(shop: Shop) -> None
 def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_again(shop: Shop) -> None:
     at_ms = shop.store()
     shop.clock.advance(15_000)
-    allocate(shop.stream, shop.ledger, open_storage(shop.stream.storage.url), at_ms)
+    allocate(StreamContext(shop.stream, shop.ledger), at_ms)
     begin = {"holder": "test", "way": "connect", "lease_ms": 60_000}
     attempt = shop.ledger.attempts.begin("shop", at_ms, **begin)  # type: ignore[arg-type]
     shop.ledger.attempts.fail(attempt, "the index is read-only")
@@ -123,7 +123,7 @@ def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_
 def test_the_delays_are_of_the_last_batch(shop: Shop) -> None:
     shop.clock.advance(10_500)
     at_ms = T + 10_000
-    allocate(shop.stream, shop.ledger, open_storage(shop.stream.storage.url), at_ms)
+    allocate(StreamContext(shop.stream, shop.ledger), at_ms)
     attempt = shop.ledger.attempts.begin("shop", at_ms, holder="test", way="connect", lease_ms=60_000)
     shop.clock.advance(2_000)
     shop.ledger.attempts.record_output(attempt, "console", {})

@@ -36,7 +36,7 @@ def fail(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep(receiving: Receiving) -> int:
-    return clean_up(receiving.stream, receiving.ledger, receiving.storage).leftovers
+    return clean_up(receiving.context).leftovers
 
 
 def test_what_a_full_disk_left_goes_when_its_writer_is_fenced(
@@ -81,11 +81,11 @@ def test_what_the_ledger_knows_stays_and_so_does_what_is_behind_it(
     assert receiving.segments() == before
     # Once what is before it has gone the usual way.
     receiving.clock.advance(10_000)
-    allocate(receiving.stream, receiving.ledger, receiving.storage, START_MS + 10_000)
+    allocate(receiving.context, START_MS + 10_000)
     receiving.complete(START_MS + 10_000)
-    write_checkpoint(receiving.stream, receiving.ledger, receiving.storage, START_MS + 10_000)
+    write_checkpoint(receiving.context, START_MS + 10_000)
     receiving.clock.advance(60_000)
-    done = clean_up(receiving.stream, receiving.ledger, receiving.storage)
+    done = clean_up(receiving.context)
     assert (done.segments, done.leftovers) == (1, 1)
     assert receiving.segments() == before[2:]
 

@@ -15,7 +15,7 @@ from headrace.cli.output import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
 
 INTERVAL_MS = 10_000
 
@@ -38,7 +38,7 @@ def batch_time_ms(stream: Stream) -> int:
     with Ledger.open(stream.ledger) as ledger:
         register(ledger, stream)
         time_ms = ledger.now_ms() // INTERVAL_MS * INTERVAL_MS
-        allocate(stream, ledger, open_storage(stream.storage.url), time_ms)
+        allocate(StreamContext(stream, ledger), time_ms)
         claim: dict[str, Any] = {"way": "connect", "lease_ms": 60_000}
         first = ledger.attempts.begin("shop", time_ms, holder="one", outputs=["console"], **claim)
         ledger.attempts.record_output(first, "console", {"printed": 7})

@@ -14,7 +14,7 @@ from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
 
 LONG_AGO_MS = 1_700_000_000_000
 
@@ -30,14 +30,14 @@ def stream(tmp_path: Path) -> Stream:
         storage=tmp_path / "storage",
         ledger=f"sqlite:///{tmp_path}/ledger.db",
     )
-    storage, clock = open_storage(made.storage.url), ManualClock(LONG_AGO_MS)
+    clock = ManualClock(LONG_AGO_MS)
     with Ledger.open(f"sqlite:///{tmp_path}/lost.db", clock=clock) as ledger:
         ledger.streams.register("shop", made.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
-        allocate(made, ledger, storage, LONG_AGO_MS)
+        allocate(StreamContext(made, ledger), LONG_AGO_MS)
         attempt = ledger.attempts.begin("shop", LONG_AGO_MS, holder="task", way="connect", lease_ms=1)
         ledger.attempts.record_output(attempt, "console", {})
         ledger.attempts.complete(attempt)
-        write_checkpoint(made, ledger, storage, LONG_AGO_MS)
+        write_checkpoint(StreamContext(made, ledger), LONG_AGO_MS)
     return made
 
 

@@ -19,6 +19,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.models import JobLease
 from headrace.receiver.stop_request import find_stop_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage
 
 
@@ -36,7 +37,7 @@ def stream(tmp_path: Path) -> Stream:
         ledger.streams.register("shop", made.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
         ledger.jobs.acquire("shop", holder="somebody", lease_ms=60_000)
         batch_time_ms = ledger.now_ms() // 10_000 * 10_000
-        allocate(made, ledger, open_storage(made.storage.url), batch_time_ms)
+        allocate(StreamContext(made, ledger), batch_time_ms)
     return made
 
 

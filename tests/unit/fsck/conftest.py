@@ -23,6 +23,7 @@ from headrace.fsck.stream_check import check_ledger, check_stream
 from headrace.ledger import Ledger
 from headrace.ledger.models import AddedBlock, Attempt, BatchRow
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
 from headrace.wal.storage import open_storage
 from headrace.wal.writer import WriteAheadLogWriter
@@ -135,8 +136,12 @@ class Shop:
         self.ledger.positions.advance(self.lease, self.partition(number), start, start + offsets, gap=gap)
         self.positions[number] += offsets
 
+    @property
+    def context(self) -> StreamContext:
+        return StreamContext(self.stream, self.ledger, storage=self.folder, clock=self.clock)
+
     def allocate(self, time_ms: int) -> BatchRow:
-        return allocate(self.stream, self.ledger, self.storage, time_ms).batch
+        return allocate(self.context, time_ms).batch
 
     def begin(self, time_ms: int, *, force: bool = False) -> Attempt:
         return self.ledger.attempts.begin(STREAM, time_ms, holder="task", way="connect", lease_ms=60_000, force=force)
@@ -161,7 +166,7 @@ class Shop:
     def checkpoint(self, time_ms: int) -> None:
         # Checkpoints are named by the millisecond.
         self.clock.advance(1)
-        write_checkpoint(self.stream, self.ledger, self.storage, time_ms)
+        write_checkpoint(self.context, time_ms)
 
     def run(self, time_ms: int) -> None:
         self.allocate(time_ms)
@@ -169,7 +174,7 @@ class Shop:
         self.checkpoint(time_ms)
 
     def clean(self) -> Cleaned:
-        return clean_up(self.stream, self.ledger, self.storage)
+        return clean_up(self.context)
 
     def recreate(self) -> None:
         """The topic is deleted and created again."""

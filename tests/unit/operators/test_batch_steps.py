@@ -82,9 +82,9 @@ class TestAllocateBlocks:
     ):
         built = []
 
-        def build(stream, ledger, storage, at_ms):
+        def build(context, at_ms):
             built.append(at_ms)
-            return allocate(stream, ledger, storage, at_ms)
+            return allocate(context, at_ms)
 
         monkeypatch.setattr("headrace.batch.building.build_from_kafka", build)
         early, late = 1_700_000_000_000, ledger.streams.get("flights").zero_time_ms + stream.batch_interval_ms

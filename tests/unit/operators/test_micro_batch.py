@@ -10,9 +10,9 @@ from headrace.batch.allocation import allocate
 from headrace.operators.micro_batch import MicroBatchOperator
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.stream import ConsoleOutput
+from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
-from headrace.wal.storage import open_storage
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_wait_for_a_slot_does_not_allocate_again(stream, stored, source, toy_b
     operator = make(stream)
     later = source.store()
     until(lambda: ledger.now_ms() >= later)
-    allocate(stream, ledger, open_storage(stream.storage.url), later)
+    allocate(StreamContext(stream, ledger), later)
     holding = ledger.attempts.begin("flights", later, holder="other", way="connect", lease_ms=60_000)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)

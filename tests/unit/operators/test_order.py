@@ -15,8 +15,8 @@ from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
+from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
-from headrace.wal.storage import open_storage
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
 
 def test_one_that_lives_is_waited_for(stream, after, toy_batch, connectable, ledger):
     (first,), at_ms, task = after()
-    allocate(stream, ledger, open_storage(stream.storage.url), first)
+    allocate(StreamContext(stream, ledger), first)
     attempt = ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
     operator = WalSparkSubmitOperator(task_id="generate", stream=stream)
     with pytest.raises(TaskDeferred) as waiting:
@@ -148,7 +148,7 @@ def test_one_that_another_begins_after_the_look_at_it_is_not_fenced(
     stream, after, toy_batch, connectable, ledger, monkeypatch
 ):
     (first,), at_ms, task = after()
-    allocate(stream, ledger, open_storage(stream.storage.url), first)
+    allocate(StreamContext(stream, ledger), first)
     begun = []
 
     def meanwhile(operator, opened, batch, steps):
@@ -198,7 +198,7 @@ def test_one_that_another_takes_over_is_waited_for(stream, after, toy_batch, con
 
 def test_a_batch_that_failed_when_it_was_run_again_holds_up_nothing(stream, after, toy_batch, connectable, ledger):
     (first,), at_ms, task = after()
-    allocate(stream, ledger, open_storage(stream.storage.url), first)
+    allocate(StreamContext(stream, ledger), first)
     begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}
     attempt = ledger.attempts.begin("flights", first, **begun)
     ledger.attempts.record_output(attempt, "elasticsearch", {})

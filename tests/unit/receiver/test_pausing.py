@@ -27,6 +27,7 @@ from headrace.receiver.disk_room import room_for
 from headrace.receiver.log_budget import LogBudget
 from headrace.stream import Limits, Stream
 from headrace.stream.limits import MIB
+from headrace.stream_context import StreamContext
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
 from headrace.wal.storage import open_storage
 
@@ -265,13 +266,13 @@ class BatchRuns:
         ledger, stream = self.setting.ledger, self.setting.stream
         time_ms = ledger.batches.next_unclaimed("air")
         if time_ms is not None and time_ms <= ledger.now_ms():
-            allocate(stream, ledger, self.storage, time_ms)
+            allocate(StreamContext(stream, ledger), time_ms)
             attempt = ledger.attempts.begin("air", time_ms, holder="test", way="connect", lease_ms=60_000)
             for output in attempt.outputs:
                 ledger.attempts.record_output(attempt, output, {})
             ledger.attempts.complete(attempt)
-            write_checkpoint(stream, ledger, self.storage, time_ms)
-        clean_up(stream, ledger, self.storage)
+            write_checkpoint(StreamContext(stream, ledger), time_ms)
+        clean_up(StreamContext(stream, ledger))
         return time_ms is not None
 
 
@@ -288,7 +289,7 @@ def test_a_backlog_pauses_receiving_at_the_budget_and_nothing_needed_is_deleted(
         # Batches far behind: cleanup runs, and finds nothing that it may delete.
         beat = receiver(setting).heartbeat_ms
         eventually(lambda: receiver(setting).heartbeat_ms > beat + 1_500)
-        clean_up(setting.stream, setting.ledger, runs.storage)
+        clean_up(StreamContext(setting.stream, setting.ledger))
         assert setting.stored() == held
         assert [offset for _, offset, _ in held] == list(range(setting.positions()[0]))
         stored = setting.ledger.segments.stored_bytes("air")

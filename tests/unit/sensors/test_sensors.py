@@ -19,6 +19,7 @@ from headrace.runs.receiver_job import receiving
 from headrace.sensors.blocks_ready import BlocksReadySensor
 from headrace.sensors.kafka_receiver import KafkaReceiverSensor
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 from headrace.testing.records import TOPIC_ID
 from headrace.timetables.micro_batch import from_ms
 from headrace.triggers import first_look as retry_budget
@@ -184,10 +185,9 @@ class TestBlocksReady:
 
     def test_an_allocated_batch_waits_for_nobody(self, stream, ledger, clock):
         from headrace.batch.allocation import allocate
-        from headrace.wal.storage import open_storage
 
         Job(ledger, 2).run(sealed=T - 1)
-        allocate(stream, ledger, open_storage(stream.storage.url), T)
+        allocate(StreamContext(stream, ledger), T)
         assert self.ask(ledger).reason == "the batch is allocated already"
 
 

@@ -14,7 +14,7 @@ from headrace.batch.allocation import allocate
 from headrace.ledger import Ledger
 from headrace.spark.batch_plan import plan_outputs
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KafkaInput, State, Stream, Window
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
 
 INTERVAL_MS = 10_000
 
@@ -45,7 +45,7 @@ def registered(ledger: Ledger, tmp_path: Path, batches: int, **fields: Any) -> S
         outputs=stream.steps,
     )
     for number in range(1, batches + 1):
-        allocate(stream, ledger, open_storage(stream.storage.url), number * INTERVAL_MS)
+        allocate(StreamContext(stream, ledger), number * INTERVAL_MS)
     return stream
 
 

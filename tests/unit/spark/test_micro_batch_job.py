@@ -12,7 +12,7 @@ from headrace.hooks.ledger import register
 from headrace.ledger import AttemptState, Ledger
 from headrace.spark import micro_batch_job
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_process_whose_task_was_killed_names_that_as_the_cause(stream: Stream,
     with Ledger.open(stream.ledger) as ledger:
         register(ledger, stream)
         at_ms = ledger.now_ms() // 10_000 * 10_000
-        allocate(stream, ledger, open_storage(stream.storage.url), at_ms)
+        allocate(StreamContext(stream, ledger), at_ms)
         monkeypatch.setattr("sys.stdout", Unread())
         monkeypatch.setattr(micro_batch_job, "raise_on_sigterm", lambda: None)
         # An empty batch needs no Spark: the table's header is printed to the task, which is gone.
@@ -64,7 +64,7 @@ def test_it_takes_the_definition_that_the_attempt_began_with(stream: Stream, mon
     with Ledger.open(stream.ledger) as ledger:
         revision = register(ledger, old)
         at_ms = ledger.now_ms() // 10_000 * 10_000
-        allocate(stream, ledger, open_storage(stream.storage.url), at_ms)
+        allocate(StreamContext(stream, ledger), at_ms)
         claim: dict[str, Any] = {"holder": "task", "way": "submit", "lease_ms": 60_000, "revision": revision}
         attempt = ledger.attempts.begin("shop", at_ms, **claim)
         register(ledger, stream.model_copy(update={"parameters": {"version": "new"}}))

@@ -6,11 +6,9 @@ from headrace.batch.checkpoint import checkpoint_paths
 from headrace.batch.manifest import LOG_FOLDER
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
-from headrace.ledger import Ledger
 from headrace.ledger.errors import StreamNotFoundError
-from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.segments import segments_in
-from headrace.wal.storage import open_storage
 
 
 class LostLedgerError(HeadraceError):
@@ -19,7 +17,7 @@ class LostLedgerError(HeadraceError):
     failure = Failure.FINAL
 
 
-def refuse_if_lost(stream: Stream, ledger: Ledger) -> None:
+def refuse_if_lost(context: StreamContext) -> None:
     """Refuse to begin a stream whose folder holds data of an earlier ledger.
 
     The stream would be received again from its starting offsets, which contradicts the existing log and manifests.
@@ -27,14 +25,14 @@ def refuse_if_lost(stream: Stream, ledger: Ledger) -> None:
     Raises:
         LostLedgerError: the ledger does not know the stream, and its folder has a log or a checkpoint.
     """
+    stream = context.stream
     try:
-        ledger.streams.get(stream.name)
+        context.ledger.streams.get(stream.name)
     except StreamNotFoundError:
         pass
     else:
         return
-    folder = open_storage(stream.storage.url).below(stream.name)
-    if checkpoint_paths(folder) or segments_in(folder.below(LOG_FOLDER).paths()):
+    if checkpoint_paths(context.storage) or segments_in(context.storage.below(LOG_FOLDER).paths()):
         raise LostLedgerError(
             f"The ledger does not know stream {stream.name!r}, which has a log in {stream.folder_url}.",
             remedy=f"If its ledger was lost: `headrace recover {stream.name} --storage {stream.storage.url}`. If it is "

@@ -20,6 +20,7 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import StreamNotFoundError
 from headrace.ledger.states import BatchState, EventKind
 from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.scan import RecoveryMode
 from headrace.wal.segments import segments_in
 from headrace.wal.storage import LogStorage
@@ -61,7 +62,7 @@ class Recovered:
 
 
 def recover(
-    name: str,
+    stream_name: str,
     ledger: Ledger,
     folder: LogStorage,
     *,
@@ -88,19 +89,31 @@ def recover(
         ManifestError, HistoryError, CheckpointVersionError: a file that is needed cannot be read.
         ContradictionError: the files contradict each other.
     """
-    report = Recovered(name, dry_run)
-    if _is_lost(name, ledger, folder):
-        _rebuild(name, ledger, folder, definition, mode=mode, force=force, report=report, progress=progress)
+    report = Recovered(stream_name, dry_run)
+    why: str | None = "the ledger was rebuilt"
+    if _is_lost(stream_name, ledger, folder):
+        _rebuild(stream_name, ledger, folder, definition, mode=mode, force=force, report=report, progress=progress)
     else:
-        _write_history(name, ledger, folder, report)
-        _write_manifests(name, ledger, folder, report, progress)
-        _delete_manifests(name, ledger, folder, report)
-    _write_checkpoint(name, ledger, folder, report)
+        context = _registered(stream_name, ledger, folder)
+        _write_history(context, report)
+        progress("checking the manifests")
+        _write_manifests(context, report)
+        _delete_manifests(context, report)
+        why = _why_a_checkpoint(context, report)
+    if why is not None:
+        report.steps[Step.CHECKPOINT_WRITTEN] = f"a checkpoint, since {why}"
+        if not dry_run:
+            _write_checkpoint(_registered(stream_name, ledger, folder), why)
     return report
 
 
+def _registered(stream_name: str, ledger: Ledger, folder: LogStorage) -> StreamContext:
+    """The stream by its definition in the ledger, and in the given folder: it may not be where the definition says."""
+    return StreamContext(Stream.from_json(ledger.streams.get(stream_name).definition), ledger, storage=folder)
+
+
 def _rebuild(
-    name: str,
+    stream_name: str,
     ledger: Ledger,
     folder: LogStorage,
     definition: Stream | None,
@@ -110,16 +123,17 @@ def _rebuild(
     report: Recovered,
     progress: Progress,
 ) -> None:
-    evidence = gather(folder, name, mode=mode, progress=progress)
+    evidence = gather(folder, stream_name, mode=mode, progress=progress)
     if evidence.kept is None and not evidence.frames and not evidence.manifests:
         raise RecoveryRefusedError(
-            f"{folder.url} holds no checkpoint, no manifest and no block of stream {name!r}, and the ledger does not "
-            "know it.",
+            f"{folder.url} holds no checkpoint, no manifest and no block of stream {stream_name!r}, and the ledger "
+            "does not know it.",
             remedy="Give the storage that the stream's definition names (--storage).",
         )
     if evidence.kept is None and definition is None:
         raise RecoveryRefusedError(
-            f"The ledger of stream {name!r} is lost, and no checkpoint can be read: {'; '.join(evidence.notices)}",
+            f"The ledger of stream {stream_name!r} is lost, and no checkpoint can be read: "
+            f"{'; '.join(evidence.notices)}",
             remedy="Give its definition (--definition module:attribute).",
         )
     if not force:
@@ -129,16 +143,16 @@ def _rebuild(
     _report(concluded, report)
     if not report.dry_run:
         progress("writing the ledger")
-        ledger.rebuild.restore(name, concluded.found, force=force)
+        ledger.rebuild.restore(stream_name, concluded.found, force=force)
 
 
-def _is_lost(name: str, ledger: Ledger, folder: LogStorage) -> bool:
+def _is_lost(stream_name: str, ledger: Ledger, folder: LogStorage) -> bool:
     """Whether the ledger of the stream is lost: it does not know the stream, or the stream was registered anew and has
     received nothing."""
-    if not ledger.rebuild.is_new(name):
+    if not ledger.rebuild.is_new(stream_name):
         return False
     try:
-        created_at_ms = ledger.streams.get(name).created_at_ms
+        created_at_ms = ledger.streams.get(stream_name).created_at_ms
         return bool(read_newest(folder).state["stream"]["created_at_ms"] != created_at_ms)
     except StreamNotFoundError:
         return True
@@ -181,8 +195,9 @@ def _report(concluded: Conclusion, report: Recovered) -> None:
     )
 
 
-def _write_history(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
+def _write_history(context: StreamContext, report: Recovered) -> None:
     """Move the batches of lost or damaged history files into the checkpoint, and from there into new files."""
+    history, folder = context.ledger.history, context.storage
     whole, damaged = [], []
     for number in history_numbers(folder):
         try:
@@ -192,30 +207,27 @@ def _write_history(name: str, ledger: Ledger, folder: LogStorage, report: Recove
             damaged.append(number)
         else:
             whole.append(number)
-    lost = ledger.history.filed_elsewhere(name, whole)
+    lost = history.filed_elsewhere(context.name, whole)
     if lost:
         report.steps[Step.HISTORY_WRITTEN] = f"{lost} batches whose file of the history is lost"
         if not report.dry_run:
-            ledger.history.forget(name, whole)
+            history.forget(context.name, whole)
             for number in damaged:
                 folder.delete(history_path(number))
 
 
-def _write_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Recovered, progress: Progress) -> None:
+def _write_manifests(context: StreamContext, report: Recovered) -> None:
     """Write missing or damaged manifests again from the ledger's blocks, where possible."""
-    progress("checking the manifests")
-    stream = Stream.from_json(ledger.streams.get(name).definition)
     written = 0
-    for batch in ledger.batches.uncleaned(name):
+    for batch in context.ledger.batches.uncleaned(context.name):
         if batch.state is BatchState.ABSORBED:
             continue
+        file = batch.manifest_uri.rpartition("/")[2]
         try:
-            Manifest.load(
-                f"{folder.url}/manifests/{batch.manifest_uri.rpartition('/')[2]}", sha256=batch.manifest_sha256
-            )
+            Manifest.load(f"{context.storage.url}/{FOLDER}/{file}", sha256=batch.manifest_sha256)
         except ManifestError as error:
             report.notices.append(error.what)
-            if report.dry_run or restore_manifest(stream, ledger, folder, batch):
+            if report.dry_run or restore_manifest(context, batch):
                 written += 1
             else:
                 report.notices.append(
@@ -225,12 +237,14 @@ def _write_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Reco
         report.steps[Step.MANIFESTS_WRITTEN] = f"{written} manifests"
 
 
-def _delete_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
+def _delete_manifests(context: StreamContext, report: Recovered) -> None:
     """Delete manifests that overtaken or crashed allocations left: their batch permanently names another one."""
-    left = []
+    folder, left = context.storage, []
     for path in folder.paths(FOLDER):
         batch_time_ms, is_apart, _ = path.removeprefix(f"{FOLDER}/").partition("-")
-        batch = ledger.batches.find(name, int(batch_time_ms)) if is_apart and batch_time_ms.isdigit() else None
+        if not (is_apart and batch_time_ms.isdigit()):
+            continue
+        batch = context.ledger.batches.find(context.name, int(batch_time_ms))
         if batch is not None and batch.manifest_uri.rpartition("/")[2] != path.rpartition("/")[2]:
             left.append(path)
     if left:
@@ -239,41 +253,32 @@ def _delete_manifests(name: str, ledger: Ledger, folder: LogStorage, report: Rec
             folder.delete(path)
 
 
-def _write_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> None:
-    """Write a checkpoint if the existing ones do not hold what the ledger says they hold."""
-    why = _why_a_checkpoint(name, ledger, folder, report)
-    if why is None:
-        return
-    report.steps[Step.CHECKPOINT_WRITTEN] = f"a checkpoint, since {why}"
-    if report.dry_run:
-        return
-    newest = ledger.batches.page(name, limit=1)
-    stream = Stream.from_json(ledger.streams.get(name).definition)
-    written = checkpoint_now(
-        name, stream.folder_url, ledger, folder, newest[0].batch_time_ms if newest else ledger.now_ms()
-    )
-    ledger.events.append(name, EventKind.CHECKPOINT_REWRITTEN, {"path": written.path, "why": why})
+def _write_checkpoint(context: StreamContext, why: str) -> None:
+    newest = context.ledger.batches.page(context.name, limit=1)
+    batch_time_ms = newest[0].batch_time_ms if newest else context.ledger.now_ms()
+    written = checkpoint_now(context, batch_time_ms)
+    context.ledger.events.append(context.name, EventKind.CHECKPOINT_REWRITTEN, {"path": written.path, "why": why})
 
 
-def _why_a_checkpoint(name: str, ledger: Ledger, folder: LogStorage, report: Recovered) -> str | None:
-    for step, why in ((Step.LEDGER_REBUILT, "the ledger was rebuilt"), (Step.HISTORY_WRITTEN, "history was lost")):
-        if step in report.steps:
-            return why
-    done = ledger.batches.page(name, limit=1, states=[BatchState.COMPLETED])
-    if not done and not checkpoint_paths(folder):
+def _why_a_checkpoint(context: StreamContext, report: Recovered) -> str | None:
+    """Why the existing checkpoints do not hold what the ledger says they hold; None if they do."""
+    if Step.HISTORY_WRITTEN in report.steps:
+        return "history was lost"
+    done = context.ledger.batches.page(context.name, limit=1, states=[BatchState.COMPLETED])
+    if not done and not checkpoint_paths(context.storage):
         return None
     try:
-        kept = read_kept(folder)
+        kept = read_kept(context.storage)
     except (CheckpointError, HistoryError) as error:
         return error.what
     report.notices += [f"The checkpoint {path} is passed over: {why}." for path, why in kept.passed_over.items()]
     if kept.passed_over:
         return "the newest is damaged"
-    return _missing(name, ledger, kept)
+    return _missing(context, kept)
 
 
-def _missing(name: str, ledger: Ledger, kept: KeptState) -> str | None:
-    for batch in ledger.history.unfiled(name):
+def _missing(context: StreamContext, kept: KeptState) -> str | None:
+    for batch in context.ledger.history.unfiled(context.name):
         if batch.checkpointed_at_ms is not None and batch.batch_time_ms not in kept.batches:
             return f"the newest does not hold batch {time_text(batch.batch_time_ms)}"
     return None

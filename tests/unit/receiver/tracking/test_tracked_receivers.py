@@ -19,6 +19,7 @@ from headrace.receiver.tracking_info import ReceiverTrackingInfo
 from headrace.runs.readiness import blocks_ready
 from headrace.stream import Limits
 from headrace.stream.limits import Backpressure
+from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage
 
 
@@ -244,7 +245,7 @@ def test_rates_are_set_while_receivers_run(setting: Setting, make_stream: MakeSt
         eventually(lambda number=number: setting.positions() == 4 * number)  # type: ignore[misc]
         while (time_ms := setting.ledger.batches.next_unclaimed("air")) is not None:
             eventually(lambda time_ms=time_ms: setting.ledger.now_ms() >= time_ms)  # type: ignore[misc]
-            allocate(setting.stream, setting.ledger, storage, time_ms)
+            allocate(StreamContext(setting.stream, setting.ledger, storage=storage.below(setting.stream.name)), time_ms)
             attempt = setting.ledger.attempts.begin("air", time_ms, holder="test", way="connect", lease_ms=60_000)
             begun_ms = setting.ledger.now_ms()
             # No batch takes no time.
