@@ -103,7 +103,7 @@ class Allocations(Repository):
                 raise AllocationConflictError(
                     f"Batch {time_text(batch_time_ms)} of stream {stream!r} has {len(taken)} blocks, "
                     f"its manifest {blocks_expected}.",
-                    remedy="Seal the batch time first, then draw up the manifest.",
+                    remedy="Seal the batch time before you list its blocks for the manifest.",
                 )
             base = {
                 "stream": stream,
@@ -152,15 +152,15 @@ def _seal(connection: Connection, locked: LockedStream, batch_time_ms: int) -> i
     stream = locked.row
     if batch_time_ms % stream.batch_interval_ms != 0 or batch_time_ms <= 0:
         raise BatchTimeError(
-            f"{time_text(batch_time_ms)} is no batch time of stream {stream.name!r}: "
-            f"those are multiples of {stream.batch_interval_ms} ms since the Unix epoch.",
+            f"{time_text(batch_time_ms)} is not a batch time of stream {stream.name!r}: "
+            f"batch times are multiples of {stream.batch_interval_ms} ms since the Unix epoch.",
             remedy=f"The next one is {time_text(stream.batch_time_after(batch_time_ms))}.",
         )
     if batch_time_ms > locked.now_ms + CLOCK_SKEW_MS:
         raise BatchTimeError(
-            f"Batch time {time_text(batch_time_ms)} of stream {stream.name!r} comes in "
-            f"{batch_time_ms - locked.now_ms} ms.",
-            remedy="Wait for it; the time is the ledger's (now_ms).",
+            f"Batch time {time_text(batch_time_ms)} of stream {stream.name!r} is "
+            f"{batch_time_ms - locked.now_ms} ms in the future by the ledger's clock.",
+            remedy="Wait until then.",
         )
     if stream.has_removed(batch_time_ms):
         raise BatchRemovedError(stream.name, batch_time_ms, until_ms=stream.removed_until_ms)
@@ -182,8 +182,8 @@ def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, abs
     if refused:
         raise AllocationConflictError(
             f"Batch {time_text(batch_time_ms)} of stream {stream!r} cannot absorb {times_text(refused)}: "
-            "only earlier times that nobody claimed.",
-            remedy="Read the unclaimed times again and draw up the manifest anew.",
+            "a batch absorbs only earlier batch times that have no batch.",
+            remedy="Read the unclaimed times again, and write a new manifest.",
         )
 
 

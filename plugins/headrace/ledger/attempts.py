@@ -285,11 +285,13 @@ def _asked(locked: LockedStream, outputs: Sequence[str] | None) -> tuple[str, ..
     if outputs is None:
         return steps
     unknown = [output_id for output_id in outputs if output_id not in steps]
-    if unknown or not outputs:
+    if not outputs:
+        raise BatchStateError("An attempt needs at least one output.", remedy="Name some outputs, or None for all.")
+    if unknown:
         raise BatchStateError(
-            f"Stream {locked.row.name!r} has no output {', '.join(map(repr, unknown)) or 'of no name'}, "
+            f"Stream {locked.row.name!r} has no output {', '.join(map(repr, unknown))}, "
             f"but {', '.join(steps) or 'none'}.",
-            remedy="Name some of them, or none for all.",
+            remedy="Name some of these, or None for all.",
         )
     return tuple(step for step in steps if step in outputs)
 

@@ -243,7 +243,7 @@ class Batches(Repository):
                 raise BatchStateError(
                     f"Batch {time_text(batch_time_ms)} has completed before, so its records are no gap: it cannot "
                     "be abandoned.",
-                    remedy="What it wrote is there: run it again, or leave it. No other batch waits for it.",
+                    remedy="Its outputs keep what it wrote. Run it again, or leave it: no other batch waits for it.",
                 )
             fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
             connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason, history=0))
@@ -288,7 +288,8 @@ def _check_cleanable(connection: Connection, batch: BatchRow) -> None:
     done = batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is not None
     if not done and batch.state is not BatchState.ABANDONED:
         raise BatchStateError(
-            f"Batch {time_text(batch.batch_time_ms)} is {batch.state.value}, or not checkpointed: not done with."
+            f"Batch {time_text(batch.batch_time_ms)} is {batch.state.value}: only a batch that has completed and is "
+            "checkpointed, or is abandoned, can be marked cleaned."
         )
     own = select(literal(batch.batch_time_ms))
     absorbed = select(batches.c.batch_time_ms).where(

@@ -106,7 +106,7 @@ class PositionNotFoundError(LedgerError):
         super().__init__(
             f"Stream {stream!r}, input {input_id!r}: no position of {partition.topic}-{partition.partition} "
             f"(topic id {partition.topic_id}).",
-            remedy="Call positions.ensure first.",
+            remedy="Call positions.ensure_all first.",
         )
         self.partition = partition
 

@@ -39,7 +39,7 @@ def add_gap(
 
 
 class Gaps(Repository):
-    """The gaps of the streams."""
+    """Finds the gaps of streams."""
 
     def page(self, stream: str, limit: int = 1000) -> list[GapRow]:
         """Return the newest ``limit`` gaps, newest first."""

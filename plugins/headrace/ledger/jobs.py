@@ -229,7 +229,7 @@ def _this(stream: str, epoch: int) -> Any:
 def _end_previous(connection: Connection, previous: JobRow | None, now_ms: int, holder: str) -> None:
     if previous is not None and not previous.state.ended:
         silent_ms = now_ms - previous.heartbeat_ms
-        error = f"not heard of for {silent_ms} ms; {holder} took over"
+        error = f"no heartbeat for {silent_ms} ms; {holder} took over"
         _end(connection, previous.stream, previous.epoch, now_ms=now_ms, state=JobState.FAILED, error=error)
 
 

@@ -36,10 +36,6 @@ _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
 class Positions(Repository):
     """Keeps positions, and assigns partitions to receivers."""
 
-    def ensure(self, job: JobLease, input_id: str, partition: TopicPartition, starting_offset: int) -> None:
-        """Set the starting position of a partition that has none; see `ensure_all`."""
-        self.ensure_all(job, input_id, {partition: starting_offset})
-
     def ensure_all(self, job: JobLease, input_id: str, starting_offsets: Mapping[TopicPartition, int]) -> None:
         """Set the starting positions of partitions that have none, in one transaction. Existing ones stay.
 
@@ -156,7 +152,7 @@ class Positions(Repository):
             PositionConflictError: the position is not ``from_offset``.
         """
         if until_offset < from_offset:
-            raise LedgerError(f"A position does not go back, from {from_offset} to {until_offset} of {partition}.")
+            raise LedgerError(f"The position of {partition} cannot move back from {from_offset} to {until_offset}.")
         receiver_id = lease.receiver_id
         with self._database.write_stream(receiver_id.stream) as (connection, locked):
             row = _row_of_owner(connection, locked, lease, partition)

@@ -46,8 +46,8 @@ class Receivers(Repository):
             current = job_of(connection, locked)
             if current is not None and current.stop_requested_at_ms is not None:
                 raise JobStoppingError(
-                    f"Receiver {receiver_id} came too late: its job is stopping ({current.stop_reason}).",
-                    remedy="End it.",
+                    f"Receiver {receiver_id} cannot register: its job is stopping ({current.stop_reason}).",
+                    remedy="End the receiver.",
                 )
             row = find_receiver(connection, receiver_id)
             epoch = 1 if row is None else row.epoch + 1

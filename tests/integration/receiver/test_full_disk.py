@@ -39,7 +39,7 @@ job = ledger.jobs.acquire("air", holder="test", lease_ms=600_000)
 topic_id = kafka.create("flights", 1)
 row = ledger.topics.observe(job, "records", "flights", topic_id, 1)
 partition = TopicPartition("flights", topic_id, 0, row.incarnation)
-ledger.positions.ensure(job, "records", partition, 0)
+ledger.positions.ensure_all(job, "records", {partition: 0})
 ledger.positions.assign(job, "records", {partition: 0})
 
 def eventually(what, condition, seconds=60):

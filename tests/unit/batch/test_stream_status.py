@@ -28,7 +28,7 @@ class Shop:
         self.lease = ledger.receivers.register(self.job, self.receiver, host="h", lease_ms=3_600_000)
         self.partition = TopicPartition("clicks", TOPIC_ID, 0)
         ledger.topics.observe(self.job, "records", "clicks", TOPIC_ID, 1)
-        ledger.positions.ensure(self.job, "records", self.partition, 0)
+        ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         ledger.positions.assign(self.job, "records", {self.partition: 0})
         ledger.jobs.update(self.job, state="running")
         self.beat()

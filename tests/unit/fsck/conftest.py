@@ -77,7 +77,7 @@ class Shop:
         self.ledger.topics.observe(self.job, INPUT, "clicks", self.topic_id, self.partitions)
         for number in range(self.partitions):
             self.positions.setdefault(number, 0)
-            self.ledger.positions.ensure(self.job, INPUT, self.partition(number), 0)
+            self.ledger.positions.ensure_all(self.job, INPUT, {self.partition(number): 0})
             self.ledger.positions.assign(self.job, INPUT, {self.partition(number): 0})
 
     def new_epoch(self) -> None:

@@ -67,7 +67,7 @@ def receiver(
     tp = TopicPartition(
         "departures", "id-1", 0, ledger.topics.observe(job, "kafka", "departures", "id-1", 1).incarnation
     )
-    ledger.positions.ensure(job, "kafka", tp, 0)
+    ledger.positions.ensure_all(job, "kafka", {tp: 0})
     ledger.positions.assign(job, "kafka", {tp: 0})
     return ledger.receivers.register(job, ReceiverId("flights", "kafka", 0), host="here", lease_ms=60_000), tp
 

@@ -82,7 +82,7 @@ class Job:
 def fail(ledger: Ledger, job: Job, error: str) -> None:
     partition = TopicPartition("flights", TOPIC_ID, 0)
     ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
-    ledger.positions.ensure(job.lease, "records", partition, 0)
+    ledger.positions.ensure_all(job.lease, "records", {partition: 0})
     ledger.positions.assign(job.lease, "records", {partition: 0})
     ledger.positions.fail(job.leases[0], partition, error)
 
@@ -247,7 +247,7 @@ class TestInputsNotReceived:
         self.note(job, 0, "refused")
         partition = TopicPartition("flights", TOPIC_ID, 0)
         ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
-        ledger.positions.ensure(job.lease, "records", partition, 0)
+        ledger.positions.ensure_all(job.lease, "records", {partition: 0})
         ledger.positions.assign(job.lease, "records", {partition: 0})
         ranges, handle = (OffsetRange(partition, 0, 1, 1),), BlockHandle("0.wal", 0, 1)
         block = BlockInfo(job.leases[0].receiver_id, 1, 0, clock.now_ms(), handle, ranges, 1, 1)
