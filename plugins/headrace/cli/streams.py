@@ -15,7 +15,7 @@ from headrace.receiver.input_health import InputTrouble, input_troubles, receive
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
+    from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
     from headrace.stream import Stream
 
 _NOT_STOPPED = 4

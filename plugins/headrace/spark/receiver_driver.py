@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.fsck.connecting import check_input, check_storage
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.definition_adoption import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token

@@ -139,7 +139,7 @@ def test_a_later_attempt_ends_the_earlier_ones_work(application: Any) -> None:
     second = application.run_batch(time_ms)
     assert second.returncode == 0, second.stderr
     assert first.wait(FIRST_LOOK_SECONDS) == 75, application.log("first")
-    states = [attempt.state for attempt in application.ledger.batches.attempts("clicks", time_ms)]
+    states = [attempt.state for attempt in application.ledger.attempts.of_batch("clicks", time_ms)]
     assert states == [AttemptState.FENCED, AttemptState.COMPLETED]
 
 

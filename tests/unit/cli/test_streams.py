@@ -16,7 +16,7 @@ from headrace.cli.main import app
 from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.tracker import find_stop_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext

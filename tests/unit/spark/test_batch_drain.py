@@ -52,7 +52,7 @@ class World:
         self.job = self.ledger.jobs.acquire("clicks", holder="driver", lease_ms=30_000)
         self.partition = TopicPartition("clicks", "id", 0)
         self.ledger.topics.observe(self.job, "records", "clicks", "id", 1)
-        self.ledger.positions.ensure(self.job, "records", self.partition, 0)
+        self.ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         self.ledger.positions.assign(self.job, "records", {self.partition: 0})
         self.receiver = self.ledger.receivers.register(
             self.job, ReceiverId("clicks", "records", 0), host="h", lease_ms=600_000
@@ -71,17 +71,17 @@ class World:
 
     def allocate(self, time_ms: int) -> None:
         self.clock.advance(max(0, time_ms - self.clock.now_ms()))
-        self.ledger.batches.seal("clicks", time_ms)
-        blocks = len(self.ledger.batches.blocks_of("clicks", time_ms))
-        self.ledger.batches.allocate(
+        self.ledger.allocations.seal("clicks", time_ms)
+        blocks = len(self.ledger.allocations.blocks_of("clicks", time_ms))
+        self.ledger.allocations.allocate(
             "clicks", time_ms, manifest_uri="m", manifest_sha256="0" * 64, blocks_expected=blocks
         )
 
     def run(self, time_ms: int) -> None:
-        attempt = self.ledger.batches.begin_attempt("clicks", time_ms, holder="task", way="connect", lease_ms=30_000)
+        attempt = self.ledger.attempts.begin("clicks", time_ms, holder="task", way="connect", lease_ms=30_000)
         for output in attempt.outputs:
-            self.ledger.batches.record_output(attempt, output, {})
-        self.ledger.batches.complete_attempt(attempt)
+            self.ledger.attempts.record_output(attempt, output, {})
+        self.ledger.attempts.complete(attempt)
 
     def drain(self, *steps: Callable[[], object], most: int = 1_000) -> tuple[int, ...]:
         """Wait for the batches; at each look the next of ``steps`` happens, and then nothing more."""
@@ -188,10 +188,10 @@ def test_a_job_that_is_replaced_leaves_what_does_not_run_yet_to_the_next(world: 
     world.run(first)
     second = world.receive()
     world.allocate(second)
-    attempt = world.ledger.batches.begin_attempt("clicks", second, holder="task", way="connect", lease_ms=30_000)
+    attempt = world.ledger.attempts.begin("clicks", second, holder="task", way="connect", lease_ms=30_000)
     world.receive()
     world.ledger.jobs.request_stop("clicks", "an upgrade", attributes={REPLACED_BY: {"headrace": "2.0"}})
-    assert world.drain(lambda: world.ledger.batches.fail_attempt(attempt, "over"), most=1) == ()
+    assert world.drain(lambda: world.ledger.attempts.fail(attempt, "over"), most=1) == ()
 
 
 def test_a_job_that_lost_its_lease_meanwhile_waits_no_longer(world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.blocks import ReceiverId
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.scheduling_policy import Executor, Location
