@@ -25,7 +25,7 @@ from headrace.kafka.offsets_by_time import OffsetsByTime
 from headrace.kafka.range_availability import listed, since
 from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import Ledger
-from headrace.ledger.rows import BatchInputRow, BatchRow
+from headrace.ledger.models import BatchInputRow, BatchRow
 from headrace.ledger.states import BatchState
 from headrace.stream import KafkaInput, Stream
 from headrace.stream_context import StreamContext
@@ -103,7 +103,7 @@ def build_from_kafka(
         built=built,
     )
     manifest, sha256 = write_manifest(context.storage, manifest)
-    batch = ledger.batches.allocate(
+    batch = ledger.allocations.allocate(
         stream.name,
         batch_time_ms,
         manifest_uri=manifest.uri,
@@ -150,8 +150,8 @@ def _refuse(context: StreamContext, batch_time_ms: int, existing: BatchRow | Non
         )
     if existing is not None and existing.state in (BatchState.ABSORBED, BatchState.ABANDONED):
         raise BatchBuildError(f"{name} is not built from Kafka: it was {existing.state.value}.")
-    ledger.batches.seal(stream.name, batch_time_ms)
-    held = existing.blocks if existing is not None else len(ledger.batches.blocks_of(stream.name, batch_time_ms))
+    ledger.allocations.seal(stream.name, batch_time_ms)
+    held = existing.blocks if existing is not None else len(ledger.allocations.blocks_of(stream.name, batch_time_ms))
     if held:
         raise BatchBuildError(
             f"{name} is not built from Kafka: it has {held:,} blocks that the stream received.",

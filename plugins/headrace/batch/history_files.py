@@ -17,7 +17,7 @@ from typing import Any
 from headrace.batch.checksummed_json import DocumentDamagedError, decode_document, encode_document
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
-from headrace.ledger.rows import BatchRow
+from headrace.ledger.models import BatchRow
 from headrace.stream_context import StreamContext
 from headrace.wal.errors import StoredFileExistsError
 from headrace.wal.storage import LogStorage
@@ -63,7 +63,7 @@ def describe(ledger: Ledger, stream_name: str, batches: Sequence[BatchRow]) -> l
     """The batches as checkpoints and history hold them: their rows, the results and definition revisions of their
     outputs, and their replays."""
     times = [batch.batch_time_ms for batch in batches]
-    recorded = ledger.batches.recorded(stream_name, times)
+    recorded = ledger.attempts.recorded(stream_name, times)
     replays = ledger.history.replays_of(stream_name, times)
     return [
         {

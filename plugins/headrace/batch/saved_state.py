@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from headrace.batch.checkpoint import Checkpoint, find_newest
 from headrace.batch.history_files import HistoryError, history_numbers, history_path, read_history
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.ledger.found import FoundBatch
-from headrace.ledger.rows import (
+from headrace.ledger.models import (
     BatchRow,
     FiledReplay,
     GapRow,
@@ -26,6 +25,7 @@ from headrace.ledger.rows import (
     StreamRow,
     TopicRow,
 )
+from headrace.ledger.rebuild_data import FoundBatch
 from headrace.ledger.states import BatchState, DesiredState, PartitionState
 from headrace.wal.storage import LogStorage
 

@@ -89,7 +89,7 @@ def swap(
 
 def _first_ms(ledger: Ledger, stream_name: str, replay: str) -> int:
     """The replay's first batch time."""
-    rows = ledger.batches.replays(stream_name, replay, 0, _NO_END_MS)
+    rows = ledger.replays.between(stream_name, replay, 0, _NO_END_MS)
     if not rows:
         raise AliasSwapRefusedError(
             f"Stream {stream_name!r} has no replay {replay!r}.", remedy="Give the name that replay_dag was given."
@@ -104,9 +104,9 @@ def _lacking(ledger: Ledger, stream_name: str, output: str, replay: str, index: 
     """
     from headrace.stream import Stream
 
-    rows = ledger.batches.replays(stream_name, replay, 0, _NO_END_MS)
+    rows = ledger.replays.between(stream_name, replay, 0, _NO_END_MS)
     completed = {row.batch_time_ms for row in rows if row.state is BatchState.COMPLETED}
-    by_definition = ledger.batches.replayed_by(stream_name, replay, output, 0, _NO_END_MS)
+    by_definition = ledger.replays.written_by(stream_name, replay, output, 0, _NO_END_MS)
     into_index = {
         definition: any(
             each.id == output and getattr(each, "index", None) == index for each in Stream.from_json(definition).outputs

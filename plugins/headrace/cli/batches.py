@@ -16,7 +16,7 @@ from headrace.clock import time_text
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import UnclaimedTime
+    from headrace.ledger.models import UnclaimedTime
 
 # A batch DAG that runs has allocated a batch within the larger of this time and this many intervals.
 _IDLE_MS = 60_000

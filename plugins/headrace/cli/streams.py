@@ -15,7 +15,7 @@ from headrace.receiver.input_health import InputTrouble, input_troubles, receive
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
+    from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
     from headrace.stream import Stream
 
 _NOT_STOPPED = 4
@@ -103,7 +103,7 @@ def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool)
     folder = open_storage(storage).below(name)
     if not folder.paths():
         raise typer.BadParameter(f"{folder.url} holds nothing of a stream: is {storage} its storage?")
-    write_stop_request(folder, reason, at_ms=SystemClock().now_ms())
+    write_stop_request(folder, reason, requested_ms=SystemClock().now_ms())
     if as_json:
         print_json({"stream": name, "requested_in": folder.url})
     else:

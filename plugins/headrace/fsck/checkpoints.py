@@ -13,7 +13,7 @@ from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import time_text
 from headrace.fsck.coverage import partition_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.rows import BatchRow
+from headrace.ledger.models import BatchRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 from headrace.wal.errors import StoredFileMissingError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.batch.allocation import Allocation
-    from headrace.ledger.rows import BatchRow
+    from headrace.ledger.models import BatchRow
 
 # Bounds the time that a task spends on missed batch times. The next run goes on with the others.
 _MOST_AT_ONCE = 50

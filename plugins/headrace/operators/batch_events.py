@@ -16,7 +16,7 @@ from headrace.runs.identity import run_identity
 from headrace.timetables.micro_batch import to_ms
 
 if TYPE_CHECKING:
-    from headrace.ledger.rows import BatchOutputRow, BatchRow
+    from headrace.ledger.models import BatchOutputRow, BatchRow
     from headrace.runs.batch_run import BatchRun
     from headrace.stream import Stream
 
@@ -78,7 +78,7 @@ def _numbers_of_own(run: BatchRun, batch_time_ms: int) -> dict[str, Any] | None:
     batch = batches.find(run.stream.name, batch_time_ms)
     if batch is None or batch.state is not BatchState.COMPLETED:
         return None
-    outputs = batches.outputs(run.stream.name, batch_time_ms)
+    outputs = run.ledger.attempts.outputs(run.stream.name, batch_time_ms)
     if not outputs:
         return None
     last = max(outputs, key=lambda output: (output.recorded_at_ms, output.attempt)).attempt

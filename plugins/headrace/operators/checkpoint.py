@@ -66,7 +66,7 @@ def _warn_of_steps_left(run: BatchRun, log: Any) -> None:
     now_ms = run.ledger.now_ms()
     seen_to = {
         row.output_id
-        for row in run.ledger.batches.outputs(batch.stream, batch.batch_time_ms)
+        for row in run.ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
         if row.state is AttemptState.COMPLETED
     }
     for attempt in attempts_without_replays(run.ledger, batch):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import AttemptRow, BatchRow
+    from headrace.ledger.models import AttemptRow, BatchRow
     from headrace.runs.request import RunRequest
     from headrace.stream import Stream
 
@@ -63,7 +63,7 @@ class ReplayBatchOperator(SparkAttemptOperator):
             return
         self.await_application(ledger, batch, (self.step,))
         way = self.choose_way(ledger)
-        attempt = ledger.batches.begin_replay(
+        attempt = ledger.replays.begin(
             self.stream.name,
             batch_time_ms,
             target=self.target,
@@ -109,4 +109,4 @@ class ReplayBatchOperator(SparkAttemptOperator):
 
     def _attempts(self, ledger: Ledger, batch_time_ms: int) -> list[AttemptRow]:
         """The attempts of this replay, oldest first."""
-        return [row for row in ledger.batches.attempts(self.stream.name, batch_time_ms) if row.target == self.target]
+        return [row for row in ledger.attempts.of_batch(self.stream.name, batch_time_ms) if row.target == self.target]

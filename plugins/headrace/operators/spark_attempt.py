@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from headrace.hooks.spark_submit import StreamSparkSubmitHook
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, AttemptRow, BatchRow
+    from headrace.ledger.models import Attempt, AttemptRow, BatchRow
     from headrace.stream import Stream
 
 Way = Literal["connect", "submit"]
@@ -254,8 +254,8 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         needs = needs_of(ledger, self.written, batch.batch_time_ms, attempt.outputs)
         if not needs.process:
             for step, counts in needs.counts.items():
-                ledger.batches.record_output(attempt, step, counts)
-            ledger.batches.complete_attempt(attempt)
+                ledger.attempts.record_output(attempt, step, counts)
+            ledger.attempts.complete(attempt)
             self.log.info("Batch %s has nothing for %s, which is done without Spark.", at, steps)
             return
         self.log.info(
@@ -297,7 +297,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
         except BaseException as error:
             reported = False
             try:
-                ledger.batches.fail_attempt(attempt, _cause(error))
+                ledger.attempts.fail(attempt, _cause(error))
             except LedgerError as refused:
                 # The application has already ended the attempt, or a later attempt has the batch now.
                 self.log.debug("%s", refused)
@@ -375,7 +375,7 @@ class SparkAttemptOperator(BatchStep, SparkSubmitOperator):
 
 
 def _row(ledger: Ledger, attempt: Attempt) -> AttemptRow:
-    rows = ledger.batches.attempts(attempt.stream, attempt.batch_time_ms)
+    rows = ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms)
     return next(row for row in rows if row.number == attempt.number)
 
 

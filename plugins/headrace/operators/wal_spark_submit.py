@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from headrace.ledger.rows import Attempt, BatchRow
+    from headrace.ledger.models import Attempt, BatchRow
     from headrace.runs.steps_to_run import StepsToRun
 
 
@@ -241,7 +241,7 @@ class WalSparkSubmitOperator(SparkAttemptOperator):
 
         def begin() -> Attempt:
             way = self.choose_way(run.ledger)
-            return run.ledger.batches.begin_attempt(
+            return run.ledger.attempts.begin(
                 self.stream.name,
                 batch.batch_time_ms,
                 holder=holder(run.context),

@@ -106,7 +106,7 @@ def _take(context: Mapping[str, Any], stream_context: StreamContext) -> int | No
     stream, ledger, run = stream_context.stream, stream_context.ledger, context["dag_run"]
     if not stream.coalesces:
         return ledger.runs.assign(stream.name, run.run_id)
-    from headrace.ledger.runs import BatchBounds
+    from headrace.ledger.run_batch_times import BatchBounds
 
     limits = stream.limits
     return ledger.runs.take(

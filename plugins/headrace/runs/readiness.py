@@ -11,7 +11,7 @@ from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
+    from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
     from headrace.receiver.input_health import InputTrouble
 
 # How many partitions a reason names; it gives the number of the others.

@@ -22,7 +22,7 @@ from headrace.errors import FAILURE, TAKEN_UP, TRIED_WITH, Failure
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from headrace.ledger.rows import AttemptRow, BatchRow
+    from headrace.ledger.models import AttemptRow, BatchRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 
@@ -94,7 +94,7 @@ def failed_batches(stream_context: StreamContext, before_ms: int, steps: Sequenc
         # Its own run may be about to begin it.
         if batch.state is BatchState.ALLOCATED and now_ms - batch.allocated_at_ms < settled_ms:
             continue
-        rows = ledger.batches.outputs(stream.name, batch.batch_time_ms)
+        rows = ledger.attempts.outputs(stream.name, batch.batch_time_ms)
         done = {row.output_id for row in rows if row.state is AttemptState.COMPLETED}
         required = batch.required or stream.steps
         attempts = attempts_without_replays(ledger, batch)

@@ -10,7 +10,7 @@ from headrace.ledger.states import STATE_STEP, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import AttemptRow, BatchOutputRow, BatchRow
+    from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow
     from headrace.runs.request import RunRequest
     from headrace.stream import Stream
 
@@ -39,13 +39,13 @@ class StepsToRun:
 def find_steps_to_run(ledger: Ledger, batch: BatchRow, request: RunRequest, steps: Iterable[str]) -> StepsToRun:
     """Those of ``steps`` that the run has to do, according to the ledger. See `steps_to_run`."""
     attempts = attempts_without_replays(ledger, batch)
-    records = ledger.batches.outputs(batch.stream, batch.batch_time_ms)
+    records = ledger.attempts.outputs(batch.stream, batch.batch_time_ms)
     return steps_to_run(steps, request=request, batch=batch, attempts=attempts, records=records)
 
 
 def attempts_without_replays(ledger: Ledger, batch: BatchRow) -> list[AttemptRow]:
     """All attempts at the batch itself, oldest first, without those of its replays."""
-    return [row for row in ledger.batches.attempts(batch.stream, batch.batch_time_ms) if not row.target]
+    return [row for row in ledger.attempts.of_batch(batch.stream, batch.batch_time_ms) if not row.target]
 
 
 def steps_to_run(

@@ -40,7 +40,7 @@ def written(installation, run) -> dict[str, tuple[str, int]]:
     """What each output's newest attempt came to."""
     at_ms = batch_time(installation, run)
     with installation.ledger() as ledger:
-        rows = ledger.batches.outputs("flights", at_ms)
+        rows = ledger.attempts.outputs("flights", at_ms)
     return {row.output_id: (row.state.value, row.attempt) for row in rows}
 
 
@@ -133,7 +133,7 @@ def test_while_an_output_is_away_runs_are_red_and_when_it_is_back_all_is_caught_
     # Nobody cleared anything: the runs are as red as they were, and the batches have been done by a later one.
     with installation.ledger() as ledger:
         for at_ms in times:
-            last = ledger.batches.attempts("flights", at_ms)[-1]
+            last = ledger.attempts.of_batch("flights", at_ms)[-1]
             assert (last.outputs, last.attributes["taken_up"]) == (("lake",), True)
     runs = {run["dag_run_id"]: run["state"] for run in installation.api.runs(BATCHES)}
     assert {runs[run["dag_run_id"]] for run in failed} == {"failed"}
@@ -185,7 +185,7 @@ def test_in_order_one_run_at_a_time_and_nobody_waits_for_ever(installation, unti
         ended = [batch.completed_at_ms for batch in done]
         assert len(ended) >= 5
         assert ended == sorted(ended)
-        attempts = [ledger.batches.attempts("visits", batch.batch_time_ms) for batch in done]
+        attempts = [ledger.attempts.of_batch("visits", batch.batch_time_ms) for batch in done]
     # The state, then the output: nothing was done twice.
     assert {tuple(step for row in rows for step in row.outputs) for rows in attempts} == {("state", "search")}
     ahead = [row.batch_time_ms for rows in attempts for row in rows if "ahead" in row.attributes]

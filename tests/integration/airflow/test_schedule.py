@@ -135,7 +135,7 @@ def _held(installation) -> Held | None:
 def _attempt_states(installation, held: Held) -> dict[int, str]:
     """The state of the attempt held and of those after it, by number."""
     with installation.ledger() as ledger:
-        rows = ledger.batches.attempts("flights", held.batch_time_ms)
+        rows = ledger.attempts.of_batch("flights", held.batch_time_ms)
     return {row.number: row.state.value for row in rows if row.number >= held.attempt}
 
 

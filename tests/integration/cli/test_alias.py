@@ -46,8 +46,8 @@ class Shop:
         with Ledger.open(self.stream.ledger) as ledger:
             register(ledger, self.stream)
             for at_ms in TIMES:
-                ledger.batches.allocate("shop", at_ms, manifest_uri="m", manifest_sha256="0")
-                self._complete(ledger, ledger.batches.begin_attempt("shop", at_ms, **_BEGIN))
+                ledger.allocations.allocate("shop", at_ms, manifest_uri="m", manifest_sha256="0")
+                self._complete(ledger, ledger.attempts.begin("shop", at_ms, **_BEGIN))
 
     def replay(self, *times_ms: int, index: str | None = None) -> None:
         definition = replayed(self.stream, {"elasticsearch": {"index": index or self.new}}).to_json()
@@ -55,15 +55,15 @@ class Shop:
             for at_ms in times_ms:
                 self._complete(
                     ledger,
-                    ledger.batches.begin_replay(
+                    ledger.replays.begin(
                         "shop", at_ms, target="v2", definition=definition, outputs=["elasticsearch"], **_BEGIN
                     ),
                 )
 
     @staticmethod
     def _complete(ledger: Ledger, attempt: Any) -> None:
-        ledger.batches.record_output(attempt, "elasticsearch", {})
-        ledger.batches.complete_attempt(attempt)
+        ledger.attempts.record_output(attempt, "elasticsearch", {})
+        ledger.attempts.complete(attempt)
 
     def swap(self, *options: str, to: str | None = None) -> Result:
         arguments = ["alias", "swap", "shop", "elasticsearch", "--to", to or self.new, "--replay", "v2"]

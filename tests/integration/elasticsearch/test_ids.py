@@ -13,7 +13,7 @@ import pytest
 from headrace.elasticsearch.errors import UnsuitableRowsError, UnsuitableTargetError
 from headrace.elasticsearch.indexer import Indexer
 from headrace.elasticsearch.transport import Response, Transport
-from headrace.ledger.rows import TopicRow
+from headrace.ledger.models import TopicRow
 from headrace.receiver.errors import KeyVersionsError
 from headrace.receiver.key_versions import check_key_versions
 from headrace.stream import ElasticsearchOutput, KafkaInput, KeyIds, Stream

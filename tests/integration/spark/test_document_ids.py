@@ -208,7 +208,7 @@ def test_rows_of_a_record_in_different_tasks_fail_the_batch_too(make_shop: Any) 
     for again in (None, 10_000):
         with pytest.raises(HeadraceError, match=r"'orders\+0\+\d'.*RecordIds\(rows="):
             shop.run(again)
-    assert shop.batches.ledger.batches.outputs("clicks", 10_000)[0].state.value == "failed"
+    assert shop.batches.ledger.attempts.outputs("clicks", 10_000)[0].state.value == "failed"
 
 
 def test_documents_of_others_are_not_taken_for_the_batchs_own(make_shop: Any) -> None:

@@ -57,7 +57,7 @@ def test_the_operator_submits_a_batch_and_reports_its_failure(
 
     WalSparkSubmitOperator(task_id="generate", stream=batch.stream).execute(run.again(try_number=2).context)
     assert batch.ledger.batches.get("clicks", time_ms).state is BatchState.COMPLETED
-    failed, completed = batch.ledger.batches.attempts("clicks", time_ms)
+    failed, completed = batch.ledger.attempts.of_batch("clicks", time_ms)
     assert (failed.state, completed.state) == (AttemptState.FAILED, AttemptState.COMPLETED)
     assert completed.way == "submit"
     out, err = capfd.readouterr()

@@ -222,9 +222,9 @@ def test_it_is_built_once(folder: Path, ledger: Ledger) -> None:
 def test_an_empty_batch_of_the_time_is_replaced(folder: Path, ledger: Ledger) -> None:
     building = Building(folder, ledger, FakeOffsets({0: [ago(0.5)]})).begin({0: 1})
     empty = allocate(building.context, ZERO_MS).batch
-    attempt = ledger.batches.begin_attempt(building.stream.name, ZERO_MS, holder="test", way="connect", lease_ms=60_000)
-    ledger.batches.record_output(attempt, building.stream.outputs[0].id, {})
-    ledger.batches.complete_attempt(attempt)
+    attempt = ledger.attempts.begin(building.stream.name, ZERO_MS, holder="test", way="connect", lease_ms=60_000)
+    ledger.attempts.record_output(attempt, building.stream.outputs[0].id, {})
+    ledger.attempts.complete(attempt)
     assert building.built(ZERO_MS) == {0: (0, 1)}
     batch = ledger.batches.get(building.stream.name, ZERO_MS)
     assert (batch.state, batch.built) == (BatchState.ALLOCATED, True)

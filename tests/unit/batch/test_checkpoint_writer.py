@@ -14,8 +14,8 @@ from headrace.batch.cleanup import clean_up
 from headrace.batch.history_files import FILED, file_batches, history_numbers
 from headrace.batch.saved_state import read_saved_state
 from headrace.ledger import BatchState
-from headrace.ledger.rows import Attempt
-from headrace.ledger.tables import batches as batches_table
+from headrace.ledger.models import Attempt
+from headrace.ledger.models import batches as batches_table
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import LogStorage
 
@@ -27,8 +27,8 @@ def test_a_failed_batch_is_not_checkpointed_and_the_others_are(receiving: Receiv
     receiving.clock.advance(20_000)
     take(receiving, T1)
     take(receiving, T2)
-    attempt = receiving.ledger.batches.begin_attempt("shop", T1, holder="test", way="connect", lease_ms=60_000)
-    receiving.ledger.batches.fail_attempt(attempt, "Elasticsearch was away")
+    attempt = receiving.ledger.attempts.begin("shop", T1, holder="test", way="connect", lease_ms=60_000)
+    receiving.ledger.attempts.fail(attempt, "Elasticsearch was away")
     receiving.complete(T2)
     write_checkpoint(receiving.context, T1)
     assert receiving.ledger.batches.get("shop", T1).checkpointed_at_ms is None
@@ -134,10 +134,10 @@ def test_a_checkpoint_does_not_grow_with_what_is_over(receiving: Receiving) -> N
     assert read_newest(folder).state["history"]["files"] == 3
     assert sorted(read_saved_state(folder).batches) == [*times, newest]
     # One that changes is in checkpoints again, and what they say of it counts.
-    attempt = receiving.ledger.batches.begin_attempt(
+    attempt = receiving.ledger.attempts.begin(
         "shop", times[0], holder="again", way="connect", lease_ms=60_000, force=True
     )
-    receiving.ledger.batches.fail_attempt(attempt, "boom")
+    receiving.ledger.attempts.fail(attempt, "boom")
     assert checkpointed() == [times[0], *times[-19:], newest]
     assert read_saved_state(folder).batches[times[0]].row.state is BatchState.FAILED
     assert read_saved_state(folder).batches[times[1]].row.state is BatchState.COMPLETED
@@ -149,7 +149,7 @@ def test_what_changes_while_it_is_filed_stays_in_the_checkpoints(receiving: Rece
     history = receiving.ledger.history
     begun = history.begin_filing("shop", FILED)
     assert begun is not None
-    attempt = receiving.ledger.batches.begin_attempt(
+    attempt = receiving.ledger.attempts.begin(
         "shop", times[7], holder="again", way="connect", lease_ms=60_000, force=True
     )
     assert attempt.outputs
@@ -162,10 +162,9 @@ def test_a_checkpoint_tells_what_each_output_recorded(receiving: Receiving) -> N
     receiving.ledger.streams.register("shop", receiving.stream.to_json(), **steps)
     receiving.clock.advance(10_000)
     take(receiving, T1)
-    batches = receiving.ledger.batches
-    attempt = batches.begin_attempt("shop", T1, holder="test", way="connect", lease_ms=60_000)
-    batches.record_output(attempt, "console", {"printed": 1})
-    batches.fail_attempt(attempt, "disk full")
+    attempt = receiving.ledger.attempts.begin("shop", T1, holder="test", way="connect", lease_ms=60_000)
+    receiving.ledger.attempts.record_output(attempt, "console", {"printed": 1})
+    receiving.ledger.attempts.fail(attempt, "disk full")
     receiving.ledger.runs.assign("shop", "manual")
     checkpoint = write_checkpoint(receiving.context, T1)
     assert checkpoint is not None
@@ -184,8 +183,8 @@ def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_c
     run: dict[str, Any] = {"holder": "again", "way": "connect", "lease_ms": 60_000, "force": True}
 
     def end(attempt: Attempt) -> None:
-        batches.record_output(attempt, "console", {})
-        batches.complete_attempt(attempt)
+        receiving.ledger.attempts.record_output(attempt, "console", {})
+        receiving.ledger.attempts.complete(attempt)
 
     begun: list[Attempt] = []
     receiving.clock.advance(20_000)
@@ -197,13 +196,13 @@ def test_a_batch_that_is_run_again_meanwhile_waits_for_the_next_checkpoint_and_c
         def then_begin(*key: Any, **options: Any) -> Any:
             answer = read(*key, **options)
             if not begun:
-                begun.append(batches.begin_attempt("shop", T1, **run))
+                begun.append(receiving.ledger.attempts.begin("shop", T1, **run))
             return answer
 
         return then_begin
 
     with monkeypatch.context() as patch:
-        patch.setattr(batches, "recorded", begin_after(batches.recorded))
+        patch.setattr(receiving.ledger.attempts, "recorded", begin_after(receiving.ledger.attempts.recorded))
         assert write_checkpoint(receiving.context, T1)
     assert [batches.get("shop", time_ms).checkpointed_at_ms is None for time_ms in (T1, T2)] == [True, False]
     end(begun.pop())
@@ -290,13 +289,13 @@ def test_what_was_filed_since_the_newest_checkpoint_counts(
     receiving.clock.advance(10_000)
     take(receiving, T1)
     receiving.complete(T1)
-    folder, batches = receiving.storage.below("shop"), receiving.ledger.batches
+    folder = receiving.storage.below("shop")
     write_checkpoint(receiving.context, T1)
     receiving.clock.advance(1)
     run: dict[str, Any] = {"holder": "test", "way": "connect", "lease_ms": 60_000}
-    attempt = batches.begin_replay("shop", T1, target="march", definition="{}", outputs=["again"], **run)
-    batches.record_output(attempt, "again", {"n": 1})
-    batches.complete_attempt(attempt)
+    attempt = receiving.ledger.replays.begin("shop", T1, target="march", definition="{}", outputs=["again"], **run)
+    receiving.ledger.attempts.record_output(attempt, "again", {"n": 1})
+    receiving.ledger.attempts.complete(attempt)
     assert file_batches(receiving.context) == 1
     (replay,) = read_saved_state(folder).batches[T1].replays
     assert (replay.target, replay.state, replay.recorded) == ("march", BatchState.COMPLETED, {"again": {"n": 1}})

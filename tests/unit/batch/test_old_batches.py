@@ -26,7 +26,7 @@ from headrace.fsck.stream_check import check_stream
 from headrace.ledger import Ledger
 from headrace.ledger import removal as ledger_removal
 from headrace.ledger.errors import BatchRemovedError
-from headrace.ledger.tables import batch_attempts, batch_inputs, batch_outputs, batches
+from headrace.ledger.models import batch_attempts, batch_inputs, batch_outputs, batches
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream.errors import StreamDefinitionError
 
@@ -116,7 +116,7 @@ def test_a_removed_time_is_neither_unclaimed_nor_allocated_again(receiving: Rece
         take(receiving, removed_ms)
     assert refused.value.failure is Failure.FINAL
     with pytest.raises(BatchRemovedError):
-        receiving.ledger.batches.seal("shop", removed_ms)
+        receiving.ledger.allocations.seal("shop", removed_ms)
     reported = CliRunner().invoke(
         app, ["batches", "show", "shop", str(removed_ms), "--ledger", receiving.stream.ledger]
     )
@@ -161,7 +161,7 @@ def test_a_batch_that_runs_again_is_not_removed(receiving: Receiving) -> None:
     )
     run(receiving, range(1, 9))
     again_ms = START_MS + 2 * INTERVAL_MS
-    attempt = receiving.ledger.batches.begin_attempt(
+    attempt = receiving.ledger.attempts.begin(
         "shop", again_ms, holder="test", way="connect", lease_ms=3_600_000, force=True
     )
     run(receiving, range(9, 19))

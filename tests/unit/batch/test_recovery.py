@@ -22,8 +22,8 @@ from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.rows import StoredBlock
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
+    StoredBlock,
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -229,7 +229,7 @@ def test_what_no_checkpoint_saw_comes_back_from_the_log(
 def all_blocks(ledger: Ledger) -> dict[BlockHandle, StoredBlock]:
     with ledger.streams._database.read() as connection:
         times = connection.execute(select(blocks.c.batch_time_ms).distinct()).scalars().all()
-    return {block.info.handle: block for time_ms in times for block in ledger.blocks.of_batch(NAME, time_ms)}
+    return {block.info.handle: block for time_ms in times for block in ledger.allocations.blocks_of(NAME, time_ms)}
 
 
 def holes(ledger: Ledger) -> list[Hole]:
@@ -337,7 +337,7 @@ def test_old_writers_and_attempts_stay_fenced(live: Callable[..., Life], new_url
     life.finish()
     old = dict(life.receivers)
     attempts = {
-        batch.batch_time_ms: [attempt.number for attempt in life.ledger.batches.attempts(NAME, batch.batch_time_ms)]
+        batch.batch_time_ms: [attempt.number for attempt in life.ledger.attempts.of_batch(NAME, batch.batch_time_ms)]
         for batch in life.ledger.batches.page(NAME, 1000)
     }
     life.ledger = rebuild(life, new_url)
@@ -348,7 +348,7 @@ def test_old_writers_and_attempts_stay_fenced(live: Callable[..., Life], new_url
     for receiver_id, receiver in life.receivers.items():
         assert receiver.lease.epoch > old[receiver_id].lease.epoch + 100
     for batch in life.ledger.batches.page(NAME, 1000, [BatchState.COMPLETED]):
-        begun = life.ledger.batches.begin_attempt(
+        begun = life.ledger.attempts.begin(
             NAME, batch.batch_time_ms, holder="new", way="connect", lease_ms=1, force=True
         )
         assert begun.number > max(attempts[batch.batch_time_ms])
@@ -478,7 +478,7 @@ def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
 
     def add_late(*block: Any) -> Any:
         life.clock.advance(40_000)
-        life.ledger.batches.seal(NAME, life.clock.now_ms() // 10_000 * 10_000)
+        life.ledger.allocations.seal(NAME, life.clock.now_ms() // 10_000 * 10_000)
         return add(*block)
 
     with monkeypatch.context() as patch:
@@ -507,4 +507,4 @@ def test_a_block_that_came_too_late_for_an_allocated_batch_waits_for_the_next_on
     with Ledger.open(new_url, clock=receiving.clock) as ledger:
         recover(NAME, ledger, receiving.storage.below(NAME), definition=receiving.stream)
         assert [(time.batch_time_ms, time.records) for time in ledger.blocks.unclaimed(NAME)] == [(T2, 2)]
-        assert [block.info.records for block in ledger.batches.blocks_of(NAME, T1)] == [1]
+        assert [block.info.records for block in ledger.allocations.blocks_of(NAME, T1)] == [1]

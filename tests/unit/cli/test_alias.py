@@ -47,10 +47,10 @@ class Shop:
         )
         clock.advance(45_000)
         for at_ms in (T1, T2, T3, T4):
-            self.ledger.batches.allocate("shop", at_ms, manifest_uri="m", manifest_sha256="0")
+            self.ledger.allocations.allocate("shop", at_ms, manifest_uri="m", manifest_sha256="0")
 
     def begin(self, at_ms: int) -> Any:
-        return self.ledger.batches.begin_attempt("shop", at_ms, **RUN)
+        return self.ledger.attempts.begin("shop", at_ms, **RUN)
 
     def write(self, *times_ms: int) -> None:
         for at_ms in times_ms:
@@ -59,16 +59,14 @@ class Shop:
     def fail_after(self, at_ms: int, *outputs: str) -> None:
         attempt = self.begin(at_ms)
         for output in outputs:
-            self.ledger.batches.record_output(attempt, output, {})
-        self.ledger.batches.fail_attempt(attempt, "no")
+            self.ledger.attempts.record_output(attempt, output, {})
+        self.ledger.attempts.fail(attempt, "no")
 
     def replay(self, *times_ms: int, index: str = "new") -> None:
         definition = replayed(self.stream, {"index": {"index": index}}).to_json()
         for at_ms in times_ms:
             self._complete(
-                self.ledger.batches.begin_replay(
-                    "shop", at_ms, target="v2", definition=definition, outputs=["index"], **RUN
-                )
+                self.ledger.replays.begin("shop", at_ms, target="v2", definition=definition, outputs=["index"], **RUN)
             )
 
     def lacking(self) -> tuple[list[int], list[int]]:
@@ -81,8 +79,8 @@ class Shop:
 
     def _complete(self, attempt: Any) -> None:
         for output in attempt.outputs:
-            self.ledger.batches.record_output(attempt, output, {})
-        self.ledger.batches.complete_attempt(attempt)
+            self.ledger.attempts.record_output(attempt, output, {})
+        self.ledger.attempts.complete(attempt)
 
 
 class Moves:

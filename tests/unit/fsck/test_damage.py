@@ -250,7 +250,7 @@ def test_a_segment_that_is_gone_is_noticed(shop: Shop) -> None:
 
 def test_a_block_that_cannot_be_read_is_noticed(shop: Shop) -> None:
     path = shop.segments()[1].removeprefix("log/")
-    block = shop.ledger.blocks.of_batch(STREAM, TIMES[2])[0]
+    block = shop.ledger.allocations.blocks_of(STREAM, TIMES[2])[0]
     file = shop.log_path(path)
     data = bytearray(file.read_bytes())
     data[block.info.handle.offset + block.info.handle.length - 3] ^= 1

@@ -22,7 +22,7 @@ from headrace.ledger.errors import (
     NotItsTurnError,
     SlotBusyError,
 )
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 from headrace.ledger.snapshots import StreamSnapshot
 
 from .conftest import INTERVAL_MS, STREAM, TIMES, Shop
@@ -110,14 +110,13 @@ class AnyOperations(RuleBasedStateMachine):
         if not self.attempts:
             return
         attempt = self.attempts.pop(data.draw(st.integers(0, len(self.attempts) - 1)))
-        batches = self.shop.ledger.batches
         with contextlib.suppress(BatchStateError, AttemptFencedError):
             if not well:
-                batches.fail_attempt(attempt, "as it happens")
+                self.shop.ledger.attempts.fail(attempt, "as it happens")
                 return
             for output in attempt.outputs:
-                batches.record_output(attempt, output, {})
-            batches.complete_attempt(attempt)
+                self.shop.ledger.attempts.record_output(attempt, output, {})
+            self.shop.ledger.attempts.complete(attempt)
 
     @rule(back=st.integers(0, 4))
     def run(self, back: int) -> None:

@@ -165,7 +165,7 @@ class Source:
         self.receiver = ReceiverId(stream.name, "records", 0)
         self.partition = TopicPartition("flights", TOPIC_ID, 0)
         ledger.topics.observe(self.job, "records", "flights", TOPIC_ID, 1)
-        ledger.positions.ensure(self.job, "records", self.partition, 0)
+        ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         ledger.positions.assign(self.job, "records", {self.partition: 0})
         self.lease = ledger.receivers.register(self.job, self.receiver, host="h", lease_ms=60_000)
         storage = open_storage(stream.storage.url)

@@ -17,10 +17,10 @@ from headrace.timetables.micro_batch import from_ms
 
 
 def complete(ledger, at_ms):
-    attempt = ledger.batches.begin_attempt("flights", at_ms, holder="test", way="submit", lease_ms=10_000)
+    attempt = ledger.attempts.begin("flights", at_ms, holder="test", way="submit", lease_ms=10_000)
     for output in attempt.outputs:
-        ledger.batches.record_output(attempt, output, {})
-    ledger.batches.complete_attempt(attempt)
+        ledger.attempts.record_output(attempt, output, {})
+    ledger.attempts.complete(attempt)
 
 
 class TestAllocateBlocks:
@@ -143,13 +143,13 @@ class TestCheckpoint:
         register(ledger, stream)
         begun = {"holder": "test", "way": "submit", "lease_ms": 60_000}
         for output in ("elasticsearch", "one"):
-            attempt = ledger.batches.begin_attempt("flights", at_ms, outputs=[output], **begun)
+            attempt = ledger.attempts.begin("flights", at_ms, outputs=[output], **begun)
             if output == "elasticsearch":
-                ledger.batches.record_output(attempt, output, {})
-                ledger.batches.complete_attempt(attempt)
+                ledger.attempts.record_output(attempt, output, {})
+                ledger.attempts.complete(attempt)
         CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
         assert f"Batch {time_text(at_ms)} is not complete, one step is left to do: two." in capsys.readouterr().out
-        ledger.batches.fail_attempt(attempt, "no")
+        ledger.attempts.fail(attempt, "no")
         CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
         assert "2 steps are left to do: one, two." in capsys.readouterr().out
         complete(ledger, at_ms)
@@ -183,7 +183,7 @@ class TestCleanup:
         until(lambda: ledger.now_ms() > at_ms + stream.remember_ms)
         CleanupOperator(task_id="cleanup", stream=stream).execute(task.context)
         assert ledger.batches.get("flights", at_ms).cleaned_at_ms
-        assert ledger.blocks.of_batch("flights", at_ms) == []
+        assert ledger.allocations.blocks_of("flights", at_ms) == []
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "Cleanup after batch" in line]
         assert f"Cleanup after batch {time_text(at_ms)}: " in line
         assert "1 blocks folded into their batches, 1 batches with nothing left in the log" in line

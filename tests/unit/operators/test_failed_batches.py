@@ -73,7 +73,7 @@ class Runs:
         return self.ledger.batches.get("flights", at_ms).state.value
 
     def written(self, at_ms: int) -> dict[str, int]:
-        rows = self.ledger.batches.outputs("flights", at_ms)
+        rows = self.ledger.attempts.outputs("flights", at_ms)
         return {row.output_id: row.attempt for row in rows if row.state.value == "completed"}
 
 
@@ -91,7 +91,7 @@ def test_the_next_run_takes_up_what_failed_after_its_own_batch_each_output_its_o
     runs.write(task, ONE)
     assert [runs.written(time_ms) for time_ms in failed] == [{TWO: 2, ONE: 3}] * 2
     assert [runs.state(time_ms) for time_ms in failed] == ["completed", "completed"]
-    attempt = ledger.batches.attempts("flights", failed[0])[-1]
+    attempt = ledger.attempts.of_batch("flights", failed[0])[-1]
     assert (attempt.attributes["run_id"], attempt.attributes["taken_up"]) == ("run-3", True)
     CheckpointOperator(task_id="checkpoint", stream=stream).execute(task.context)
     assert [event["batch_time_ms"] for event in task.events] == [*failed, at_ms]
@@ -134,13 +134,13 @@ class TestMissedTimes:
         own = make_task(from_ms(missed[0] - stream.batch_interval_ms), run_id="own")
         AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
         runs.write(own, ONE, TWO)
-        assert len(ledger.batches.attempts("flights", missed[0])) == 2
+        assert len(ledger.attempts.of_batch("flights", missed[0])) == 2
 
 
 def test_while_the_output_is_away_a_run_does_not_look_at_others_batches(runs, toy_batch, ledger):
     failed, _ = runs.fail(toy_batch)
     runs.fail(toy_batch)
-    assert len(ledger.batches.attempts("flights", failed)) == 1
+    assert len(ledger.attempts.of_batch("flights", failed)) == 1
 
 
 def test_what_fails_again_ends_it_for_this_run_and_is_left_alone_for_a_while(runs, toy_batch, ledger, monkeypatch):
@@ -149,7 +149,7 @@ def test_what_fails_again_ends_it_for_this_run_and_is_left_alone_for_a_while(run
 
     def only_its_own(operator, opened, attempt, batch, context):
         if batch.batch_time_ms in failed:
-            opened.batches.fail_attempt(attempt, "out of memory")
+            opened.attempts.fail(attempt, "out of memory")
             raise BatchTaskError("out of memory")
         whole(operator, opened, attempt, batch, context)
 
@@ -157,7 +157,7 @@ def test_what_fails_again_ends_it_for_this_run_and_is_left_alone_for_a_while(run
     at_ms, task = runs.next()
     runs.write(task, ONE)
     assert runs.written(at_ms) == {ONE: 1}
-    assert [len(ledger.batches.attempts("flights", time_ms)) for time_ms in failed] == [2, 1]
+    assert [len(ledger.attempts.of_batch("flights", time_ms)) for time_ms in failed] == [2, 1]
     # The first has a pause now; the other one has not.
     stream = runs.stream.model_copy(update={"batch_interval": runs.stream.batch_interval * 10_000})
     assert [each.batch.batch_time_ms for each in failed_batches(StreamContext(stream, ledger), at_ms, [ONE])] == [
@@ -170,7 +170,7 @@ def test_what_failed_by_its_code_is_taken_up_when_the_definition_has_changed(run
     failed, _ = runs.fail(toy_batch, how)
     for _ in range(2):
         runs.write(runs.next()[1], ONE)
-    assert len(ledger.batches.attempts("flights", failed)) == 1
+    assert len(ledger.attempts.of_batch("flights", failed)) == 1
     outputs = (runs.stream.outputs[0].model_copy(update={"refresh": True}), runs.stream.outputs[1])
     runs.stream = runs.stream.model_copy(update={"outputs": outputs})
     register(ledger, runs.stream)
@@ -186,7 +186,7 @@ def test_what_was_abandoned_and_what_somebody_is_at_is_left(runs, toy_batch, led
         update={"limits": runs.stream.limits.model_copy(update={"max_concurrent_batches": 3})}
     )
     register(ledger, runs.stream)
-    ledger.batches.begin_attempt("flights", held, holder="other", way="connect", lease_ms=60_000, outputs=[ONE])
+    ledger.attempts.begin("flights", held, holder="other", way="connect", lease_ms=60_000, outputs=[ONE])
     runs.write(runs.next()[1], ONE)
     assert (runs.state(abandoned), runs.state(held)) == ("abandoned", "running")
 
@@ -195,7 +195,7 @@ def test_what_was_abandoned_and_what_somebody_is_at_is_left(runs, toy_batch, led
 def test_a_run_that_somebody_asked_for_does_its_own_alone(runs, toy_batch, ledger, run_type):
     failed, _ = runs.fail(toy_batch)
     runs.write(runs.next(run_type=run_type)[1], ONE)
-    assert len(ledger.batches.attempts("flights", failed)) == 1
+    assert len(ledger.attempts.of_batch("flights", failed)) == 1
 
 
 def test_a_run_takes_up_others_for_a_bounded_time_and_the_next_one_goes_on(runs, toy_batch, monkeypatch):
@@ -262,7 +262,7 @@ class TestInOrder:
         _, task = runs.next()
         with pytest.raises(EarlierBatchFailedError, match="nothing has changed since it failed"):
             runs.write(task, ONE)
-        assert len(ledger.batches.attempts("flights", first)) == 1
+        assert len(ledger.attempts.of_batch("flights", first)) == 1
 
 
 def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_batch, ledger, monkeypatch):
@@ -272,12 +272,12 @@ def test_a_batch_that_its_own_run_begins_in_that_moment_is_left_to_it(runs, toy_
     def begun_since_it_was_seen(*asked):
         for each in failed_batches(*asked):
             fields = {"holder": "its own run", "way": "submit", "lease_ms": 60_000, "outputs": [ONE]}
-            own.append(ledger.batches.begin_attempt("flights", each.batch.batch_time_ms, **fields))
+            own.append(ledger.attempts.begin("flights", each.batch.batch_time_ms, **fields))
             yield each
 
     monkeypatch.setattr("headrace.runs.retries.failed_batches", begun_since_it_was_seen)
     _, task = runs.next()
     runs.write(task, ONE)
     (attempt,) = own
-    ledger.batches.record_output(attempt, ONE, {"created": 1})
+    ledger.attempts.record_output(attempt, ONE, {"created": 1})
     assert runs.written(failed) == {ONE: attempt.number}

@@ -39,7 +39,7 @@ def test_it_does_all_that_the_five_tasks_do(stream, stored, toy_batch, connectab
     batch = ledger.batches.get("flights", at_ms)
     assert reported == {"batch_time_ms": at_ms, "state": "completed", "records": 3, "blocks": 1}
     assert batch.checkpoint_uri
-    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.outputs == ("elasticsearch", "printed")
     assert [event["records"] for event in task.events] == [3]
 
@@ -71,7 +71,7 @@ def test_a_retry_runs_what_is_left_and_the_stream_is_checkpointed_in_between(
     assert task.events == []
     toy_batch("ok")
     make(stream).execute(task.again(try_number=2).context)
-    assert [row.outputs for row in ledger.batches.attempts("flights", at_ms)] == [
+    assert [row.outputs for row in ledger.attempts.of_batch("flights", at_ms)] == [
         ("elasticsearch", "printed"),
         ("printed",),
     ]
@@ -84,11 +84,11 @@ def test_a_wait_for_a_slot_does_not_allocate_again(stream, stored, source, toy_b
     later = source.store()
     until(lambda: ledger.now_ms() >= later)
     allocate(StreamContext(stream, ledger), later)
-    holding = ledger.batches.begin_attempt("flights", later, holder="other", way="connect", lease_ms=60_000)
+    holding = ledger.attempts.begin("flights", later, holder="other", way="connect", lease_ms=60_000)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
     assert waiting.value.method_name == "slot_may_be_free"
     assert ledger.batches.get("flights", at_ms).state.value == "allocated"
-    ledger.batches.fail_attempt(holding, "over")
+    ledger.attempts.fail(holding, "over")
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"

@@ -93,7 +93,7 @@ def test_what_a_run_did_ahead_is_told_though_its_own_batch_fails(
 
     def but_not_the_last(operator, opened, attempt, batch, context):
         if batch.batch_time_ms == at_ms:
-            opened.batches.fail_attempt(attempt, "no")
+            opened.attempts.fail(attempt, "no")
             raise BatchTaskError("no")
         whole(operator, opened, attempt, batch, context)
 
@@ -140,7 +140,7 @@ def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
         run(stream, own)
     toy_batch("ok")
     run(stream, task)
-    given = [row.attributes.get("parameters") for row in ledger.batches.attempts("flights", first)]
+    given = [row.attributes.get("parameters") for row in ledger.attempts.of_batch("flights", first)]
     assert given == [{"limit": 2}, {"limit": 2}]
     assert checkpointed(stream, task)[0] == first
 
@@ -148,11 +148,11 @@ def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
 def test_one_that_lives_is_waited_for(stream, after, toy_batch, connectable, ledger):
     (first,), at_ms, task = after()
     allocate(StreamContext(stream, ledger), first)
-    attempt = ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    attempt = ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
     operator = WalSparkSubmitOperator(task_id="generate", stream=stream)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
-    ledger.batches.fail_attempt(attempt, "over")
+    ledger.attempts.fail(attempt, "over")
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert states(ledger, first, at_ms) == ["completed", "completed"]
 
@@ -166,12 +166,12 @@ def test_one_that_another_begins_after_the_look_at_it_is_not_fenced(
 
     def meanwhile(operator, opened, batch, steps):
         if batch.batch_time_ms == first:
-            begun.append(opened.batches.begin_attempt("flights", first, holder="own", way="connect", lease_ms=60_000))
+            begun.append(opened.attempts.begin("flights", first, holder="own", way="connect", lease_ms=60_000))
 
     monkeypatch.setattr(WalSparkSubmitOperator, "await_application", meanwhile)
     with pytest.raises(TaskDeferred):
         run(stream, task)
-    ledger.batches.renew_attempt(*begun)
+    ledger.attempts.renew(*begun)
     assert states(ledger, first, at_ms) == ["running", "allocated"]
 
 
@@ -194,7 +194,7 @@ def test_one_that_another_takes_over_is_waited_for(stream, after, toy_batch, con
     (first,), at_ms, task = after()
 
     def overtaken(operator, *_args, **_kwargs):
-        newer = ledger.batches.begin_attempt("flights", first, holder="newer", way="connect", lease_ms=60_000)
+        newer = ledger.attempts.begin("flights", first, holder="newer", way="connect", lease_ms=60_000)
         operator.newer = newer
         raise RuntimeError("the process gave way")
 
@@ -203,8 +203,8 @@ def test_one_that_another_takes_over_is_waited_for(stream, after, toy_batch, con
         patched.setattr(WalSparkSubmitOperator, "_run_process", overtaken)
         with pytest.raises(TaskDeferred) as waiting:
             operator.execute(task.context)
-    ledger.batches.record_output(operator.newer, "elasticsearch", {})
-    ledger.batches.complete_attempt(operator.newer)
+    ledger.attempts.record_output(operator.newer, "elasticsearch", {})
+    ledger.attempts.complete(operator.newer)
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert states(ledger, first, at_ms) == ["completed", "completed"]
 
@@ -213,11 +213,11 @@ def test_a_batch_that_failed_when_it_was_run_again_holds_up_nothing(stream, afte
     (first,), at_ms, task = after()
     allocate(StreamContext(stream, ledger), first)
     begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}
-    attempt = ledger.batches.begin_attempt("flights", first, **begun)
-    ledger.batches.record_output(attempt, "elasticsearch", {})
-    ledger.batches.complete_attempt(attempt)
-    again = ledger.batches.begin_attempt("flights", first, **begun, force=True)
-    ledger.batches.fail_attempt(again, "gone from Kafka")
+    attempt = ledger.attempts.begin("flights", first, **begun)
+    ledger.attempts.record_output(attempt, "elasticsearch", {})
+    ledger.attempts.complete(attempt)
+    again = ledger.attempts.begin("flights", first, **begun, force=True)
+    ledger.attempts.fail(again, "gone from Kafka")
     run(stream, task)
     # Nor was it run ahead: whoever asked for it again does that.
     assert states(ledger, first, at_ms) == ["failed", "completed"]
@@ -237,7 +237,7 @@ def test_an_earlier_batch_that_nothing_can_cure_is_waited_for_until_it_is_given_
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.again(try_number=2, run_type="manual").context)
     assert f"`headrace batches abandon flights {time_text(first)} --reason WHY`" in capsys.readouterr().out
-    assert len(ledger.batches.attempts("flights", first)) == 1
+    assert len(ledger.attempts.of_batch("flights", first)) == 1
     ledger.batches.abandon("flights", first, "its log is damaged")
     operator.slot_may_be_free(task.again(try_number=2, run_type="manual").context, **waiting.value.kwargs)
     assert states(ledger, first, at_ms) == ["abandoned", "completed"]

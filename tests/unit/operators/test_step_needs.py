@@ -40,5 +40,5 @@ def test_between_two_slides_a_window_is_left_out_without_spark(windowed, stream,
         ledger.batches.abandon("flights", at_ms, "not this one")
         at_ms, task = allocated()
     WalSparkSubmitOperator(task_id="generate", stream=windowed, step="elasticsearch").execute(task.context)
-    (row,) = ledger.batches.outputs("flights", at_ms)
+    (row,) = ledger.attempts.outputs("flights", at_ms)
     assert "no window ends" in row.counts["skipped"]

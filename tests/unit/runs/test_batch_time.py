@@ -107,7 +107,7 @@ def test_a_run_that_has_no_batch_says_so(stream, clock):
     clock.advance(12_000)
     with Ledger.open(stream.ledger, clock=clock) as ledger:
         register(ledger, stream)
-        ledger.batches.seal("flights", NOON_MS + 10_000)
+        ledger.allocations.seal("flights", NOON_MS + 10_000)
         run = Run(NOON, NOON + TEN, NOON + TEN, run_type="scheduled")
         with pytest.raises(NothingToRun, match="taken this batch time over"):
             begin_run({"dag_run": run}, StreamContext(stream, ledger))

@@ -82,7 +82,7 @@ class Job:
 def fail(ledger: Ledger, job: Job, error: str) -> None:
     partition = TopicPartition("flights", TOPIC_ID, 0)
     ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
-    ledger.positions.ensure(job.lease, "records", partition, 0)
+    ledger.positions.ensure_all(job.lease, "records", {partition: 0})
     ledger.positions.assign(job.lease, "records", {partition: 0})
     ledger.positions.fail(job.leases[0], partition, error)
 
@@ -247,7 +247,7 @@ class TestInputsNotReceived:
         self.note(job, 0, "refused")
         partition = TopicPartition("flights", TOPIC_ID, 0)
         ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
-        ledger.positions.ensure(job.lease, "records", partition, 0)
+        ledger.positions.ensure_all(job.lease, "records", {partition: 0})
         ledger.positions.assign(job.lease, "records", {partition: 0})
         ranges, handle = (OffsetRange(partition, 0, 1, 1),), BlockHandle("0.wal", 0, 1)
         block = BlockInfo(job.leases[0].receiver_id, 1, 0, clock.now_ms(), handle, ranges, 1, 1)
@@ -422,7 +422,7 @@ class TestBlocksReadyByTimestamp:
     def test_what_is_sealed_waits_for_nothing(self, timed, clock):
         timed.run()
         clock.advance(15_000)
-        timed.ledger.batches.seal("flights", T + 10_000)
+        timed.ledger.allocations.seal("flights", T + 10_000)
         assert timed.ask() == (True, "a later batch is allocated, so nothing can join this one any more")
 
     def test_of_many_partitions_some_are_named(self, timed, clock):
@@ -617,7 +617,7 @@ class TestTheBeginningOfARun:
         with DAG("flights_batches", schedule=None):
             sensor = BlocksReadySensor(task_id="await", stream=stream)
             sensor >> EmptyOperator(task_id="allocate") >> EmptyOperator(task_id="cleanup").as_teardown()
-        ledger.batches.seal("flights", T)
+        ledger.allocations.seal("flights", T)
         with pytest.raises(DownstreamTasksSkipped) as skipped:
             sensor.execute(context(from_ms(T - 20_000)))
         assert set(skipped.value.tasks) == {"allocate", "cleanup"}

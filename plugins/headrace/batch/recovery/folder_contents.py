@@ -11,7 +11,7 @@ from headrace.batch.checkpoint import CheckpointError, CheckpointVersionError
 from headrace.batch.manifest import FOLDER, LOG_FOLDER, Manifest, ManifestError, manifest_time
 from headrace.batch.saved_state import SavedState, read_saved_state
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.rows import BatchRow
+from headrace.ledger.models import BatchRow
 from headrace.ledger.states import BatchState
 from headrace.wal.log_scan import header_of, scan_log
 from headrace.wal.scan import RecoveryMode, ScannedFrame

@@ -12,8 +12,8 @@ from headrace.blocks import BlockHandle, BlockInfo
 from headrace.clock import time_text
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.ledger.allocations import late_records
-from headrace.ledger.found import FoundBatch, FoundBlock
-from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
+from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock, StreamRow
+from headrace.ledger.rebuild_data import FoundBatch, FoundBlock
 from headrace.ledger.states import BatchState
 
 

@@ -12,8 +12,8 @@ from headrace.batch.recovery.folder_contents import FolderContents
 from headrace.batch.recovery.rebuilt_batches import RebuiltBatches, first_batch_time, rebuild_batches
 from headrace.batch.recovery.unaccounted_offsets import account
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
-from headrace.ledger.found import FoundBlock, FoundSegment, FoundStream
-from headrace.ledger.rows import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
+from headrace.ledger.models import MovedBlock, PositionRow, StreamRevision, StreamRow, TopicRow
+from headrace.ledger.rebuild_data import FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.states import DesiredState, PartitionState
 from headrace.stream import Stream
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headrace.batch.recovery.accepted_blocks import Place, listed_ranges, places
 from headrace.batch.recovery.folder_contents import FolderContents, LostPart
 from headrace.blocks import BlockInfo
-from headrace.ledger.rows import GapRow, PositionRow
+from headrace.ledger.models import GapRow, PositionRow
 
 Span = tuple[int, int]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, exists, insert, select
 
 from headrace.ledger.allocations import CLOCK_SKEW_MS
-from headrace.ledger.batch_rows import find_batch
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.batch_states import find_batch
+from headrace.ledger.database import LockedStream, Repository
+from headrace.ledger.models import batch_runs, batches, unclaimed_times
 from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batch_runs, batches, unclaimed_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class BatchBounds:
     """Each time has a row, and its blocks are in the manifest: an hour of 10 s intervals is about 20,000 blocks."""
 
 
-class Runs(Role):
+class RunBatchTimes(Repository):
     """Assigns batch times to runs."""
 
     def assign(self, stream: str, run_id: str) -> int:

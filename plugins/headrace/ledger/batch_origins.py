@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
-from headrace.ledger.chunks import chunks
-from headrace.ledger.database import Role
-from headrace.ledger.rows import BatchOrigin, BatchRow
-from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batches, blocks, segments
+from headrace.ledger.database import chunks
+from headrace.ledger.models import BatchOrigin, BatchRow, batches, blocks, segments
 
 
-class BatchOrigins(Role):
-    """Finds the sources of the batches that a window reads."""
-
-    def origins(self, stream: str, times: Iterable[int], *, abandoned: bool = False) -> dict[int, BatchOrigin]:
-        """Return the source of the records, by batch time, for those of ``times`` that have a batch.
-
-        Absorbed times are left out, since their blocks are in the manifest of the batch that absorbed them. Abandoned
-        batches are left out too, unless ``abandoned``.
-        """
-        left_out = {BatchState.ABSORBED} if abandoned else {BatchState.ABSORBED, BatchState.ABANDONED}
-        wanted = sorted(set(times))
-        with self._database.read() as connection:
-            rows = []
-            for part in chunks(wanted):
-                query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
-                rows += [row for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
-            rows = [row for row in rows if row.state not in left_out]
-            left = _blocks_left(connection, stream, [row.batch_time_ms for row in rows])
-        return {
-            row.batch_time_ms: BatchOrigin(
-                row.batch_time_ms,
-                row.manifest_uri,
-                row.manifest_sha256,
-                _source(row, left.get(row.batch_time_ms, 0)),
-            )
-            for row in rows
-        }
+def origins_of(connection: Connection, rows: Sequence[BatchRow]) -> dict[int, BatchOrigin]:
+    """Return the source of the records of each of the batches, by batch time."""
+    left = _blocks_left(connection, rows[0].stream, [row.batch_time_ms for row in rows]) if rows else {}
+    return {
+        row.batch_time_ms: BatchOrigin(
+            row.batch_time_ms,
+            row.manifest_uri,
+            row.manifest_sha256,
+            _source(row, left.get(row.batch_time_ms, 0)),
+        )
+        for row in rows
+    }
 
 
 def source_of(connection: Connection, batch: BatchRow) -> str:
@@ -49,7 +30,7 @@ def source_of(connection: Connection, batch: BatchRow) -> str:
     return _source(batch, left.get(batch.batch_time_ms, 0))
 
 
-def _source(batch: Any, left: int) -> str:
+def _source(batch: BatchRow, left: int) -> str:
     return "kafka" if batch.built or left < batch.blocks else "log"
 
 

@@ -7,7 +7,6 @@ the lost ledger had.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,10 +15,7 @@ from sqlalchemy import Connection
 
 from headrace.ledger.allocations import insert_inputs
 from headrace.ledger.database import LockedStream
-from headrace.ledger.found import FoundBatch, FoundStream
-from headrace.ledger.rebuilt_receiving import insert_all
-from headrace.ledger.states import AttemptState, BatchState
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
     batch_attempts,
     batch_outputs,
     batch_runs,
@@ -28,6 +24,9 @@ from headrace.ledger.tables import (
     replays,
     unclaimed_times,
 )
+from headrace.ledger.rebuild_data import FoundBatch, FoundStream
+from headrace.ledger.rebuild_receiving import insert_all
+from headrace.ledger.states import AttemptState, BatchState
 
 HOLDER = "a lost ledger"
 """The holder of the attempts in a rebuilt ledger."""
@@ -38,7 +37,7 @@ def insert_batches(connection: Connection, locked: LockedStream, found: FoundStr
     stream, now_ms = locked.row.name, locked.now_ms
     insert_all(connection, batches, (_row(batch, found.last_attempt) for batch in found.batches))
     insert_inputs(connection, [row for batch in found.batches for row in batch.inputs])
-    definitions = [{"stream": stream, **dataclasses.asdict(row)} for row in found.replay_definitions]
+    definitions = [{"stream": stream, **row.to_columns()} for row in found.replay_definitions]
     insert_all(connection, replay_definitions, definitions)
     for batch in found.batches:
         if batch.row.state is not BatchState.ABSORBED:
@@ -55,12 +54,8 @@ def insert_batches(connection: Connection, locked: LockedStream, found: FoundStr
 
 
 def _row(batch: FoundBatch, last_attempt: int) -> dict[str, Any]:
-    row = dataclasses.asdict(batch.row)
-    row["absorbed"] = list(row["absorbed"])
-    for name in ("required", "steps"):
-        row[name] = None if row[name] is None else list(row[name])
-    is_absorbed = batch.row.state is BatchState.ABSORBED
-    return {**row, "attempt": 0 if is_absorbed else last_attempt, "history": batch.history}
+    attempt = 0 if batch.row.state is BatchState.ABSORBED else last_attempt
+    return {**batch.row.to_columns(), "attempt": attempt, "history": batch.history}
 
 
 def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundStream, batch: FoundBatch) -> None:
@@ -96,7 +91,7 @@ def _insert_attempts(connection: Connection, locked: LockedStream, found: FoundS
                 # The attempt that ran it is lost.
                 "state": BatchState.ALLOCATED if replay.state is BatchState.RUNNING else replay.state,
                 "attempt": number,
-                "outputs": list(replay.outputs),
+                "outputs": replay.outputs,
             }
             for number, replay in zip(numbers, batch.replays, strict=True)
         ),
@@ -125,7 +120,7 @@ def _attempt(
         "holder": HOLDER,
         "way": "",
         "source": "log",
-        "outputs": list(outputs),
+        "outputs": outputs,
         "attributes": {},
         "replay_revision": None,
         "revision": None,

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from headrace.ledger.codec import dump_ranges, partition_key
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import LedgerError
-from headrace.ledger.found import FoundStream
 from headrace.ledger.gaps import add_gap
+from headrace.ledger.models import blocks, gaps, positions, receivers, segments, topics
+from headrace.ledger.rebuild_data import FoundStream
 from headrace.ledger.states import ReceiverState
-from headrace.ledger.tables import blocks, gaps, positions, receivers, segments, topics
 
 
 def insert_positions(connection: Connection, found: FoundStream) -> None:
     """Insert the topics and the positions of their partitions, which no receiver owns."""
-    insert_all(connection, topics, (dataclasses.asdict(topic) for topic in found.topics))
+    insert_all(connection, topics, (topic.to_columns() for topic in found.topics))
     insert_all(
         connection,
         positions,
         (
-            {
-                "stream": found.stream.name,
-                "input_id": row.input_id,
-                **partition_key(row.partition),
-                "incarnation": row.partition.incarnation,
-                "next_offset": row.next_offset,
-                "starting_offset": row.starting_offset,
-                "last_batch_time_ms": row.last_batch_time_ms,
-                "watermark_ms": row.watermark_ms,
-                "drained_ms": row.drained_ms,
-                "leader_epoch": row.leader_epoch,
-                "epoch_end_offset": row.epoch_end_offset,
-                "removed_until_offset": row.removed_until_offset,
-                "state": row.state,
-                "error": row.error,
-                "updated_at_ms": row.updated_at_ms,
-            }
+            {**row.to_columns(), "stream": found.stream.name, "receiver_index": None, "wanted_receiver_index": None}
             for row in found.positions
         ),
     )
@@ -126,7 +108,7 @@ def insert_blocks(connection: Connection, locked: LockedStream, found: FoundStre
                 "segment_id": ids[block.info.handle.segment],
                 "frame_offset": block.info.handle.offset,
                 "frame_length": block.info.handle.length,
-                "ranges": dump_ranges(r for r in block.info.ranges if r.until_offset > r.from_offset),
+                "ranges": [r for r in block.info.ranges if r.until_offset > r.from_offset],
                 "records": block.info.records,
                 "payload_bytes": block.info.payload_bytes,
             }
@@ -141,17 +123,7 @@ def insert_gaps(connection: Connection, locked: LockedStream, found: FoundStream
         connection,
         gaps,
         (
-            {
-                "stream": found.stream.name,
-                "input_id": gap.input_id,
-                **partition_key(gap.partition),
-                "incarnation": gap.partition.incarnation,
-                "from_offset": gap.from_offset,
-                "until_offset": gap.until_offset,
-                "reason": gap.reason,
-                "batch_time_ms": gap.batch_time_ms,
-                "at_ms": gap.at_ms,
-            }
+            {name: value for name, value in gap.to_columns().items() if name != "gap_id"}
             for gap in sorted(found.gaps, key=lambda gap: gap.gap_id)
         ),
     )

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, insert, select, update
 
 from headrace.clock import time_text
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import AttemptFencedError
-from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow
+from headrace.ledger.models import (
+    Attempt,
+    AttemptRow,
+    BatchOutputRow,
+    batch_attempts,
+    batch_outputs,
+    replay_definitions,
+)
 from headrace.ledger.states import AttemptState
-from headrace.ledger.tables import batch_attempts, batch_outputs, replay_definitions
 
 _COLUMNS = [column for column in batch_attempts.c if column.name != "replay_revision"]
 
@@ -115,7 +121,7 @@ def running_attempts(
     )
     if revision is not None:
         query = query.where(batch_attempts.c.replay_revision == revision)
-    return [attempt_row(row) for row in connection.execute(query)]
+    return [AttemptRow.from_row(row) for row in connection.execute(query)]
 
 
 def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[AttemptRow]:
@@ -125,7 +131,7 @@ def live_attempts(connection: Connection, stream: str, now_ms: int) -> list[Atte
         batch_attempts.c.state == AttemptState.RUNNING,
         batch_attempts.c.lease_until_ms > now_ms,
     )
-    return [attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.batch_time_ms))]
+    return [AttemptRow.from_row(row) for row in connection.execute(query.order_by(batch_attempts.c.batch_time_ms))]
 
 
 def newest_outputs(
@@ -142,7 +148,7 @@ def newest_outputs(
             *_of_batch(batch_attempts, stream, batch_time_ms), batch_attempts.c.replay_revision == revision
         )
         query = query.where(batch_outputs.c.attempt.in_(attempts))
-    return {row.output_id: BatchOutputRow(**row._mapping) for row in connection.execute(query)}
+    return {row.output_id: BatchOutputRow.from_row(row) for row in connection.execute(query)}
 
 
 def wrote_output() -> ColumnElement[bool]:
@@ -182,8 +188,9 @@ def is_own(connection: Connection, attempt: Attempt, state: AttemptState) -> boo
 def fenced(attempt: Attempt) -> AttemptFencedError:
     """Return the error for an attempt that reports after it has ended."""
     return AttemptFencedError(
-        f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} ({attempt.holder}) no longer has it.",
-        remedy="Stop it: a newer attempt runs the batch, or this one has ended.",
+        f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} ({attempt.holder}) has ended, and may "
+        "not report.",
+        remedy="Stop it. If a newer attempt has fenced it, that one runs the batch.",
     )
 
 
@@ -209,13 +216,6 @@ def select_attempts() -> Select[Any]:
             replay_definitions.c.revision == batch_attempts.c.replay_revision,
         ),
     )
-
-
-def attempt_row(row: Row[Any]) -> AttemptRow:
-    """A row of `select_attempts`."""
-    fields = dict(row._mapping)
-    fields["outputs"] = tuple(fields["outputs"])
-    return AttemptRow(**fields)
 
 
 def _of_batch(table: Any, stream: str, batch_time_ms: int) -> tuple[Any, ...]:

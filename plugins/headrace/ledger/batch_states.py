@@ -1,19 +1,38 @@
-"""Computes the state of a batch, or of a replay's batch, from the results of its outputs."""
+"""Reads a batch within a transaction, and computes its state, or its state in a replay, from its outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 
-from headrace.ledger.attempt_rows import newest_outputs, running_attempts
-from headrace.ledger.batch_rows import require_batch
+from headrace.ledger.attempt_statements import newest_outputs, running_attempts
 from headrace.ledger.database import LockedStream
+from headrace.ledger.errors import BatchNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.rows import AttemptRow, BatchOutputRow, BatchRow
+from headrace.ledger.models import AttemptRow, BatchOutputRow, BatchRow, batches
 from headrace.ledger.states import AttemptState, BatchState, EventKind
-from headrace.ledger.tables import batches
+
+
+def find_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow | None:
+    """Return the batch's row, or None if it was not allocated."""
+    row = connection.execute(
+        select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
+    ).one_or_none()
+    return None if row is None else BatchRow.from_row(row)
+
+
+def require_batch(connection: Connection, stream: str, batch_time_ms: int) -> BatchRow:
+    """Return the batch's row.
+
+    Raises:
+        BatchNotFoundError: it was not allocated.
+    """
+    batch = find_batch(connection, stream, batch_time_ms)
+    if batch is None:
+        raise BatchNotFoundError(stream, batch_time_ms)
+    return batch
 
 
 def outcome(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.blocks import BlockInfo, ReceiverId
-from headrace.ledger.rows import (
+from headrace.ledger.models import (
     BatchInputRow,
     BatchRow,
     FiledReplay,
