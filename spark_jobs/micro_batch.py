@@ -1,6 +1,6 @@
 """Runs one batch: with plain Python in the receiver job's application, or with spark-submit in its own application."""
 
-from headrace.spark.micro_batch_job import main
+from headrace.spark.batch_command import main
 from headrace.spark.termination import run_and_leave
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def stop(
 
 def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool) -> None:
     from headrace.clock import SystemClock
-    from headrace.receiver.stop_request import write_stop_request
+    from headrace.receiver.tracker import write_stop_request
     from headrace.wal.storage import open_storage
 
     folder = open_storage(storage).below(name)
@@ -188,7 +188,7 @@ def _receiver_state(receiver: ReceiverRow, unasked: Collection[InputTrouble], no
 
 def _summary(ledger: Ledger, row: StreamRow) -> dict[str, Any]:
     from headrace.batch.stream_status import NOT_RECEIVED, stream_status
-    from headrace.receiver.adoption import unadopted
+    from headrace.receiver.definition_adoption import unadopted
 
     job = ledger.jobs.current(row.name)
     state = _job_state(job, ledger.now_ms())

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from headrace.kafka.errors import RangesUnreadableError
-from headrace.kafka.offset_requests import EARLIEST, LATEST, request_offsets
 from headrace.kafka.topic_ids import AdminTopicIds
 from headrace.kafka.topic_watch import SeenTopic, TopicWatch
 from headrace.stream.inputs import KafkaInput
 
 Partition = tuple[str, int]
 """Topic and partition."""
+
+EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 _NO_SUCH_PARTITION = frozenset(
     {
@@ -57,7 +60,7 @@ class OffsetQuestions:
         try:
             return TopicWatch(self._admin, source).look()
         except KafkaException as error:
-            raise unreadable(f"does not tell the topics of input {source.id!r}: {error}") from error
+            raise unreadable(f"does not answer with the topics of input {source.id!r}: {error}") from error
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str | None]:
         """Each topic's id, None for a topic that does not exist. Raises RangesUnreadableError."""
@@ -99,15 +102,6 @@ class OffsetQuestions:
             for each, reported in found.items()
         }
 
-    def has_open_transaction(self, partition: Partition) -> bool:
-        """Whether the partition's end is later with read_uncommitted than with read_committed. Raises
-        RangesUnreadableError."""
-        committed, end = (
-            self._ask({partition: LATEST}, isolation)[partition]
-            for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-        )
-        return committed is not None and end is not None and bool(committed.offset < end.offset)
-
     def is_compacted(self, topic: str) -> bool | None:
         """Whether the topic is compacted; None if that cannot be determined, for example without the privilege."""
         try:
@@ -134,17 +128,16 @@ class OffsetQuestions:
         try:
             metadata = self._admin.list_topics(_TRANSACTIONS, timeout=self._seconds)
         except KafkaException as error:
-            raise unreadable(f"does not tell its topics: {error}") from error
+            raise unreadable(f"does not answer with its topics: {error}") from error
         reported = metadata.topics.get(_TRANSACTIONS)
         return reported is not None and (reported.error is None or reported.error.code() not in _NO_SUCH_PARTITION)
 
-    def _ask(
-        self, specs: Mapping[Partition, Any], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
-    ) -> dict[Partition, Any]:
+    def _ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, Any]:
+        isolation = IsolationLevel.READ_UNCOMMITTED
         try:
             answers = request_offsets(self._admin, specs, isolation=isolation, seconds=self._seconds)
         except KafkaException as error:
-            raise unreadable(f"does not tell its offsets: {error}") from error
+            raise unreadable(f"does not answer with its offsets: {error}") from error
         return {each: self._answer(each, future) for each, future in answers.items()}
 
     def _answer(self, partition: Partition, future: concurrent.futures.Future[Any]) -> Any:
@@ -152,13 +145,32 @@ class OffsetQuestions:
         try:
             return future.result(timeout=0)
         except concurrent.futures.TimeoutError:
-            raise unreadable(f"did not tell the offsets of {name} within {self._seconds:.0f} s") from None
+            raise unreadable(f"did not answer with the offsets of {name} within {self._seconds:.0f} s") from None
         except KafkaException as error:
             if error.args[0].code() in _NO_SUCH_PARTITION:
                 return None
-            raise unreadable(f"does not tell the offsets of {name}: {error}") from error
+            raise unreadable(f"does not answer with the offsets of {name}: {error}") from error
 
 
 def unreadable(what: str) -> RangesUnreadableError:
     """The error with the text "Kafka ``what``."."""
     return RangesUnreadableError(f"Kafka {what}.", remedy="Run it again once Kafka answers.")
+
+
+def request_offsets(
+    admin: Any, specs: Mapping[tuple[str, int], Any], *, isolation: IsolationLevel, seconds: float
+) -> dict[tuple[str, int], concurrent.futures.Future[Any]]:
+    """Request an offset of each (topic, partition) by its ``OffsetSpec``. Returns the futures of the answers; those
+    that did not arrive in time are not done.
+
+    Raises KafkaException when the request cannot be made; errors of single partitions are in their futures.
+    """
+    if not specs:
+        return {}
+    futures = admin.list_offsets(
+        {KafkaPartition(topic, number): spec for (topic, number), spec in specs.items()},
+        isolation_level=isolation,
+        request_timeout=seconds,
+    )
+    concurrent.futures.wait(futures.values(), timeout=seconds + _SLACK_SECONDS)
+    return {(each.topic, each.partition): future for each, future in futures.items()}

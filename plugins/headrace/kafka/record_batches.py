@@ -340,7 +340,7 @@ def combine(chunks: Sequence[RecordChunk]) -> tuple[pa.RecordBatch | None, tuple
                 joined[each.partition] = each
             elif before.until_offset != each.from_offset:
                 raise ValueError(
-                    f"{each.partition} goes on at {each.from_offset} after {before.until_offset} within one block"
+                    f"{each.partition} continues at {each.from_offset} after {before.until_offset} within one block"
                 )
             else:
                 joined[each.partition] = OffsetRange(

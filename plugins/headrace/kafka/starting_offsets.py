@@ -12,7 +12,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from headrace.kafka.client_settings import isolation_level
 from headrace.kafka.errors import StartingOffsetsError
-from headrace.kafka.offset_requests import EARLIEST, LATEST, request_offsets
+from headrace.kafka.offset_questions import EARLIEST, LATEST, request_offsets
 from headrace.stream.inputs import KafkaInput, StartingOffsets, StartingTimestamp
 
 Partition = tuple[str, int]

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _QUESTION_SECONDS = 10.0
 # Stands for the id of a topic that may not be described: no topic has it, so its records are not stored.
-_UNTOLD = ""
+_NOT_DESCRIBED = ""
 
 
 class TopicIds(Protocol):
@@ -67,10 +67,10 @@ def _id_of(future: concurrent.futures.Future[Any]) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Foreign:
     """Partitions whose records must not be stored: their topic now has another id (``recreated``), or may not be
-    described (``untold``)."""
+    described (``unauthorized``)."""
 
     recreated: tuple[TopicPartition, ...] = ()
-    untold: tuple[TopicPartition, ...] = ()
+    unauthorized: tuple[TopicPartition, ...] = ()
 
 
 class IncarnationGuard:
@@ -88,12 +88,16 @@ class IncarnationGuard:
         if not topics:
             return Foreign()
         current = self._current(topics)
-        untold = tuple(each for each in partitions if current[each.topic] == _UNTOLD)
-        recreated = tuple(each for each in partitions if current[each.topic] not in (None, _UNTOLD, each.topic_id))
-        for found, why in ((recreated, "was created again"), (untold, "may not be described")):
+        unauthorized = tuple(each for each in partitions if current[each.topic] == _NOT_DESCRIBED)
+        recreated = tuple(
+            each for each in partitions if current[each.topic] not in (None, _NOT_DESCRIBED, each.topic_id)
+        )
+        for found, why in ((recreated, "was created again"), (unauthorized, "may not be described")):
             for each in found:
-                logger.error("%s-%d %s; what was read under its name is dropped", each.topic, each.partition, why)
-        return Foreign(recreated, untold)
+                logger.error(
+                    "%s-%d %s; the records that were read under its name are dropped", each.topic, each.partition, why
+                )
+        return Foreign(recreated, unauthorized)
 
     def _current(self, topics: Collection[str]) -> Mapping[str, str | None]:
         while True:
@@ -107,9 +111,9 @@ class IncarnationGuard:
                 if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     # One such topic must not prevent the others' records from being stored, so query them singly.
                     if len(topics) == 1:
-                        return dict.fromkeys(topics, _UNTOLD)
+                        return dict.fromkeys(topics, _NOT_DESCRIBED)
                     return {topic: reported for each in topics for topic, reported in self._current([each]).items()}
-                logger.warning("Kafka does not tell the topics' ids, asked again: %s", error)
+                logger.warning("Kafka does not answer with the topics' ids, and is asked again: %s", error)
                 self._wait(1.0)
             else:
                 return current

@@ -385,7 +385,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _ending(code: int) -> str:
-    """An exit code of ``headrace.spark.micro_batch_job`` in words."""
+    """An exit code of ``headrace.spark.batch_command`` in words."""
     if code == _EXIT_FENCED:
         return "gave way to a newer attempt at the batch"
     if code in (-signal.SIGTERM, 128 + signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""Cuts the data that a receiver adds into blocks, and pushes the blocks to a listener, as Spark's BlockGenerator.
+"""Cuts the data that a receiver adds into blocks, and has them stored one after the other, as Spark's BlockGenerator.
 
 Three threads work here: the receiver's own (adds), the cutter's timer (cuts at each block interval) and the pushing
 thread (stores one block after the other, and sends the heartbeat). A block is cut at the interval or when it reaches
@@ -8,17 +8,20 @@ and the block grows to its maximum; then adding waits. This gives back-pressure,
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from headrace.blocks import ReceiverId
 from headrace.clock import Clock
 from headrace.receiver.errors import GeneratorStateError
 from headrace.receiver.recurring_timer import RecurringTimer
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -37,45 +40,12 @@ class GeneratorState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockId:
-    """A block's name within its receiver: the start of the interval at whose end it was cut, and a serial number."""
-
-    receiver: ReceiverId
-    interval_start_ms: int
-    serial: int
-
-    def __str__(self) -> str:
-        return f"input-{self.receiver}-{self.interval_start_ms}-{self.serial}"
-
-
-@dataclass(frozen=True, slots=True)
 class GeneratedBlock(Generic[T]):
     """Items in the order in which they were added. ``cut_time_ms`` never goes back from block to block."""
 
-    block_id: BlockId
     cut_time_ms: int
     items: tuple[T, ...]
     nbytes: int
-
-
-class BlockGeneratorListener(Protocol[T]):
-    """Called for everything that happens to the data, in order. ``on_add_data`` and ``on_generate_block`` are called
-    under the generator's lock, so they are atomic with adding and cutting, and must be quick."""
-
-    def on_add_data(self, item: T, metadata: object) -> None:
-        """``item`` was added to the block that is being filled (only from the ``_with_callback`` methods)."""
-
-    def on_generate_block(self, block: GeneratedBlock[T]) -> None:
-        """``block`` was cut; everything added later belongs to a later block."""
-
-    def on_push_block(self, block: GeneratedBlock[T]) -> None:
-        """Store ``block``; called in the pushing thread. Raising ends the generator: queued blocks are not pushed."""
-
-    def on_tick(self) -> None:
-        """Called in the pushing thread, after each block and at least every ``TICK_SECONDS`` between blocks."""
-
-    def on_error(self, message: str, error: BaseException) -> None:
-        """The pushing thread has ended with ``error``."""
 
 
 class BlockGenerator(Generic[T]):
@@ -84,7 +54,6 @@ class BlockGenerator(Generic[T]):
     def __init__(
         self,
         receiver: ReceiverId,
-        listener: BlockGeneratorListener[T],
         *,
         block_interval_ms: int,
         max_block_bytes: int,
@@ -94,8 +63,6 @@ class BlockGenerator(Generic[T]):
     ) -> None:
         """``now_ms`` gives the cut times (the ledger's clock); ``clock`` times the cutter."""
         self._receiver = receiver
-        self._listener = listener
-        self._interval_ms = block_interval_ms
         self._max_block_bytes = max_block_bytes
         self._max_queued_blocks = max_queued_blocks
         self._clock = clock
@@ -104,7 +71,6 @@ class BlockGenerator(Generic[T]):
         self._state = GeneratorState.INITIALIZED
         self._filling: list[T] = []
         self._filling_bytes = 0
-        self._serial = 0
         self._last_cut_ms = 0
         self._queue: deque[GeneratedBlock[T] | Callable[[], None]] = deque()
         self._queued_blocks = 0
@@ -112,7 +78,7 @@ class BlockGenerator(Generic[T]):
         self._pushing: GeneratedBlock[T] | None = None
         self._failure: BaseException | None = None
         self._timer = RecurringTimer(clock, block_interval_ms, self._on_interval, f"blocks-{receiver.index}")
-        self._pusher = threading.Thread(target=self._push, name=f"headrace-push-{receiver.index}", daemon=True)
+        self._pusher: threading.Thread | None = None
 
     # -- life cycle ------------------------------------------------------------------------------------------------
 
@@ -127,54 +93,58 @@ class BlockGenerator(Generic[T]):
         with self._changed:
             return self._failure
 
-    def start(self) -> None:
-        """Start both threads. Raises GeneratorStateError unless this is the first start."""
+    def start(self, push: Callable[[GeneratedBlock[T]], None], tick: Callable[[], None]) -> None:
+        """Start both threads. The pushing thread calls ``push`` with one block after the other, to store it. It calls
+        ``tick`` after each block, and at least every ``TICK_SECONDS`` between blocks.
+
+        An error that one of them raises ends the generator: queued blocks are not pushed. See `failure`.
+        Raises GeneratorStateError unless this is the first start.
+        """
         with self._changed:
             if self._state is not GeneratorState.INITIALIZED:
                 raise GeneratorStateError(f"the block generator was started in state {self._state.value}.")
             self._state = GeneratorState.ACTIVE
+            self._pusher = threading.Thread(
+                target=self._push, args=(push, tick), name=f"headrace-push-{self._receiver.index}", daemon=True
+            )
         self._timer.start()
         self._pusher.start()
 
     def stop(self) -> None:
         """Accept no more data, cut and push what was added, and end both threads. A second call does nothing."""
         with self._changed:
-            started = self._state is not GeneratorState.INITIALIZED
+            pusher = self._pusher
             if self._state is GeneratorState.ACTIVE:
                 self._state = GeneratorState.STOPPED_ADDING_DATA
             self._changed.notify_all()
-        if started:
+        if pusher is not None:
             self._timer.stop()
             with self._changed:
                 if self._failure is None:
                     self._cut()
                     self._state = GeneratorState.STOPPED_GENERATING_BLOCKS
                 self._changed.notify_all()
-            self._pusher.join()
+            pusher.join()
         with self._changed:
             self._state = GeneratorState.STOPPED_ALL
-
-    def abort(self, error: BaseException) -> None:
-        """Drop everything except the block being pushed, and end. For a receiver that may store nothing more."""
-        with self._changed:
-            self._fail(error)
-        self._timer.stop()
-        if self._pusher.ident is not None and self._pusher is not threading.current_thread():
-            self._pusher.join()
 
     # -- adding ----------------------------------------------------------------------------------------------------
 
     def add_data(self, item: T, nbytes: int) -> None:
         """Add one item of ``nbytes``; waits while the queue is full. Raises GeneratorStateError outside Active."""
-        self._add([(item, nbytes)], None, called_back=False)
-
-    def add_data_with_callback(self, item: T, nbytes: int, metadata: object) -> None:
-        """As ``add_data``; the listener's ``on_add_data(item, metadata)`` is called before any cut can intervene."""
-        self._add([(item, nbytes)], metadata, called_back=True)
-
-    def add_multiple_data_with_callback(self, items: list[tuple[T, int]], metadata: object) -> None:
-        """Add items that must lie in one block, with a callback for each."""
-        self._add(items, metadata, called_back=True)
+        with self._changed:
+            while True:
+                self._raise_unless_active()
+                if not self._filling or self._filling_bytes + nbytes <= self._max_block_bytes:
+                    break
+                if self._queued_blocks < self._max_queued_blocks:
+                    self._cut()
+                    break
+                self._changed.wait(TICK_SECONDS)
+            self._filling.append(item)
+            self._filling_bytes += nbytes
+            if self._filling_bytes >= self._max_block_bytes and self._queued_blocks < self._max_queued_blocks:
+                self._cut()
 
     def after_push(self, action: Callable[[], None]) -> None:
         """Have the pushing thread call ``action`` once everything added so far is pushed."""
@@ -217,25 +187,6 @@ class BlockGenerator(Generic[T]):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _add(self, items: list[tuple[T, int]], metadata: object, *, called_back: bool) -> None:
-        nbytes = sum(size for _, size in items)
-        with self._changed:
-            while True:
-                self._raise_unless_active()
-                if not self._filling or self._filling_bytes + nbytes <= self._max_block_bytes:
-                    break
-                if self._queued_blocks < self._max_queued_blocks:
-                    self._cut()
-                    break
-                self._changed.wait(TICK_SECONDS)
-            for item, _ in items:
-                self._filling.append(item)
-                if called_back:
-                    self._listener.on_add_data(item, metadata)
-            self._filling_bytes += nbytes
-            if self._filling_bytes >= self._max_block_bytes and self._queued_blocks < self._max_queued_blocks:
-                self._cut()
-
     def _raise_unless_active(self) -> None:
         if self._state is not GeneratorState.ACTIVE:
             cause = f" after {self._failure}" if self._failure is not None else ""
@@ -255,14 +206,11 @@ class BlockGenerator(Generic[T]):
         if not self._filling:
             return
         cut_time_ms = self._cut_time()
-        block_id = BlockId(self._receiver, cut_time_ms - self._interval_ms, self._serial)
-        block = GeneratedBlock(block_id, cut_time_ms, tuple(self._filling), self._filling_bytes)
-        self._serial += 1
+        block = GeneratedBlock(cut_time_ms, tuple(self._filling), self._filling_bytes)
         self._filling, self._filling_bytes = [], 0
         self._queue.append(block)
         self._queued_blocks += 1
         self._queued_bytes += block.nbytes
-        self._listener.on_generate_block(block)
         self._changed.notify_all()
 
     def _on_interval(self, _time_ms: int) -> None:
@@ -273,16 +221,16 @@ class BlockGenerator(Generic[T]):
                 except Exception as error:
                     self._fail(error)
 
-    def _push(self) -> None:
+    def _push(self, push: Callable[[GeneratedBlock[T]], None], tick: Callable[[], None]) -> None:
         try:
-            while self._push_next():
+            while self._push_next(push, tick):
                 pass
         except Exception as error:
             with self._changed:
                 self._fail(error)
-            self._listener.on_error("the thread that stores blocks has ended", error)
+            logger.error("receiver %s: the thread that stores blocks has ended: %s", self._receiver, error)
 
-    def _push_next(self) -> bool:
+    def _push_next(self, push: Callable[[GeneratedBlock[T]], None], tick: Callable[[], None]) -> bool:
         """Push the next entry, or tick. Returns whether there may be more."""
         with self._changed:
             if not self._queue:
@@ -296,12 +244,12 @@ class BlockGenerator(Generic[T]):
                 self._pushing = entry
                 self._changed.notify_all()
         if isinstance(entry, GeneratedBlock):
-            self._listener.on_push_block(entry)
+            push(entry)
             with self._changed:
                 self._pushing = None
         elif entry is not None:
             entry()
-        self._listener.on_tick()
+        tick()
         return True
 
     def _fail(self, error: BaseException) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
 
 from headrace.blocks import BlockInfo, OffsetRange, TopicPartition
-from headrace.clock import Clock
 from headrace.kafka.record_batches import RecordChunk, combine, without
-from headrace.ledger import Ledger
 from headrace.ledger.errors import (
     LeaseLostError,
     LedgerUnavailableError,
@@ -19,12 +18,15 @@ from headrace.ledger.errors import (
     PositionConflictError,
     SegmentRemovedError,
 )
-from headrace.ledger.models import EpochEnd, ReceiverLease
+from headrace.ledger.models import ReceiverLease
+from headrace.receiver.disk_space import room_for
 from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import by_event_time
+from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.partition_state import Gap
 from headrace.receiver.pausing import Pausing
-from headrace.receiver.reused_offsets import report_reused
+from headrace.receiver.receiver_events import report_reused
+from headrace.stream_context import StreamContext
 from headrace.wal.errors import StorageError, WriteFailedError, is_out_of_space
 from headrace.wal.writer import WriteAheadLogWriter, WrittenFrame
 
@@ -47,52 +49,55 @@ _ROOM_BLOCKS = 4
 _ROOM_BYTES = 4 << 20
 
 
+@dataclass(slots=True)
+class StoreCounts:
+    """What a receiver has stored since it began. The pushing thread writes it."""
+
+    blocks: int = 0
+    records: int = 0
+    payload_bytes: int = 0
+    write_failures: int = 0
+    dropped_records: int = 0
+    late_records: int = 0
+
+
 class BlockStore:
-    """Used by the pushing thread. ``wait`` waits for seconds while heartbeats continue; it raises to give up."""
+    """Used by the pushing thread."""
 
     def __init__(
         self,
+        context: StreamContext,
         lease: ReceiverLease,
-        ledger: Ledger,
-        writer: WriteAheadLogWriter,
         *,
-        commit: Callable[[Sequence[OffsetRange]], None],
-        wait: Callable[[float], None],
-        clock: Clock,
+        writer: WriteAheadLogWriter,
+        kafka: KafkaReceiver,
         pausing: Pausing,
-        room_for: Callable[[int], bool],
+        counts: StoreCounts,
         next_offsets: dict[TopicPartition, int],
-        epoch_end: Callable[[TopicPartition, int], EpochEnd | None] = lambda *_: None,
-        recreated: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]] = lambda _: (),
-        stored: Callable[[], None] = lambda: None,
+        wait: Callable[[float], None],
+        not_to_store: Callable[[Sequence[TopicPartition]], Sequence[TopicPartition]],
+        stored: Callable[[], object],
     ) -> None:
         """``next_offsets`` are the ledger's positions, for the headers of new segments; this class keeps them current.
 
-        ``room_for`` returns whether the log's disk has room for a number of bytes; ``pausing`` is notified when not.
-        ``epoch_end`` returns the epoch end of a partition's last record below an offset.
-        ``recreated`` returns the partitions whose records may belong to another incarnation of their topic.
+        ``wait`` waits for seconds while heartbeats continue; it raises to give up.
+        ``not_to_store`` returns the partitions whose records may belong to another incarnation of their topic.
         ``stored`` is called after each block: records of an idle year become one block for each of its batches.
         """
         self._lease = lease
-        self._ledger = ledger
+        self._ledger = context.ledger
+        self._clock = context.clock
+        self._disk_url = context.storage.url
         self._writer = writer
-        self._commit = commit
-        self._wait = wait
-        self._clock = clock
+        self._kafka = kafka
         self._pausing = pausing
-        self._room_for = room_for
-        self._epoch_end = epoch_end
-        self._recreated = recreated
+        self._counts = counts
+        self._next_offsets = next_offsets
+        self._wait = wait
+        self._not_to_store = not_to_store
         self._stored = stored
         self._last_accepted: int | None = None
         self._is_undecided = False
-        self.blocks = 0
-        self.records = 0
-        self.payload_bytes = 0
-        self.write_failures = 0
-        self.dropped_records = 0
-        self.late_records = 0
-        self.next_offsets = next_offsets
 
     def store(self, chunks: Sequence[RecordChunk], cut_time_ms: int) -> None:
         """Store the chunks as one block per event time; chunks without records only move positions.
@@ -102,7 +107,7 @@ class BlockStore:
             LeaseLostError: another receiver has taken over; nothing more was accepted.
         """
         partitions = dict.fromkeys(each.partition for chunk in chunks for each in chunk.ranges)
-        gone = self._recreated(list(partitions))
+        gone = self._not_to_store(list(partitions))
         for group in by_event_time(chunks):
             self._store_block(group, cut_time_ms, gone)
             self._stored()
@@ -123,8 +128,8 @@ class BlockStore:
                 # The partition was taken away by force. If a frame was written, it stays an intent.
                 logger.warning("%s", error)
                 batch, ranges = self._without(batch, ranges, [error.partition])
-        self.next_offsets.update((each.partition, each.until_offset) for each in ranges)
-        self._commit(ranges)
+        self._next_offsets.update((each.partition, each.until_offset) for each in ranges)
+        self._kafka.commits.note(ranges)
 
     def advance(self, partition: TopicPartition, from_offset: int, until_offset: int, gap: str | None) -> None:
         """Advance a position over offsets that hold no record, or that are lost (``gap`` says why)."""
@@ -138,11 +143,11 @@ class BlockStore:
                     raise
 
         self._retried(step)
-        self.next_offsets[partition] = until_offset
+        self._next_offsets[partition] = until_offset
 
     def report_reused(self, gap: Gap) -> None:
         """Report offsets that Kafka took back. (Not if the topic was created again: the tracker reports that.)"""
-        if self._recreated([gap.partition]):
+        if self._not_to_store([gap.partition]):
             return
         try:
             self._retried(lambda: report_reused(gap, self._lease, self._ledger))
@@ -150,8 +155,8 @@ class BlockStore:
             # The partition was taken away by force; its new receiver finds the same.
             logger.warning("%s", error)
 
-    def idle(self) -> None:
-        """End the segment if it is due. Called while there is nothing to store."""
+    def end_segment_if_due(self) -> None:
+        """End the log's segment if it is old enough, also while there is nothing to store."""
         self._closed(self._writer.roll_if_due(self._settled))
 
     def close(self) -> None:
@@ -197,7 +202,7 @@ class BlockStore:
                 )
                 self._add(info, frame)
             except (WriteFailedError, SegmentRemovedError, StorageError, OSError) as error:
-                self.write_failures += 1
+                self._counts.write_failures += 1
                 last = error
                 if is_out_of_space(error):
                     # Not this receiver's failure: a restarted receiver would have the same problem, and would first
@@ -208,11 +213,11 @@ class BlockStore:
                 failures += 1
                 logger.warning("storing a block failed (%d of %d tries): %s", failures, STORE_TRIES, error)
             else:
-                self._pausing.disk_has_room()
+                self._pausing.stored(frame.payload_bytes)
                 return
         raise StoreFailedError(
             f"A block of {batch.num_rows} records could not be stored in {STORE_TRIES} tries: {last}.",
-            remedy="Its records are read from Kafka again; see to the log's disk or store.",
+            remedy="Its records are read from Kafka again; check the log's disk or object store.",
         ) from last
 
     def _await_room(self, error: Exception, nbytes: int, waited: int) -> None:
@@ -221,7 +226,7 @@ class BlockStore:
         needed = max(_ROOM_BLOCKS * nbytes, _ROOM_BYTES)
         seconds = min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 2 ** min(waited, 8))
         self._wait(seconds)
-        while not self._room_for(needed):
+        while not room_for(self._disk_url, needed):
             seconds = min(_LONGEST_LOOK_SECONDS, seconds * 2)
             self._wait(seconds)
 
@@ -230,15 +235,15 @@ class BlockStore:
         ends = {
             each.partition: end
             for each in info.ranges
-            if (end := self._epoch_end(each.partition, each.until_offset)) is not None
+            if (end := self._kafka.leader_epochs.end_at(each.partition, each.until_offset)) is not None
         }
         added = self._retried(lambda: self._ledger.blocks.add(self._lease, info, ends))
         self._is_undecided = False
         self._last_accepted = info.sequence
-        self.blocks += 1
-        self.records += info.records
-        self.late_records += info.records if added.late else 0
-        self.payload_bytes += info.payload_bytes
+        self._counts.blocks += 1
+        self._counts.records += info.records
+        self._counts.late_records += info.records if added.late else 0
+        self._counts.payload_bytes += info.payload_bytes
         self._closed(frame.closed)
 
     def _closed(self, segments: Sequence[str]) -> None:
@@ -247,7 +252,7 @@ class BlockStore:
                 self._ledger.segments.closed(self._lease, segment)
             except (LedgerUnavailableError, LeaseLostError) as error:
                 # The next epoch's registration closes it too; only its cleanup is delayed.
-                logger.warning("segment %s could not be told to be closed: %s", segment, error)
+                logger.warning("segment %s could not be reported as closed: %s", segment, error)
 
     def _retried(self, step: Callable[[], T]) -> T:
         """Repeat ``step`` while the ledger does not answer. Adding a block twice is harmless: the ledger knows its
@@ -261,16 +266,16 @@ class BlockStore:
                 if self._clock.monotonic() >= until:
                     raise StoreFailedError(
                         f"The ledger did not answer for {LEDGER_TIMEOUT_SECONDS:.0f} s: {error}.",
-                        remedy="The receiver starts again from the ledger's positions once it answers.",
+                        remedy="The receiver starts again from the ledger's positions when the ledger answers.",
                     ) from error
-                logger.warning("the ledger does not answer, asked again: %s", error)
+                logger.warning("The ledger does not answer, and is asked again: %s", error)
                 self._wait(seconds)
                 seconds = min(5.0, seconds * 2)
 
     def _without(
         self, batch: pa.RecordBatch | None, ranges: tuple[OffsetRange, ...], dropped: Sequence[TopicPartition]
     ) -> tuple[pa.RecordBatch | None, tuple[OffsetRange, ...]]:
-        self.dropped_records += sum(each.records for each in ranges if each.partition in dropped)
+        self._counts.dropped_records += sum(each.records for each in ranges if each.partition in dropped)
         if batch is None:
             return None, tuple(each for each in ranges if each.partition not in dropped)
         return without(batch, ranges, dropped)

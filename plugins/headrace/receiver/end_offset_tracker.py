@@ -3,7 +3,7 @@ for idle partitions.
 
 Kafka is asked for the end offsets of the partitions. Its answer describes a moment after the request. So once a
 partition's stored position reaches that end, everything that Kafka had at the request is stored, whatever happened in
-between: an idle partition, a full queue, a refused fetch. Without a broker's answer there are no new claims. An empty
+between: an idle partition, a full queue, a refused fetch. Without a broker's answer nothing new is reported. An empty
 fetch proves less: librdkafka reports the end of a partition once and then stays silent, whether the broker still
 answers or not.
 """
@@ -88,12 +88,14 @@ class _End:
 
 
 class EndOffsetTracker:
-    """Makes a receiver's claims. Used by the pushing thread.
+    """Finds up to which time each partition is drained: everything that Kafka had then is stored.
+
+    Used by the pushing thread.
 
     ``stored`` returns the ledger's position of each of the receiver's partitions, ``now_ms`` the ledger's time.
 
-    Kafka is asked once a second, ``lateness_ms`` after each full second: so claims are fresh at the moment from which a
-    batch no longer waits.
+    Kafka is asked once a second, ``lateness_ms`` after each full second: so the answer is new at the moment from which
+    a batch no longer waits.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class EndOffsetTracker:
 
     def look(self) -> bool:
         """Send a request when it is due, or take its answer, without waiting. Returns whether an answer that has just
-        come gives new claims."""
+        come drained a partition up to a later time."""
         if self._answer is not None:
             return self._hear(self._answer)
         now_ms = self._now_ms()
@@ -130,12 +132,12 @@ class EndOffsetTracker:
             try:
                 self._answer = self._ends.ask([(each.topic, each.partition) for each in self._asked_at])
             except KafkaException as error:
-                logger.warning("Kafka cannot be asked where the partitions end: %s", error)
+                logger.warning("Kafka does not answer with the end offsets of partitions: %s", error)
         return False
 
-    def claims(self) -> dict[TopicPartition, int]:
-        """Return the claims that are newer than the reported ones: for each partition, the ledger's time up to which
-        everything that Kafka had is stored."""
+    def drained(self) -> dict[TopicPartition, int]:
+        """Return, for each partition, the ledger's time up to which everything that Kafka had is stored. Only times
+        that are later than the reported ones."""
         stored = self._stored()
         self._settle(stored)
         return {
@@ -144,9 +146,9 @@ class EndOffsetTracker:
             if partition in stored and drained_ms > self._reported.get(partition, 0)
         }
 
-    def reported(self, claims: Mapping[TopicPartition, int]) -> None:
-        """Note that ``claims`` were reported to the ledger."""
-        self._reported.update(claims)
+    def reported(self, drained: Mapping[TopicPartition, int]) -> None:
+        """Note that ``drained`` was reported to the ledger."""
+        self._reported.update(drained)
 
     def _settle(self, stored: Mapping[TopicPartition, int]) -> None:
         for partition, end in list(self._to_reach.items()):
@@ -172,4 +174,4 @@ class EndOffsetTracker:
         for known in (self._to_reach, self._drained, self._reported):
             for partition in known.keys() - stored.keys():
                 del known[partition]
-        return bool(self.claims())
+        return bool(self.drained())

@@ -6,7 +6,7 @@ from headrace.errors import HeadraceError
 
 
 class ReceivingError(HeadraceError):
-    """Receiving cannot go on; the receiver stops and the tracker decides about its restart."""
+    """Receiving cannot continue. The receiver stops, and the tracker decides about its restart."""
 
 
 class GeneratorStateError(ReceivingError):

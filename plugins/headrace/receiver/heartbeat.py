@@ -7,29 +7,31 @@ of the design).
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 
 from headrace.blocks import TopicPartition
-from headrace.clock import Clock
 from headrace.kafka.record_batches import RecordChunk
-from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
-from headrace.receiver.block_store import BlockStore
 from headrace.receiver.end_offset_tracker import EndOffsetTracker
-from headrace.receiver.garbage import OccasionalCollection
+from headrace.receiver.errors import ReceivingError
+from headrace.receiver.garbage_collection import OccasionalCollection
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.ledger_clock import LedgerClock
 from headrace.receiver.partition_state import FetchState
 from headrace.receiver.pausing import Pausing
 from headrace.receiver.receiver_stats import ReceiverStats
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+# Ten heartbeats, so a garbage collection, a slow disk or a short outage of the ledger does not cost the lease.
+LEASE_MS = 10_000
 _COMMIT_REPEAT_SECONDS = 5.0
 
 Orders = tuple[ReceiverOrders, frozenset[TopicPartition]]
@@ -37,54 +39,57 @@ Orders = tuple[ReceiverOrders, frozenset[TopicPartition]]
 
 
 class Heartbeat:
-    """Used by the pushing thread, except ``state``, ``take_orders`` and ``goes_on``."""
+    """Used by the pushing thread, except ``state``, ``take_orders``, ``drain_until`` and ``forget_failure``."""
 
     def __init__(
         self,
+        context: StreamContext,
         lease: ReceiverLease,
-        ledger: Ledger,
         *,
         kafka: KafkaReceiver,
-        store: BlockStore,
         generator: BlockGenerator[RecordChunk],
         stats: ReceiverStats,
         pausing: Pausing,
         end_offsets: EndOffsetTracker | None,
         ledger_clock: LedgerClock,
         recreated: Callable[[TopicPartition], bool | None],
-        clock: Clock,
     ) -> None:
-        """``end_offsets`` makes the claims of a stream by timestamp. ``recreated`` returns whether a partition's topic
-        was created again, None while that is unknown."""
+        """``end_offsets`` is for a stream by timestamp: up to which time its partitions are stored completely.
+        ``recreated`` returns whether a partition's topic was created again, None while that is unknown."""
         self._lease = lease
-        self._ledger = ledger
+        self._ledger = context.ledger
+        self._clock = context.clock
         self._kafka = kafka
-        self._store = store
         self._generator = generator
         self._stats = stats
         self._pausing = pausing
         self._end_offsets = end_offsets
         self._ledger_clock = ledger_clock
         self._recreated = recreated
-        self._clock = clock
         self._collect_garbage = OccasionalCollection()
         self._lock = threading.Lock()
         self._orders: Orders | None = None
         self._next_beat = 0.0
         self._next_commit = 0.0
+        self._give_up_at = math.inf
         self._had_news = False
         self._reported_failed: set[TopicPartition] = set()
         self._reported_commit_error: str | None = None
         self.state = ReceiverState.STARTING
 
-    def tick(self) -> None:
-        """Beat if it is due, or if there are new claims that a batch may wait for."""
+    def tick(self) -> bool:
+        """Beat if it is due, or if partitions are drained up to a later time, for which a batch may wait.
+
+        Returns whether the ledger answered a heartbeat.
+        """
         if self._end_offsets is not None and self._end_offsets.look():
             self._next_beat = 0.0
-        self.beat_if_due()
+        return self.beat_if_due()
 
-    def beat_if_due(self) -> None:
+    def beat_if_due(self) -> bool:
         """Beat once a second, or at once for a new pause. If the ledger does not answer, try again after a second.
+
+        Returns whether the ledger answered a heartbeat.
 
         Raises LeaseLostError.
         """
@@ -94,22 +99,39 @@ class Heartbeat:
             self._next_beat = 0.0
         self._had_news = news
         if now < self._next_beat:
-            return
+            return False
         self._next_beat = now + HEARTBEAT_SECONDS
         reported_failed = frozenset(self._reported_failed)
         try:
             orders = self._beat(now)
         except LedgerUnavailableError as error:
             logger.warning("receiver %s: no heartbeat, the ledger does not answer: %s", self._lease.receiver_id, error)
-            return
+            return False
         with self._lock:
             self._orders = (orders, reported_failed)
         self.state = ReceiverState.RUNNING if self.state is ReceiverState.STARTING else self.state
         if self._kafka.commits.open and now >= self._next_commit:
             self._next_commit = now + _COMMIT_REPEAT_SECONDS
             self._kafka.commits.repeat()
-        self._store.idle()
         self._collect_garbage()
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait while heartbeats continue. Raises LeaseLostError, and ReceivingError after the time of `drain_until`."""
+        until = self._clock.monotonic() + seconds
+        while True:
+            self.beat_if_due()
+            if self._clock.monotonic() > self._give_up_at:
+                raise ReceivingError("The receiver stops. Records that it still held could not be stored in time.")
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                return
+            self._clock.wait(threading.Event(), min(0.1, left))
+
+    def drain_until(self, monotonic_seconds: float) -> None:
+        """Report that the receiver is stopping. After this time `wait` gives up."""
+        self.state = ReceiverState.STOPPING
+        self._give_up_at = monotonic_seconds
 
     def take_orders(self) -> Orders | None:
         """Return the newest orders; each is returned once."""
@@ -122,14 +144,14 @@ class Heartbeat:
         with self._lock:
             self._orders = None
 
-    def goes_on(self, partition: TopicPartition) -> None:
+    def forget_failure(self, partition: TopicPartition) -> None:
         """Note that the partition is read again: another failure is then reported again."""
         self._reported_failed.discard(partition)
 
     def _beat(self, now: float) -> ReceiverOrders:
-        stats = self._stats.collect(now, self._kafka, self._store, self._generator.queued)
+        stats = self._stats.collect(now, self._generator.queued)
         sealed = self._generator.sealed_through_ms()
-        drained = None if self._end_offsets is None else self._end_offsets.claims()
+        drained = None if self._end_offsets is None else self._end_offsets.drained()
         asked_at = self._clock.monotonic()
         orders = self._ledger.receivers.heartbeat(
             self._lease,

@@ -13,20 +13,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock, SystemClock
-from headrace.errors import HeadraceError
 from headrace.kafka.admin_questions import plain
-from headrace.kafka.record_batches import Converted, Cursor, RecordChunk, chunks_of, convert
+from headrace.kafka.record_batches import Cursor, RecordChunk, chunks_of, convert
 from headrace.ledger.models import EpochEnd
-from headrace.receiver.commits import OffsetCommits
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.leader_epochs import LeaderEpochs
-from headrace.receiver.offset_gaps import GapJudge, Offsets, gaps_between
+from headrace.receiver.offset_commits import OffsetCommits
+from headrace.receiver.offset_gaps import OffsetGaps, Offsets
 from headrace.receiver.partition_errors import Findings, PartitionErrors, partition_name
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition, PartitionStatus
 
@@ -65,7 +63,7 @@ class KafkaReceiver:
         config: Mapping[str, Any],
         *,
         on_lost_offsets: Literal["fail", "reset"] = "fail",
-        offset_gaps: GapJudge | None = None,
+        offset_gaps: OffsetGaps | None = None,
         max_chunk_bytes: int = 16 * 1024 * 1024,
         clock: Clock | None = None,
         consumer_factory: ConsumerFactory = Consumer,
@@ -173,16 +171,16 @@ class KafkaReceiver:
         except KafkaException as error:
             raise KafkaClientError(f"Kafka's client failed: {error}.") from error
         found = Findings()
-        if self._partition_errors.searching or any([message.error() is not None for message in messages]):
+        if any([message.error() is not None for message in messages]):
             messages = self._sort_out(messages, found)
         if self._fatal is not None:
-            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
-        if not messages and not found.ends and not found.held and not found.skipped:
+            raise KafkaClientError(f"Kafka's client cannot continue: {self._fatal}.")
+        if not messages and not found.ends and not found.held:
             return []
         chunks = self._convert(messages, found)
-        gaps = [*self._jump_gaps(found), *self._lost_gaps(found)]
-        self.lost_offsets += sum(each.until_offset - each.from_offset for each in [*found.skipped, *gaps])
-        return [*found.skipped, *chunks, *gaps]
+        gaps = [*self._hole_gaps(found), *self._lost_gaps(found)]
+        self.lost_offsets += sum(each.until_offset - each.from_offset for each in gaps)
+        return [*chunks, *gaps]
 
     def listen(self) -> None:
         """Handle commits, errors and statistics without reading records. Called instead of `fetch` while paused.
@@ -201,7 +199,7 @@ class KafkaReceiver:
             if message.error() is not None and message.topic() is None:
                 self._on_error(message.error())
         if self._fatal is not None:
-            raise KafkaClientError(f"Kafka's client cannot go on: {self._fatal}.")
+            raise KafkaClientError(f"Kafka's client cannot continue: {self._fatal}.")
 
     def _convert(self, messages: Sequence[Any], found: Findings) -> list[RecordChunk]:
         with self._lock:
@@ -211,12 +209,13 @@ class KafkaReceiver:
         self.not_owned += converted.not_owned
         self.unreadable_headers += converted.unreadable_headers
         positions = self._positions(converted.positions, cursors, found)
-        self._find_jumps(converted, positions, cursors, found)
-        if found.jumped:
-            # Records after a jump are fetched again later.
-            messages = [each for each in messages if not _is_beyond(each, found.jumped)]
+        if self._offset_gaps is not None:
+            found.holes = self._offset_gaps.find(converted, positions, cursors)
+        if found.holes:
+            # Records after a lost range are fetched again later.
+            messages = [each for each in messages if not _is_beyond(each, found.holes)]
             converted = convert(messages, cursors)
-            positions.update((cursors[key].partition, begin) for key, (begin, _) in found.jumped.items())
+            positions.update((cursors[key].partition, begin) for key, (begin, _) in found.holes.items())
         if converted.batch is not None:
             average = max(1, converted.batch.nbytes // converted.batch.num_rows)
             # A quarter of a chunk at a time, so that one consume() cannot return much more than a block.
@@ -259,53 +258,26 @@ class KafkaReceiver:
         return {partition: position for partition, position in positions.items() if position >= 0}
 
     @property
-    def excused_offsets(self) -> int:
-        """The number of offsets without a record that were counted as explained. See ``OffsetGaps.excused``."""
-        return 0 if self._offset_gaps is None else self._offset_gaps.excused
+    def offsets_without_record(self) -> int:
+        """The number of offsets that Kafka skipped and that are not lost. See ``OffsetGaps.explained``."""
+        return 0 if self._offset_gaps is None else self._offset_gaps.explained
 
-    # -- jumps -----------------------------------------------------------------------------------------------------
-
-    def _find_jumps(
-        self,
-        converted: Converted,
-        positions: Mapping[TopicPartition, int],
-        cursors: Mapping[tuple[str, int], Cursor],
-        found: Findings,
-    ) -> None:
-        """Note the first loss in each partition that jumped; if Kafka does not answer, an empty range at the jump."""
-        if self._offset_gaps is None:
-            return
-        for partition, position in positions.items():
-            key = (partition.topic, partition.partition)
-            begin = cursors[key].next_offset
-            if position - begin <= converted.counts.get(partition, 0):
-                continue
-            jumps = gaps_between(_offsets_of(converted, partition), begin, position)
-            try:
-                lost = self._offset_gaps.lost(partition, jumps)
-            except HeadraceError as error:
-                logger.warning(
-                    "%s passed over %s, and why is not known yet: %s", partition_name(partition), jumps[:10], error
-                )
-                found.jumped[key] = (jumps[0][0], jumps[0][0])
-                continue
-            if lost:
-                found.jumped[key] = lost[0]
-
-    def _jump_gaps(self, found: Findings) -> list[Gap]:
+    def _hole_gaps(self, found: Findings) -> list[Gap]:
+        """Continue after the lost ranges that `OffsetGaps` found; returns them. Called after earlier records."""
         gaps = []
-        for key, (begin, until) in found.jumped.items():
+        for key, (begin, until) in found.holes.items():
             owned = self._owned[key]
             if key in found.held:
-                # Another error already makes it fetch again from before the jump.
+                # Another error already makes it fetch again from before the hole.
                 continue
             self._partition_errors.unassign(key)
             if begin == until:
-                self._partition_errors.back_off(owned, f"offset {begin} did not come, and Kafka does not tell why")
+                self._partition_errors.back_off(owned, f"Kafka skipped offset {begin}, and does not say why")
                 continue
-            logger.error("%s: Kafka passed over [%d, %d)", partition_name(owned.partition), begin, until)
+            logger.error("%s: Kafka skipped [%d, %d)", partition_name(owned.partition), begin, until)
             self._partition_errors.pass_over(owned, until)
-            gaps.append(Gap(owned.partition, begin, until, "jump: Kafka passed over these offsets and cannot say why"))
+            reason = "skipped: Kafka skipped these offsets, and neither compaction nor transactions explain it"
+            gaps.append(Gap(owned.partition, begin, until, reason))
         return gaps
 
     # -- errors ----------------------------------------------------------------------------------------------------
@@ -317,10 +289,10 @@ class KafkaReceiver:
             key = (message.topic(), message.partition())
             error = message.error()
             if error is None:
-                if key not in found.held and self._partition_errors.is_past_damage(key, found):
+                if key not in found.held:
                     good.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                if key in self._owned and key not in found.held and self._partition_errors.is_past_damage(key, found):
+                if key in self._owned and key not in found.held:
                     found.ends[key] = message.offset()
             elif key[0] is None or key not in self._owned:
                 self._on_error(error)
@@ -342,7 +314,7 @@ class KafkaReceiver:
         elif error.code() in _DAMAGED:
             if key not in found.held:
                 found.held.add(key)
-                self._partition_errors.on_damage(owned, error, message.offset(), found)
+                self._partition_errors.on_damage(owned, error, message.offset())
         else:
             owned.error = f"{error.name()}: {error.str()}"
             logger.warning("%s: %s", partition_name(owned.partition), owned.error)
@@ -413,19 +385,6 @@ class KafkaReceiver:
         self._consumer.close()
 
 
-def _offsets_of(converted: Converted, partition: TopicPartition) -> np.ndarray[Any, Any]:
-    """Return the offsets of the partition's records, in order."""
-    batch = converted.batch
-    if batch is None or partition not in converted.counts:
-        return np.empty(0, dtype=np.int64)
-    offsets: np.ndarray[Any, Any] = batch.column("offset").to_numpy()
-    if len(converted.counts) > 1:
-        mine = batch.column("partition").to_numpy() == partition.partition
-        mine &= np.array([topic == partition.topic for topic in batch.column("topic").to_pylist()])
-        offsets = offsets[mine]
-    return offsets
-
-
-def _is_beyond(message: Any, jumped: Mapping[tuple[str, int], Offsets]) -> bool:
-    jump = jumped.get((message.topic(), message.partition()))
-    return jump is not None and message.offset() >= jump[0]
+def _is_beyond(message: Any, holes: Mapping[tuple[str, int], Offsets]) -> bool:
+    hole = holes.get((message.topic(), message.partition()))
+    return hole is not None and message.offset() >= hole[0]

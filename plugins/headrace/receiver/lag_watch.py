@@ -50,7 +50,7 @@ class LagWatch:
 
     def __init__(
         self,
-        ends: Callable[[], EndOffsets],
+        ends: EndOffsets,
         partitions: Callable[[], Collection[TopicPartition]],
         now_ms: Callable[[], int],
         clock: Clock,
@@ -83,9 +83,9 @@ class LagWatch:
         self._next_question = now + ASK_SECONDS
         asked_ms = self._now_ms()
         try:
-            self._question = (asked_ms, mine, self._ends().ask([(each.topic, each.partition) for each in mine]))
+            self._question = (asked_ms, mine, self._ends.ask([(each.topic, each.partition) for each in mine]))
         except KafkaException as error:
-            logger.warning("Kafka cannot be asked where the partitions end: %s", error)
+            logger.warning("Kafka does not answer with the end offsets of partitions: %s", error)
             failed = Ends({}, {(each.topic, each.partition): error for each in mine})
             self._asked = {each: self._heard(each, failed, asked_ms) for each in mine}
 

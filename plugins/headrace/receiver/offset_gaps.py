@@ -1,42 +1,41 @@
-"""Distinguishes lost records from offsets that Kafka may skip (rule 2 of the design).
+"""Finds offsets that Kafka skipped and does not explain (rule 2 of the design).
 
 A consumer gets the next record, wherever it is: it skips a segment that is missing from a broker's disk without an
-error. Compaction and transactions leave offsets without a record too. So each jump is checked with Kafka before it
-counts as a loss.
+error. Compaction and transactions leave offsets without a record too. Those are counted. A hole is a loss if neither of
+them can explain it: the topic is not compacted, and the cluster has no transactions or they leave no hole of this size.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from headrace.blocks import TopicPartition
+from headrace.errors import HeadraceError
 from headrace.kafka.errors import RangesGoneError
-from headrace.kafka.offset_questions import OffsetQuestions, unreadable
+from headrace.kafka.offset_questions import OffsetQuestions
 from headrace.kafka.offset_ranges import RangeRun
 from headrace.kafka.range_reader import KafkaRangeReader, RangeClients
+from headrace.kafka.record_batches import Converted, Cursor
 
 logger = logging.getLogger(__name__)
 
 Offsets = tuple[int, int]
 """``[from, until)`` of one partition."""
 
-# The longest run of control records. Several transactional producers may each leave one in a row, as when all tasks of
-# a job commit at once.
+# A transaction ends with one control record. Many transactional producers may each leave one in a row, as when all
+# tasks of a job commit at once. A longer run cannot be control records.
 _MOST_CONTROL_RECORDS = 1_000
-# Transactions are looked for this many offsets around a jump, and shown by this many places without a record.
-_LOOK_AROUND = 2_000
-_FEWEST_PLACES = 3
 _ANSWER_SECONDS = 5.0
-_PREFETCH_BYTES = 8 * 1024 * 1024
+_SHOWN = 10
 
 
 class Evidence(Protocol):
-    """What Kafka knows about jumps. Each method raises HeadraceError if Kafka does not answer."""
+    """What Kafka knows about holes. Each method raises HeadraceError if Kafka does not answer."""
 
     def compaction(self, topic: str) -> bool | None:
         """Whether the topic is compacted; None if this client may not know."""
@@ -44,14 +43,6 @@ class Evidence(Protocol):
 
     def has_transactions(self) -> bool:
         """Whether transactions were ever used in this cluster."""
-        ...
-
-    def kept(self, partition: TopicPartition) -> Offsets:
-        """The first offset that Kafka has of the partition, and the end."""
-        ...
-
-    def has_open_transaction(self, partition: TopicPartition) -> bool:
-        """Whether a transaction writes to the partition at this moment."""
         ...
 
     def record_offsets(self, partition: TopicPartition, offsets: Offsets) -> np.ndarray[Any, Any]:
@@ -76,16 +67,6 @@ class KafkaEvidence:
     def has_transactions(self) -> bool:
         return self._ask().has_transactions()
 
-    def kept(self, partition: TopicPartition) -> Offsets:
-        key = (partition.topic, partition.partition)
-        found = self._ask().kept([key])[key]
-        if found is None:
-            raise unreadable(f"does not know {partition}")
-        return found.first, found.end
-
-    def has_open_transaction(self, partition: TopicPartition) -> bool:
-        return self._ask().has_open_transaction((partition.topic, partition.partition))
-
     def record_offsets(self, partition: TopicPartition, offsets: Offsets) -> np.ndarray[Any, Any]:
         from_offset, until_offset = offsets
         run = RangeRun(partition, from_offset, (until_offset,), (None,))
@@ -103,103 +84,84 @@ class KafkaEvidence:
 
 
 class OffsetGaps:
-    """Distinguishes losses from explained jumps. Used by the consuming thread, which waits for Kafka's answers."""
+    """Used by the consuming thread, which waits for Kafka's answers."""
 
     def __init__(self, evidence: Callable[[], Evidence], *, committed_only: bool = True) -> None:
-        """``committed_only``: the consumer skips the records of aborted transactions."""
+        """``evidence`` is called at the first hole. ``committed_only``: the consumer skips aborted records."""
         self._make_evidence = evidence
         self._committed_only = committed_only
         self._evidence: Evidence | None = None
-        self._compacted: dict[tuple[str, str], bool | None] = {}
+        self._compacted: set[tuple[str, str]] = set()
         self._has_transactions = False
-        self._transactional: set[tuple[str, str]] = set()
-        self.excused = 0
-        """Offsets without a record that were counted as control records, or as removed by compaction from a topic that
-        this client may not describe. There is no proof for each single offset."""
+        self.explained = 0
+        """The number of offsets without a record that are not lost: control records, records of aborted transactions,
+        and what compaction removed. Also all holes of a topic that this client may not describe."""
 
-    def lost(self, partition: TopicPartition, jumps: Sequence[Offsets]) -> list[Offsets]:
-        """Return those of ``jumps``, or parts of them, that neither compaction nor transactions explain.
+    def find(
+        self,
+        converted: Converted,
+        positions: Mapping[TopicPartition, int],
+        cursors: Mapping[tuple[str, int], Cursor],
+    ) -> dict[tuple[str, int], Offsets]:
+        """Return the first lost range of each partition among ``converted``, which moves it to its new position.
 
-        The caller continues after the first of them, so offsets are counted in ``excused`` only up to there.
+        The caller fetches everything after it again. An empty range means: Kafka does not answer, so it is unknown
+        whether the offsets from there on are lost.
+        """
+        found: dict[tuple[str, int], Offsets] = {}
+        for partition, position in positions.items():
+            key = (partition.topic, partition.partition)
+            begin = cursors[key].next_offset
+            if position - begin <= converted.counts.get(partition, 0):
+                continue
+            holes = holes_between(_offsets_of(converted, partition), begin, position)
+            try:
+                lost = self.first_lost(partition, holes)
+            except HeadraceError as error:
+                logger.warning("%s-%d skipped offsets %s, and the reason is unknown: %s", *key, holes[:_SHOWN], error)
+                lost = (holes[0][0], holes[0][0])
+            if lost is not None:
+                found[key] = lost
+        return found
+
+    def first_lost(self, partition: TopicPartition, holes: Sequence[Offsets]) -> Offsets | None:
+        """Return the first part of ``holes`` that is lost, or None. Counts the offsets before it as `explained`.
+
         Raises HeadraceError if Kafka does not answer.
         """
-        topic = (partition.topic, partition.topic_id)
-        if topic in self._transactional and all(until - begin <= _MOST_CONTROL_RECORDS for begin, until in jumps):
-            return self._reported([], jumps)
-        if self._evidence is None:
-            self._evidence = self._make_evidence()
-        if topic not in self._compacted:
-            compacted = self._evidence.compaction(partition.topic)
-            if compacted is False:
-                return self._lost(partition, jumps, self._evidence)
-            # None: a topic counts as compacted if this client may not ask.
-            self._compacted[topic] = compacted
-        return [] if self._compacted[topic] else self._reported([], jumps)
-
-    def _lost(self, partition: TopicPartition, jumps: Sequence[Offsets], evidence: Evidence) -> list[Offsets]:
-        """As `lost`, for a topic that is not compacted."""
-        topic = (partition.topic, partition.topic_id)
-        self._has_transactions = self._has_transactions or evidence.has_transactions()
-        if not self._has_transactions:
-            return list(jumps)
-        parts = [part for jump in jumps for part in self._without_aborted(partition, jump, evidence)]
-        suspect = [jump for jump in parts if 1 < jump[1] - jump[0] <= _MOST_CONTROL_RECORDS]
-        most = _MOST_CONTROL_RECORDS
-        if parts != list(jumps) or (suspect and self._shows_transactions(partition, suspect[0], evidence)):
-            self._transactional.add(topic)
-        elif topic not in self._transactional:
-            most = 1
-        return self._reported([part for part in parts if part[1] - part[0] > most], parts)
-
-    def _reported(self, lost: list[Offsets], parts: Sequence[Offsets]) -> list[Offsets]:
-        until = lost[0][0] if lost else None
-        excused = sum(part[1] - part[0] for part in parts if until is None or part[1] <= until)
-        self.excused += excused
-        if excused:
-            logger.info("%d offsets without a record were taken for what transactions or compaction leave", excused)
+        lost = self._first_lost(partition, holes)
+        self.explained += sum(
+            min(until, until if lost is None else lost[0]) - begin
+            for begin, until in holes
+            if lost is None or begin < lost[0]
+        )
         return lost
 
-    def _without_aborted(self, partition: TopicPartition, jump: Offsets, evidence: Evidence) -> list[Offsets]:
+    def _first_lost(self, partition: TopicPartition, holes: Sequence[Offsets]) -> Offsets | None:
         topic = (partition.topic, partition.topic_id)
-        most = _MOST_CONTROL_RECORDS if topic in self._transactional else 1
-        if self._committed_only and jump[1] - jump[0] > most:
+        long_holes = [hole for hole in holes if _is_long(hole)]
+        if topic in self._compacted or (self._has_transactions and not long_holes):
+            return None
+        if self._evidence is None:
+            self._evidence = self._make_evidence()
+        if self._evidence.compaction(partition.topic) is not False:
+            # A topic that this client may not describe counts as compacted.
+            self._compacted.add(topic)
+            return None
+        self._has_transactions = self._has_transactions or self._evidence.has_transactions()
+        if not self._has_transactions:
+            return holes[0]
+        parts = (part for hole in long_holes for part in self._without_aborted(partition, hole, self._evidence))
+        return next((part for part in parts if _is_long(part)), None)
+
+    def _without_aborted(self, partition: TopicPartition, hole: Offsets, evidence: Evidence) -> list[Offsets]:
+        """Return the parts of ``hole`` that hold no records of aborted transactions either."""
+        if self._committed_only:
             try:
-                return gaps_between(evidence.record_offsets(partition, jump), *jump)
+                return holes_between(evidence.record_offsets(partition, hole), *hole)
             except RangesGoneError as error:
-                logger.warning("what %s passed over can no longer be looked at: %s", partition, error)
-        return [jump]
-
-    def _shows_transactions(self, partition: TopicPartition, jump: Offsets, evidence: Evidence) -> bool:
-        """Return whether there are other signs of transactions around this jump. A lost segment is a single jump."""
-        if evidence.has_open_transaction(partition):
-            return True
-        first, end = evidence.kept(partition)
-        places: list[Offsets] = []
-        records = 0
-        for begin, until in (
-            (max(first, jump[0] - _LOOK_AROUND), jump[0]),
-            (jump[1], min(end, jump[1] + _LOOK_AROUND)),
-        ):
-            if begin >= until:
-                continue
-            try:
-                offsets = evidence.record_offsets(partition, (begin, until))
-            except RangesGoneError as error:
-                logger.warning("what is around %s of %s cannot be looked at: %s", jump, partition, error)
-                continue
-            records += len(offsets)
-            places += gaps_between(offsets, begin, until)
-        empty = sum(until - begin for begin, until in [*places, jump])
-        # Each transaction that leaves a control record wrote a record; some of them may be outside the range checked.
-        return records * 2 >= empty and len(places) >= min(_FEWEST_PLACES, jump[1] - jump[0] - 1)
-
-
-class GapJudge(Protocol):
-    """See `OffsetGaps`."""
-
-    excused: int
-
-    def lost(self, partition: TopicPartition, jumps: Sequence[Offsets]) -> list[Offsets]: ...
+                logger.warning("offsets %s of %s, which were skipped, cannot be read: %s", hole, partition, error)
+        return [hole]
 
 
 def kafka_offset_gaps(clients: Callable[[], RangeClients], *, committed_only: bool) -> OffsetGaps:
@@ -207,8 +169,25 @@ def kafka_offset_gaps(clients: Callable[[], RangeClients], *, committed_only: bo
     return OffsetGaps(lambda: KafkaEvidence(clients()), committed_only=committed_only)
 
 
-def gaps_between(offsets: np.ndarray[Any, Any], from_offset: int, until_offset: int) -> list[Offsets]:
+def holes_between(offsets: np.ndarray[Any, Any], from_offset: int, until_offset: int) -> list[Offsets]:
     """Return the ranges of ``[from_offset, until_offset)`` that contain none of ``offsets`` (ascending)."""
     edges = np.concatenate(([from_offset - 1], offsets, [until_offset]))
     wide = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[each]) + 1, int(edges[each + 1])) for each in wide.tolist()]
+
+
+def _is_long(hole: Offsets) -> bool:
+    return hole[1] - hole[0] > _MOST_CONTROL_RECORDS
+
+
+def _offsets_of(converted: Converted, partition: TopicPartition) -> np.ndarray[Any, Any]:
+    """Return the offsets of the partition's records, in order."""
+    batch = converted.batch
+    if batch is None or partition not in converted.counts:
+        return np.empty(0, dtype=np.int64)
+    offsets: np.ndarray[Any, Any] = batch.column("offset").to_numpy()
+    if len(converted.counts) > 1:
+        mine = batch.column("partition").to_numpy() == partition.partition
+        mine &= np.array([topic == partition.topic for topic in batch.column("topic").to_pylist()])
+        offsets = offsets[mine]
+    return offsets

@@ -1,4 +1,4 @@
-"""Handles partitions that cannot be read: fetch again later, fail, or skip the offsets as a gap.
+"""Handles partitions that cannot be read: fetch again later, fail, or skip offsets that Kafka no longer has as a gap.
 
 An error of one partition does not stop the others.
 """
@@ -17,7 +17,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from headrace.blocks import TopicPartition
 from headrace.clock import Clock
-from headrace.receiver.damage_search import DamageSearch
 from headrace.receiver.leader_epochs import LeaderEpochs
 from headrace.receiver.offset_gaps import Offsets
 from headrace.receiver.partition_state import FetchState, Gap, OwnedPartition
@@ -32,25 +31,27 @@ _LONGEST_BACKOFF_SECONDS = 60.0
 _MOST_DOUBLINGS = 10
 # 1 + 2 + 4 + ... + 60: about two minutes. Data that is still unreadable then is permanently damaged.
 _DAMAGE_ATTEMPTS = 7
-# During a damage search, this many inconclusive answers in a row are retried at once.
-_MOST_DOUBTS = 10
 # librdkafka has no error code for a Kafka log that was truncated below the position and has grown again.
 _TRUNCATED = "log truncation detected"
 _TRUNCATED_AT = re.compile(r"broker end offset is (\d+)")
 # The offsets between the last record and the position hold no record. Up to this many of them are read again.
 _MOST_PASSED_AGAIN = 10_000
+_DAMAGE_REMEDY = (
+    "Repair the broker's log, or delete the records up to the end of the batch (kafka-delete-records) and set "
+    'on_lost_offsets="reset": the deleted offsets are then a gap. Then start the receiver job again.'
+)
 _LEADERLESS = "no broker has this partition at the moment (it has no leader)"
 
 
 @dataclass(slots=True)
 class Findings:
-    """The non-record results of one consume(). ``held`` partitions stay at their position for now."""
+    """The non-record results of one consume(). ``held`` partitions stay at their position for now; ``holes`` are the
+    first lost offsets of a partition."""
 
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     held: set[tuple[str, int]] = field(default_factory=set)
     lost: list[tuple[tuple[str, int], str]] = field(default_factory=list)
-    skipped: list[Gap] = field(default_factory=list)
-    jumped: dict[tuple[str, int], Offsets] = field(default_factory=dict)
+    holes: dict[tuple[str, int], Offsets] = field(default_factory=dict)
 
 
 class PartitionErrors:
@@ -90,12 +91,7 @@ class PartitionErrors:
         self._paused = False
         for key, owned in list(self._owned.items()):
             if owned.state not in (FetchState.FAILED, FetchState.BACKING_OFF):
-                self.assign(key, owned.next_offset if owned.search is None else owned.search.at)
-
-    @property
-    def searching(self) -> bool:
-        """Whether a damage search is in progress; what is read then needs `is_past_damage`."""
-        return any([owned.search is not None for owned in self._owned.values()])
+                self.assign(key, owned.next_offset)
 
     def on_lost(self, owned: OwnedPartition, error_text: str) -> Gap | None:
         """Handle a position that Kafka does not have: fail, back off, or continue at Kafka's earliest offset.
@@ -112,11 +108,6 @@ class PartitionErrors:
         except KafkaException as error:
             self.back_off(owned, f"offset {position} is out of range, and Kafka's range is unknown: {error}")
             return None
-        if low <= position <= high and owned.search is not None:
-            # Inconclusive: the offset exists.
-            self._try_again(owned, error_text)
-            return None
-        owned.search = None
         if low <= position <= high:
             # After a damaged batch librdkafka 2.16 requests an invalid offset: about every other fetch ends here.
             # Or reading began at the last known record, which is gone together with what followed it.
@@ -129,8 +120,8 @@ class PartitionErrors:
             self._fail(
                 owned,
                 f"offsets [{position}, {low}) are gone from Kafka (retention). "
-                'Set on_lost_offsets="reset" and start the receiver job anew: it goes on at the earliest and records '
-                "the gap.",
+                'Set on_lost_offsets="reset" and start the receiver job again: it continues at the earliest offset and '
+                "records the gap.",
             )
         else:
             logger.error("%s: offsets [%d, %d) are gone from Kafka", partition_name(owned.partition), position, low)
@@ -148,92 +139,37 @@ class PartitionErrors:
         # The truncation is reported now; later assignments must not detect it again.
         self._epochs.begin(owned.partition, None)
         if end is None or end >= position:
-            self._fail(owned, f"{error}. Kafka took back what was read below {position}, from where on is not known")
+            self._fail(
+                owned,
+                f"{error}. Kafka deleted offsets below {position} that were read; it is unknown from which offset on",
+            )
             return Gap(owned.partition, position, position, error, taken_back=True)
-        text = f"{error}. Kafka took back offsets [{end}, {position}); what it gives them to is not read"
+        text = (
+            f"{error}. Kafka assigns offsets [{end}, {position}), which were read, to other records. These are not read"
+        )
         reported = position if owned.taken_back is None else owned.taken_back
         if self._on_lost_offsets == "fail":
-            self._fail(owned, f"{text}. Start the receiver job anew to go on at the position.")
+            self._fail(owned, f"{text}. Start the receiver job again to continue at the position.")
         else:
-            self.back_off(owned, f"{text}. It goes on at the position once Kafka's log has reached it")
+            self.back_off(owned, f"{text}. Reading continues at the position when Kafka's log has reached it")
         if end >= reported:
             return None
         owned.taken_back = end
         return Gap(owned.partition, end, reported, error, taken_back=True)
 
-    def on_damage(self, owned: OwnedPartition, error: Any, base_offset: int | None, found: Findings) -> None:
-        """Handle damaged data. It is fetched again first, since damage is often transient; permanent damage is skipped
-        only with ``on_lost_offsets="reset"``.
+    def on_damage(self, owned: OwnedPartition, error: Any, base_offset: int | None) -> None:
+        """Handle damaged data: fetch it again, since damage is often transient, and then fail the partition.
 
-        ``base_offset`` is where the damaged record batch begins, as the client reports it.
+        It is never skipped: librdkafka does not say where a damaged record batch ends. ``base_offset`` is where the
+        batch begins, as the client reports it.
         """
         self.unassign((owned.partition.topic, owned.partition.partition))
-        text = f"{error.name()}: {error.str()}"
-        if owned.search is not None:
-            owned.search.was_damaged(base_offset)
-            self._search_on(owned, owned.search, found)
-        elif owned.attempts < _DAMAGE_ATTEMPTS:
+        at = owned.next_offset if base_offset is None or base_offset < 0 else base_offset
+        text = f"the record batch at offset {at} cannot be read ({error.name()}: {error.str()})"
+        if owned.attempts < _DAMAGE_ATTEMPTS:
             self.back_off(owned, text)
-        elif self._on_lost_offsets == "fail":
-            remedy = 'Set on_lost_offsets="reset" and start the receiver job anew: it passes over it as a gap.'
-            self._fail(owned, f"{text}. {remedy}")
         else:
-            self._begin_search(owned, text, found)
-
-    def _begin_search(self, owned: OwnedPartition, error: str, found: Findings) -> None:
-        key = (owned.partition.topic, owned.partition.partition)
-        try:
-            _, high = self._consumer.get_watermark_offsets(KafkaPartition(*key), timeout=_QUERY_SECONDS, cached=False)
-        except KafkaException as failure:
-            self.back_off(owned, f"{error}; and where it ends is unknown: {failure}")
-            return
-        owned.error = error
-        logger.error("%s: %s; looking for what can be read after it", partition_name(owned.partition), error)
-        with self._lock:
-            owned.search = DamageSearch(owned.next_offset, high)
-        self._search_on(owned, owned.search, found)
-
-    def is_past_damage(self, key: tuple[str, int], found: Findings) -> bool:
-        """Return whether records that arrived may be used. Records read during a damage search may not."""
-        owned = self._owned.get(key)
-        if owned is None or owned.search is None:
-            return True
-        at = owned.search.at
-        owned.search.was_readable()
-        if owned.search.found == at:
-            self._end_search(owned, at, found)
-            return True
-        found.held.add(key)
-        self.unassign(key)
-        self._search_on(owned, owned.search, found)
-        return False
-
-    def _search_on(self, owned: OwnedPartition, search: DamageSearch, found: Findings) -> None:
-        owned.doubts = 0
-        if search.found is not None:
-            self._end_search(owned, search.found, found)
-            self.wait_for(owned, owned.error or "", 0.0)
-        elif search.hopeless:
-            owned.search = None
-            self.back_off(owned, f"{owned.error}; nothing after it can be read either")
-        else:
-            self.wait_for(owned, owned.error or "", 0.0)
-
-    def _try_again(self, owned: OwnedPartition, error: str) -> None:
-        """Try the search's offset again."""
-        owned.doubts += 1
-        if owned.doubts > _MOST_DOUBTS:
-            self.back_off(owned, error)
-        else:
-            self.wait_for(owned, owned.error or error, 0.0)
-
-    def _end_search(self, owned: OwnedPartition, until: int, found: Findings) -> None:
-        logger.error("%s: passing over [%d, %d)", partition_name(owned.partition), owned.next_offset, until)
-        found.skipped.append(Gap(owned.partition, owned.next_offset, until, f"damaged: {owned.error}"))
-        self._epochs.begin(owned.partition, None)
-        with self._lock:
-            owned.search = None
-            owned.next_offset, owned.attempts = until, 0
+            self._fail(owned, f"{text}. {_DAMAGE_REMEDY}")
 
     def pass_over(self, owned: OwnedPartition, until_offset: int) -> None:
         """Continue to read at ``until_offset``, after lost offsets."""
@@ -266,10 +202,7 @@ class PartitionErrors:
             if owned.state is FetchState.BACKING_OFF and owned.retry_at <= now:
                 with self._lock:
                     owned.state = FetchState.FETCHING
-                if owned.search is None:
-                    self.assign(key, owned.next_offset)
-                else:
-                    self.assign(key, owned.search.at)
+                self.assign(key, owned.next_offset)
 
     def on_leader(self, owned: OwnedPartition, leader: int | None) -> None:
         """Note whether the partition has a leader; librdkafka waits for one without reporting it."""
@@ -284,7 +217,7 @@ class PartitionErrors:
         if self._paused:
             return
         owned = self._owned[key]
-        read = self._epochs.end_at(owned.partition, offset) if owned.search is None else None
+        read = self._epochs.end_at(owned.partition, offset)
         if read is not None and offset - read.end_offset > _MOST_PASSED_AGAIN:
             read = None
         begin = offset if read is None else read.end_offset

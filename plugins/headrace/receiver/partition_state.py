@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.blocks import TopicPartition
-from headrace.receiver.damage_search import DamageSearch
 
 
 class FetchState(StrEnum):
@@ -58,10 +57,6 @@ class OwnedPartition:
     error: str | None = None
     retry_at: float = 0.0
     attempts: int = 0
-    search: DamageSearch | None = None
-    """Set during a damage search, which ends with a gap."""
-    doubts: int = 0
-    """How often in a row the offset tried by the search was neither readable nor damaged."""
     taken_back: int | None = None
     """Kafka took back the offsets from here to ``next_offset``, and this was reported."""
 

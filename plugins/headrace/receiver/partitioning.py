@@ -6,15 +6,14 @@ import logging
 from collections.abc import Collection, Iterable
 
 from headrace.blocks import TopicPartition
-from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseHeldError
 from headrace.ledger.models import JobLease, PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.receiver.assignment import assign
 from headrace.receiver.discovery import Discovery, Known, PartitionKey
 from headrace.receiver.key_versions import check_key_versions
-from headrace.stream import Stream
 from headrace.stream.inputs import KafkaInput
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +24,11 @@ _LOOKS_UNTIL_DELETED = 3
 class Partitioning:
     """Writes discoveries and rebalances to the ledger; the tracker's loop calls it."""
 
-    def __init__(
-        self, stream: Stream, source: KafkaInput, ledger: Ledger, job_lease: JobLease, *, grace_ms: int
-    ) -> None:
+    def __init__(self, context: StreamContext, source: KafkaInput, job_lease: JobLease, *, grace_ms: int) -> None:
         """A receiver that was live less than ``grace_ms`` ago keeps its partitions, since it is likely to return."""
-        self._stream = stream
+        self._stream = context.stream
         self._source = source
-        self._ledger = ledger
+        self._ledger = context.ledger
         self._lease = job_lease
         self._grace_ms = grace_ms
         self._looked = False

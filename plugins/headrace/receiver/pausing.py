@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
-from headrace.clock import Clock
-from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import EventKind
-from headrace.receiver.disk_reserve import DiskReserve
+from headrace.receiver.disk_space import DiskReserve, space_of
 from headrace.receiver.log_budget import LogBudget, only_receiving_helps
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -18,20 +18,12 @@ logger = logging.getLogger(__name__)
 class Pausing:
     """Used by the pushing thread, except ``reason``: the consuming thread stops fetching while it is set."""
 
-    def __init__(
-        self,
-        lease: ReceiverLease,
-        ledger: Ledger,
-        clock: Clock,
-        *,
-        budget: LogBudget | None = None,
-        reserve: DiskReserve | None = None,
-    ) -> None:
+    def __init__(self, context: StreamContext, lease: ReceiverLease) -> None:
+        self._context = context
         self._lease = lease
-        self._ledger = ledger
-        self._clock = clock
-        self._budget = budget
-        self._reserve = reserve
+        max_log_bytes = context.stream.limits.max_log_bytes
+        self._budget = None if max_log_bytes is None else LogBudget(context, max_log_bytes)
+        self._reserve = DiskReserve(partial(space_of, context.storage.url), context.clock)
         self._full: str | None = None
         self._low: str | None = None
         self._exceeded: str | None = None
@@ -45,8 +37,7 @@ class Pausing:
 
     def look(self) -> bool:
         """Check the log's disk and budget. Returns whether there is something new to report."""
-        if self._reserve is not None:
-            self._low = self._reserve.look(self._only_receiving_helps)
+        self._low = self._reserve.look(self._only_receiving_helps)
         if self._budget is not None:
             self._exceeded = self._budget.look()
         return self._kind != self._reported
@@ -55,9 +46,11 @@ class Pausing:
         """Pause: a write found no room."""
         self._full = f"the log's disk is full, and is tried again until there is room: {error}"
 
-    def disk_has_room(self) -> None:
-        """End the pause: a write succeeded."""
+    def stored(self, nbytes: int) -> None:
+        """Note that a block was written: the disk has room, and the log has grown by ``nbytes``."""
         self._full = None
+        if self._budget is not None:
+            self._budget.stored(nbytes)
 
     def report(self) -> None:
         """Append an event when a pause begins, changes its cause or ends.
@@ -71,22 +64,21 @@ class Pausing:
         payload: dict[str, object] = {"receiver": str(receiver), "epoch": self._lease.epoch}
         if kind is not None:
             payload |= {"cause": kind, "reason": self.reason}
-            self._ledger.events.append(receiver.stream, EventKind.RECEIVING_PAUSED, payload)
+            self._context.ledger.events.append(receiver.stream, EventKind.RECEIVING_PAUSED, payload)
             logger.warning("receiver %s pauses: %s", receiver, self.reason)
         else:
-            payload["seconds"] = round(self._clock.monotonic() - self._reported_at, 1)
-            self._ledger.events.append(receiver.stream, EventKind.RECEIVING_RESUMED, payload)
-            logger.info("receiver %s goes on after %s s", receiver, payload["seconds"])
+            payload["seconds"] = round(self._context.clock.monotonic() - self._reported_at, 1)
+            self._context.ledger.events.append(receiver.stream, EventKind.RECEIVING_RESUMED, payload)
+            logger.info("receiver %s continues after %s s", receiver, payload["seconds"])
         if self._reported is None:
-            self._reported_at = self._clock.monotonic()
+            self._reported_at = self._context.clock.monotonic()
         self._reported = kind
 
     def _only_receiving_helps(self) -> bool:
-        stream = self._lease.receiver_id.stream
         try:
-            return only_receiving_helps(self._ledger, stream, self._ledger.streams.get(stream).batch_by)
+            return only_receiving_helps(self._context)
         except LedgerUnavailableError as error:
-            logger.warning("the ledger does not say what batches wait for: %s", error)
+            logger.warning("The ledger does not answer, so it is unknown what batches wait for: %s", error)
             return False
 
     @property

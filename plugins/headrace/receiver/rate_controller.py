@@ -11,12 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from headrace.blocks import ReceiverId
-from headrace.clock import Clock
-from headrace.ledger import Ledger
 from headrace.ledger.models import BatchRow, JobLease
 from headrace.ledger.states import BatchState
 from headrace.receiver.pid_rate_estimator import PidRateEstimator
-from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +26,12 @@ _MOST_BATCHES = 20
 class RateController:
     """Sets the rates of the stream's receivers. Every call may raise LedgerUnavailableError; repeat it then."""
 
-    def __init__(self, stream: Stream, ledger: Ledger, job: JobLease, clock: Clock) -> None:
+    def __init__(self, context: StreamContext, job: JobLease) -> None:
+        stream = context.stream
         self._stream = stream
-        self._ledger = ledger
+        self._ledger = context.ledger
+        self._clock = context.clock
         self._job = job
-        self._clock = clock
         self._settings = stream.limits.backpressure
         self._receivers = [
             ReceiverId(stream.name, source.id, index) for source in stream.inputs for index in range(source.receivers)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from headrace.blocks import TopicPartition
-from headrace.receiver.block_store import BlockStore
+from headrace.receiver.block_store import StoreCounts
 from headrace.receiver.input_health import UNASKED
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.lag_watch import Lag, LagWatch
 from headrace.receiver.partition_state import FetchState
+from headrace.wal.log_recovery import LogRecovery
 
 # The window of the rate: long enough to be steady, short enough to show a stall.
 _RATE_SECONDS = 10.0
@@ -24,28 +25,34 @@ class ReceiverStats:
 
     def __init__(
         self,
+        kafka: KafkaReceiver,
+        counts: StoreCounts,
         lag_watch: LagWatch,
+        *,
+        recovery: LogRecovery,
         stored_positions: Callable[[], Mapping[TopicPartition, int]],
         now_ms: Callable[[], int],
     ) -> None:
-        """``stored_positions`` returns the ledger's positions, ``now_ms`` its time."""
+        """``recovery`` is what this receiver's writer found in the log. ``stored_positions`` returns the ledger's
+        positions, ``now_ms`` its time."""
+        self._kafka = kafka
+        self._counts = counts
         self._lag_watch = lag_watch
+        self._torn_tail_bytes = sum(tail.length for tail in recovery.torn_tails)
+        self._log_damages = len(recovery.damage)
         self._stored_positions = stored_positions
         self._now_ms = now_ms
         self._stored: deque[tuple[float, int]] = deque()
-        self.torn_tail_bytes = 0
-        """Bytes of the torn tail that the previous writer left in the log."""
-        self.log_damages = 0
-        """Number of damaged places in the log that this receiver's writer found."""
 
-    def collect(self, now: float, kafka: KafkaReceiver, store: BlockStore, queued: tuple[int, int]) -> dict[str, Any]:
+    def collect(self, now: float, queued: tuple[int, int]) -> dict[str, Any]:
         """Return the stats as JSON values.
 
         ``rate`` is in records/s over the last 10 s. ``lag`` is in offsets per "topic-partition", None if Kafka does not
         say. ``lag_seconds``: everything that Kafka had this long ago is stored; None if unknown for a partition.
         ``lag_unknown`` counts the partitions whose lag is not in ``total_lag``.
         """
-        self._stored.append((now, store.records))
+        kafka, counts = self._kafka, self._counts
+        self._stored.append((now, counts.records))
         while len(self._stored) > 2 and now - self._stored[0][0] > _RATE_SECONDS:
             self._stored.popleft()
         seconds = now - self._stored[0][0]
@@ -58,10 +65,10 @@ class ReceiverStats:
         found = self._lag_watch.lags(self._stored_positions())
         lags = {f"{each.topic}-{each.partition}": lag.records for each, lag in found.items()}
         return {
-            "records": store.records,
-            "blocks": store.blocks,
-            "bytes": store.payload_bytes,
-            "rate": round((store.records - self._stored[0][1]) / seconds, 1) if seconds > 0 else 0.0,
+            "records": counts.records,
+            "blocks": counts.blocks,
+            "bytes": counts.payload_bytes,
+            "rate": round((counts.records - self._stored[0][1]) / seconds, 1) if seconds > 0 else 0.0,
             "queued_blocks": queued[0],
             "queued_bytes": queued[1],
             "partitions": len(status),
@@ -76,16 +83,16 @@ class ReceiverStats:
             "troubled": troubled,
             "commit_failures": kafka.commits.failures,
             "commit_error": kafka.commits.last_error,
-            "store_failures": store.write_failures,
-            "torn_tail_bytes": self.torn_tail_bytes,
-            "log_damages": self.log_damages,
+            "store_failures": counts.write_failures,
+            "torn_tail_bytes": self._torn_tail_bytes,
+            "log_damages": self._log_damages,
             "below_position": kafka.below_position,
             "not_owned": kafka.not_owned,
             "lost_offsets": kafka.lost_offsets,
-            "excused_offsets": kafka.excused_offsets,
+            "offsets_without_record": kafka.offsets_without_record,
             "unreadable_headers": kafka.unreadable_headers,
-            "dropped": store.dropped_records,
-            "late_records": store.late_records,
+            "dropped": counts.dropped_records,
+            "late_records": counts.late_records,
             "partition_errors": kafka.errors,
             "connected": kafka.connected,
             "client_error": kafka.client_error,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from dataclasses import dataclass
 
 from headrace.blocks import ReceiverId
 from headrace.ledger import Ledger
+from headrace.ledger.errors import JobStoppingError, LeaseLostError
 from headrace.ledger.models import JobLease
-from headrace.receiver.garbage import collector_at_rest
-from headrace.receiver.supervisor import LEASE_MS, ReceiverReport, ReceiverSupervisor
+from headrace.ledger.states import ReceiverState
+from headrace.receiver.garbage_collection import collector_off
+from headrace.receiver.heartbeat import LEASE_MS
+from headrace.receiver.receiver_factory import OpenClients, ReceiverFactory, open_clients
+from headrace.receiver.supervisor import ReceiverReport
 from headrace.stream import Stream
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +41,41 @@ def run_receiver(task: ReceiverTask, stop: threading.Event | None = None) -> Rec
     stream = Stream.model_validate_json(task.stream_json)
     ledger = Ledger.open(stream.ledger, create=False)
     try:
-        supervisor = ReceiverSupervisor(
-            stream,
-            task.receiver_id,
-            ledger,
-            open_storage(stream.folder_url),
-            task.job_lease,
-            lease_ms=task.lease_ms,
-        )
-        with collector_at_rest():
-            return supervisor.run(stop)
+        with collector_off():
+            return receive(
+                StreamContext(stream, ledger), task.receiver_id, task.job_lease, lease_ms=task.lease_ms, stop=stop
+            )
     finally:
         ledger.close()
+
+
+def receive(
+    context: StreamContext,
+    receiver_id: ReceiverId,
+    job_lease: JobLease,
+    *,
+    lease_ms: int = LEASE_MS,
+    stop: threading.Event | None = None,
+    clients: OpenClients = open_clients,
+) -> ReceiverReport:
+    """Register a receiver, open it, and run it until ``stop`` is set, the ledger orders a stop, or it cannot continue.
+
+    Always returns a report: also if it is refused (``lost``) or could not be opened (``failed``). Its lease is then
+    released. ``clients`` opens its clients of Kafka.
+    """
+    ledger = context.ledger
+    try:
+        lease = ledger.receivers.register(job_lease, receiver_id, host=socket.gethostname(), lease_ms=lease_ms)
+    except (LeaseLostError, JobStoppingError) as refused:
+        return ReceiverReport(receiver_id, ReceiverState.LOST, error=str(refused))
+    try:
+        supervisor = ReceiverFactory(context, lease, clients).make()
+    except Exception as failure:
+        report = ReceiverReport.of_end(receiver_id, failure)
+        if report.state is not ReceiverState.LOST:
+            try:
+                ledger.receivers.release(lease, report.state, report.error)
+            except Exception:
+                logger.exception("receiver %s could not be opened, and its lease not be released", receiver_id)
+        return report
+    return supervisor.run(stop or threading.Event())

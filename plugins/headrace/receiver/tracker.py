@@ -7,6 +7,7 @@ one stopped.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -16,25 +17,25 @@ from enum import StrEnum
 from functools import partial
 
 from headrace.blocks import ReceiverId
-from headrace.clock import Clock, SystemClock
-from headrace.ledger import Ledger
+from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
 from headrace.ledger.models import JobLease, JobStatus, ReceiverRow
 from headrace.ledger.states import EventKind
 from headrace.receiver.discovery import Discoverer, Discovery, KafkaDiscoverer
+from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.input_health import INPUTS, InputHealth
-from headrace.receiver.launchers import ReceiverLauncher
 from headrace.receiver.partitioning import Partitioning
 from headrace.receiver.rate_controller import RateController
+from headrace.receiver.receiver_restarts import HANG_SECONDS, RESTART_SECONDS, ReceiverLauncher, TrackedReceiver
 from headrace.receiver.receiver_task import ReceiverTask
-from headrace.receiver.stop_request import find_stop_request
-from headrace.receiver.supervisor import LEASE_MS
-from headrace.receiver.tracking_info import HANG_SECONDS, RESTART_SECONDS, ReceiverTrackingInfo
-from headrace.stream import Stream
 from headrace.stream.inputs import KafkaInput
-from headrace.wal.storage import open_storage
+from headrace.stream_context import StreamContext
+from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
+
+STOP_REQUEST_PATH = "stop-request.json"
+"""Below the stream's folder: see `write_stop_request`."""
 
 TICK_SECONDS = 0.5
 METADATA_SECONDS = 10.0
@@ -75,12 +76,10 @@ class ReceiverTracker:
 
     def __init__(
         self,
-        stream: Stream,
-        ledger: Ledger,
+        context: StreamContext,
         launcher: ReceiverLauncher,
         job_lease: JobLease,
         *,
-        clock: Clock | None = None,
         discoverer: Callable[[KafkaInput], Discoverer] | None = None,
         receiver_lease_ms: int = LEASE_MS,
         restart_seconds: float = RESTART_SECONDS,
@@ -88,22 +87,23 @@ class ReceiverTracker:
         metadata_seconds: float = METADATA_SECONDS,
         stop_seconds: float = STOP_SECONDS,
     ) -> None:
+        stream = context.stream
+        self._context = context
         self._stream = stream
-        self._ledger = ledger
+        self._ledger = context.ledger
+        self._clock = context.clock
         self._launcher = launcher
         self._lease = job_lease
-        self._clock = clock or SystemClock()
         self._metadata_seconds = metadata_seconds
         self._stop_seconds = stop_seconds
         make = discoverer or (lambda source: KafkaDiscoverer(source, stream.group_of(source)))
         self._discoverers = {source.id: make(source) for source in stream.inputs}
         self._partitioning = {
-            source.id: Partitioning(stream, source, ledger, job_lease, grace_ms=receiver_lease_ms)
-            for source in stream.inputs
+            source.id: Partitioning(context, source, job_lease, grace_ms=receiver_lease_ms) for source in stream.inputs
         }
         text = stream.model_dump_json()
         self._receivers = [
-            ReceiverTrackingInfo(
+            TrackedReceiver(
                 ReceiverTask(text, ReceiverId(stream.name, source.id, index), job_lease, receiver_lease_ms),
                 launcher,
                 restart_seconds,
@@ -112,7 +112,7 @@ class ReceiverTracker:
             for source in stream.inputs
             for index in range(source.receivers)
         ]
-        self._rates = RateController(stream, ledger, job_lease, self._clock)
+        self._rates = RateController(context, job_lease)
         self._health = InputHealth(source.id for source in stream.inputs)
         self._now_ms = 0
         self._questions: dict[str, Future[Discovery]] = {}
@@ -196,7 +196,7 @@ class ReceiverTracker:
             return None
         self._next_stop_look = self._clock.monotonic() + _STOP_LOOK_SECONDS
         acquired_ms = self._lease.lease_until_ms - self._lease.lease_ms
-        return find_stop_request(open_storage(self._stream.folder_url), since_ms=max(self._now_ms, acquired_ms))
+        return find_stop_request(self._context.storage, since_ms=max(self._now_ms, acquired_ms))
 
     def _begin(self) -> None:
         for before in self._ledger.jobs.page(self._stream.name, limit=2):
@@ -220,7 +220,7 @@ class ReceiverTracker:
     def _keep_going(self, rows: Collection[ReceiverRow], now_ms: int) -> None:
         live = {row.receiver_id for row in rows if self._is_live(row, now_ms)}
         for receiver in self._receivers:
-            ended = receiver.keep_going(self._clock.monotonic(), heard=receiver.task.receiver_id in live)
+            ended = receiver.keep_going(self._clock.monotonic(), alive=receiver.task.receiver_id in live)
             if ended is not None:
                 logger.warning("%s", ended)
                 payload = {"receiver": str(receiver.task.receiver_id), "error": ended, "starts": receiver.starts}
@@ -345,3 +345,26 @@ class ReceiverTracker:
             self._renew()
             self._clock.wait(threading.Event(), TICK_SECONDS)
         return TrackerReport(TrackerEnd.STOPPED, reason)
+
+
+def write_stop_request(folder: LogStorage, reason: str, *, at_ms: int) -> None:
+    """Request that the job of the stream with this folder stops, if its ledger does not answer.
+
+    Usually the ledger orders a job to stop. A job whose ledger is lost could store nothing more, and would run on.
+    """
+    folder.write_atomically(STOP_REQUEST_PATH, json.dumps({"at_ms": at_ms, "reason": reason}).encode())
+
+
+def find_stop_request(folder: LogStorage, *, since_ms: int) -> str | None:
+    """Return the reason of a request made after ``since_ms``; None if there is none, or the folder cannot be read.
+
+    A request is never deleted: a job whose ledger has answered since then ignores it.
+    """
+    try:
+        if not folder.exists(STOP_REQUEST_PATH):
+            return None
+        found = json.loads(folder.read(STOP_REQUEST_PATH))
+        return str(found["reason"]) if int(found["at_ms"]) > since_ms else None
+    except (HeadraceError, OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("It is unknown whether the job is asked to stop: %s", error)
+        return None

@@ -26,9 +26,10 @@ class StepNeeds:
 def needs_of(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> StepNeeds:
     """What these steps of an allocated batch need."""
     from headrace.spark.batch_plan import plan_outputs
+    from headrace.stream_context import StreamContext
 
     steps = tuple(steps)
-    plans = plan_outputs(ledger, stream, batch_time_ms, steps)
+    plans = plan_outputs(StreamContext(stream, ledger), batch_time_ms, steps)
     # The state is updated without records too: keys time out, and a version of the state is written.
     spark = STATE_STEP in steps or any(plan.needs_spark for plan in plans)
     # A console output prints its heading for a batch without records too.

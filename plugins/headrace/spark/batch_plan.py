@@ -1,21 +1,41 @@
-"""Plans what each output of a batch reads. It uses only the ledger, because a batch may not need Spark at all.
+"""Plans what each output of a batch reads, and whether an earlier attempt may have written it, by the ledger alone.
 
-Airflow uses it too, so nothing here imports pyspark.
+A batch may not need Spark at all. Airflow asks for the plans too, so nothing here imports pyspark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headrace.spark.outputs.registry import needs_empty_batches
+from headrace.batch.manifest import Manifest
+from headrace.clock import time_text
+from headrace.errors import HeadraceError
+from headrace.ledger.states import AttemptState, EventKind
+from headrace.spark.outputs.writer import needs_empty_batches
+from headrace.spark.state.store import StateStore
 from headrace.stream import STATE_STEP
+from headrace.stream.model import milliseconds
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.models import BatchOrigin
+    from headrace.ledger.models import Attempt, AttemptRow, BatchOrigin, BatchRow
     from headrace.stream import Output, Stream
+    from headrace.stream_context import StreamContext
+
+WRITTEN = "written"
+"""The attribute of a failed attempt with the names of the outputs that may hold its documents. Outputs that it did not
+begin are not included, nor those that failed because of another source's documents: the conflicting documents are not
+the batch's own. An attempt without this attribute succeeded, was killed or never reported; it may have written to all
+of its outputs."""
+
+_MANIFEST_READERS = 8
+
+
+class BatchNotReadableError(HeadraceError):
+    """The batch is abandoned or absorbed, so its records are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +45,9 @@ class OutputPlan:
     Its rows are made from the batches of ``origins``, oldest first. Undecodable records of the batches in ``fresh``
     become dead letters. ``fresh`` has the batches since the previous window, so each such record is written once,
     whether a window contains it or not. ``needs_spark`` is False if these batches give no rows. ``skipped`` is the
-    reason why the output has nothing to do at this batch time.
+    reason why the output has nothing to do at this batch time. ``written_before``: an earlier attempt may have written
+    documents of this batch. ``tried_before``: an earlier attempt included the output, and may have written dead
+    letters.
     """
 
     output: Output
@@ -33,25 +55,56 @@ class OutputPlan:
     fresh: tuple[BatchOrigin, ...] = ()
     needs_spark: bool = False
     skipped: str | None = None
+    written_before: bool = False
+    tried_before: bool = False
 
     @property
     def read(self) -> tuple[BatchOrigin, ...]:
         """All batches that are read, oldest first."""
         return tuple(sorted({*self.origins, *self.fresh}, key=lambda origin: origin.batch_time_ms))
 
-    @property
-    def from_kafka(self) -> bool:
-        """Whether some of these batches are read from Kafka, because the log does not have them."""
-        return any(origin.source == "kafka" for origin in self.read)
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlan:
+    """What an attempt reads. ``own``: the batch's own records. ``leaving``: the batches whose records leave the state's
+    window. ``outputs``: the plans of its outputs, without the state."""
+
+    own: BatchOrigin
+    leaving: tuple[BatchOrigin, ...]
+    outputs: tuple[OutputPlan, ...]
 
 
-def plan_outputs(ledger: Ledger, stream: Stream, batch_time_ms: int, steps: Iterable[str]) -> list[OutputPlan]:
+def plan_attempt(context: StreamContext, attempt: Attempt, batch: BatchRow) -> AttemptPlan:
+    """Plan an attempt, and check that each manifest is the one with which its batch was allocated.
+
+    Raises:
+        BatchNotReadableError: the batch is abandoned, or another one absorbed it.
+        ManifestError: a manifest is missing or damaged, or is not the recorded one.
+    """
+    time_ms = batch.batch_time_ms
+    own = context.ledger.batches.origins(context.name, [time_ms]).get(time_ms)
+    if own is None:
+        raise BatchNotReadableError(f"Batch {time_text(time_ms)} is {batch.state.value}, so its records are not read.")
+    leaving = evicted_batches(context, time_ms) if STATE_STEP in attempt.outputs else ()
+    written = written_before(context, attempt, batch)
+    tried = tried_before(context.ledger, attempt)
+    plans = tuple(
+        replace(plan, written_before=plan.output.id in written, tried_before=plan.output.id in tried)
+        for plan in plan_outputs(context, time_ms, attempt.outputs)
+    )
+    for _ in load_manifests([own, *leaving, *(origin for plan in plans for origin in plan.read)]):
+        pass
+    return AttemptPlan(own, leaving, plans)
+
+
+def plan_outputs(context: StreamContext, batch_time_ms: int, steps: Iterable[str]) -> list[OutputPlan]:
     """The plans of these steps' outputs, in the order of ``steps``; the step "state" has no plan."""
-    return [_plan(ledger, stream, batch_time_ms, stream.output(step)) for step in steps if step != STATE_STEP]
+    outputs = [context.stream.output(step) for step in steps if step != STATE_STEP]
+    return [_plan_output(context, batch_time_ms, output) for output in outputs]
 
 
-def _plan(ledger: Ledger, stream: Stream, batch_time_ms: int, output: Output) -> OutputPlan:
-    interval_ms = stream.batch_interval_ms
+def _plan_output(context: StreamContext, batch_time_ms: int, output: Output) -> OutputPlan:
+    interval_ms = context.stream.batch_interval_ms
     window = output.window
     if window is not None and not window.is_due(batch_time_ms, interval_ms):
         every = window.slide_ms(interval_ms)
@@ -61,15 +114,106 @@ def _plan(ledger: Ledger, stream: Stream, batch_time_ms: int, output: Output) ->
     if window is not None:
         held = window.batch_times_ms(batch_time_ms, interval_ms)
         fresh = window.fresh_times_ms(batch_time_ms, interval_ms)
-    by_time = ledger.batches.origins(stream.name, {*held, *fresh})
+    by_time = context.ledger.batches.origins(context.name, {*held, *fresh})
     return OutputPlan(
         output,
         tuple(by_time[time] for time in held if time in by_time),
         tuple(by_time[time] for time in fresh if time in by_time),
-        needs_empty_batches(output, stream) or _hold_records(ledger, stream, sorted(by_time)),
+        needs_empty_batches(output, context.stream) or _hold_records(context, sorted(by_time)),
     )
 
 
-def _hold_records(ledger: Ledger, stream: Stream, times_ms: Sequence[int]) -> bool:
+def _hold_records(context: StreamContext, times_ms: Sequence[int]) -> bool:
     # The newest first: the batch itself is rarely empty, so usually one query is enough.
-    return any(ledger.batches.get(stream.name, time_ms).records for time_ms in reversed(times_ms))
+    return any(context.ledger.batches.get(context.name, time_ms).records for time_ms in reversed(times_ms))
+
+
+def evicted_batches(context: StreamContext, batch_time_ms: int) -> tuple[BatchOrigin, ...]:
+    """The batches whose records leave the state's window with this batch, oldest first.
+
+    The records of an abandoned batch leave too, if later versions of the table were built on its version.
+    """
+    times = evicted_batch_times(context.stream, batch_time_ms)
+    if not times:
+        return ()
+    batches = context.ledger.batches
+    found = batches.origins(context.name, times, abandoned=True)
+    abandoned = found.keys() - batches.origins(context.name, times).keys()
+    return tuple(
+        origin
+        for time_ms, origin in sorted(found.items())
+        if time_ms not in abandoned or _is_in_state(context, time_ms, batch_time_ms)
+    )
+
+
+def evicted_batch_times(stream: Stream, batch_time_ms: int) -> list[int]:
+    """The batch times whose records leave the state's window with this batch, oldest first; usually one.
+
+    There are several if earlier batch times have no state of their own, for example because they were coalesced. Batch
+    times before the first state are not included, because their records are not in the table.
+    """
+    if stream.state is None or stream.state.window is None:
+        return []
+    base = StateStore.of(stream).base_of(batch_time_ms)
+    if base is None:
+        return []
+    window_ms, interval_ms = milliseconds(stream.state.window), stream.batch_interval_ms
+    times = range(base.batch_time_ms - window_ms + interval_ms, batch_time_ms - window_ms + 1, interval_ms)
+    return [time for time in times if time >= base.first_ms]
+
+
+def _is_in_state(context: StreamContext, time_ms: int, until_ms: int) -> bool:
+    """Whether the table from which the batch ``until_ms`` starts contains the records of the batch ``time_ms``."""
+    built_on = StateStore.of(context.stream).is_built_on(time_ms, until_ms)
+    if built_on is not None:
+        return built_on
+    # The ledger is updated after the version is written, so it lacks attempts that died in between.
+    outputs = context.ledger.attempts.outputs(context.name, time_ms)
+    return any(row.output_id == STATE_STEP and row.state is AttemptState.COMPLETED for row in outputs)
+
+
+def load_manifests(origins: Iterable[BatchOrigin]) -> Iterator[Manifest]:
+    """Yield the manifests with which the batches were allocated, each once.
+
+    Raises:
+        ManifestError: a manifest is missing or damaged, or is not the recorded one.
+    """
+
+    def load(origin: BatchOrigin) -> Manifest:
+        return Manifest.load(origin.manifest_uri, sha256=origin.manifest_sha256)
+
+    by_uri = {origin.manifest_uri: origin for origin in origins}
+    with ThreadPoolExecutor(_MANIFEST_READERS) as pool:
+        yield from pool.map(load, by_uri.values())
+
+
+def written_before(context: StreamContext, attempt: Attempt, batch: BatchRow) -> frozenset[str]:
+    """The outputs of ``attempt`` whose documents of this batch an earlier attempt may have written.
+
+    Only attempts at the same output of the batch, or of the same replay, count. All outputs are returned in two cases:
+    a rebuilt ledger lacks the attempts at batches from before; and a batch that was built from Kafka by timestamps may
+    have late records that a later batch wrote. An output with a window is always included, because it writes the
+    records of one batch in several batches.
+    """
+    found = {output.id for output in context.stream.outputs if output.window is not None}
+    for row in _earlier_attempts(context.ledger, attempt):
+        found.update(row.attributes.get(WRITTEN, row.outputs))
+    asked = frozenset(attempt.outputs)
+    if batch.built:
+        return asked
+    if not attempt.target and not found.issuperset(asked):
+        rebuilt = context.ledger.events.latest(attempt.stream, [EventKind.LEDGER_REBUILT], limit=1)
+        if rebuilt and batch.allocated_at_ms <= rebuilt[0].at_ms:
+            return asked
+    return asked.intersection(found)
+
+
+def tried_before(ledger: Ledger, attempt: Attempt) -> frozenset[str]:
+    """The outputs of ``attempt`` for which an earlier attempt may have written dead letters."""
+    rows = _earlier_attempts(ledger, attempt)
+    return frozenset(attempt.outputs).intersection(name for row in rows for name in row.outputs)
+
+
+def _earlier_attempts(ledger: Ledger, attempt: Attempt) -> list[AttemptRow]:
+    rows = ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms)
+    return [row for row in rows if row.number < attempt.number and row.target == attempt.target]

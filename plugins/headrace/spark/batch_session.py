@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.ledger import Ledger
     from headrace.ledger.models import Attempt, AttemptRow, JobRow
     from headrace.stream import Stream
+    from headrace.stream_context import StreamContext
 
 
 # How long Spark may take to start, including the allocation of executors.
@@ -37,35 +38,36 @@ class ApplicationMissingError(HeadraceError):
     """There is no receiver application in which the batch can run."""
 
 
-def open_connect_session(ledger: Ledger, stream: Stream, attempt: Attempt) -> SparkSession:
+def open_connect_session(context: StreamContext, attempt: Attempt) -> SparkSession:
     """Open a session in the stream's receiver application, after ending earlier attempts' operations there.
 
     Raises ApplicationMissingError, VersionMismatchError, SecretKeyMissingError, ConnectUrlError, ConnectRefusedError.
     """
-    job = await_job(ledger, stream.name)
+    job = await_job(context.ledger, context.name)
     check_versions(job.versions)
     url = str(job.attributes["connect_url"])
-    token = connect_token.from_environment(stream.name, job.epoch)
-    end_earlier_attempts(ledger, attempt, url, token)
+    token = connect_token.from_environment(context.name, job.epoch)
+    end_earlier_attempts(context.ledger, attempt, url, token)
     spark = connect_session(url, token, session_id=attempt_session_id(attempt))
-    spark.conf.set("spark.sql.session.timeZone", stream.spark.conf.get("spark.sql.session.timeZone", "UTC"))
+    time_zone = context.stream.spark.conf.get("spark.sql.session.timeZone", "UTC")
+    spark.conf.set("spark.sql.session.timeZone", time_zone)
     return spark
 
 
-def await_job(ledger: Ledger, stream: str, *, seconds: float = START_SECONDS) -> JobRow:
+def await_job(ledger: Ledger, stream_name: str, *, seconds: float = START_SECONDS) -> JobRow:
     """Like `running_job`, but first waits up to ``seconds`` for a job that is starting."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        job = ledger.jobs.current(stream)
+        job = ledger.jobs.current(stream_name)
         if job is None or job.state is not JobState.STARTING or not job.alive(ledger.now_ms()):
             break
         time.sleep(0.5)
-    return running_job(ledger, stream)
+    return running_job(ledger, stream_name)
 
 
-def running_job(ledger: Ledger, stream: str) -> JobRow:
+def running_job(ledger: Ledger, stream_name: str) -> JobRow:
     """The receiver job whose application can run batches; raises ApplicationMissingError, which gives the reason."""
-    job = ledger.jobs.current(stream)
+    job = ledger.jobs.current(stream_name)
     if job is None or not job.alive(ledger.now_ms()):
         state = (
             "was never started"
@@ -73,19 +75,21 @@ def running_job(ledger: Ledger, stream: str) -> JobRow:
             else f"is {job.state.value}, last heard of at {time_text(job.heartbeat_ms)}"
         )
         raise ApplicationMissingError(
-            f"The receiver job of stream {stream!r} {state}, so no application is there to run the batch in.",
-            remedy=f"Start it (headrace start {stream}, or its receiver DAG), or run the batch with way 'submit'.",
+            f"The receiver job of stream {stream_name!r} {state}, so there is no application to run the batch in.",
+            remedy=f"Start it (headrace start {stream_name}, or its receiver DAG), or run the batch with way 'submit'.",
         )
     if not job.attributes.get("connect_url"):
         raise ApplicationMissingError(
-            f"The receiver job of stream {stream!r} (epoch {job.epoch}, {job.state.value}) serves no Spark Connect.",
-            remedy="Wait until it has started; with spark.run_batches='submit' it never does, use way 'submit'.",
+            f"The receiver job of stream {stream_name!r} (epoch {job.epoch}, {job.state.value}) has no Spark Connect "
+            "server.",
+            remedy="Wait until it has started. With spark.run_batches='submit' it has none: use way 'submit'.",
         )
     host = job.attributes.get("connect_host")
     if host not in (None, socket.gethostname()):
         raise ApplicationMissingError(
-            f"The receiver job of stream {stream!r} runs on {host}, and its Spark Connect server listens there only.",
-            remedy="Run the batch on that machine (a queue of its Airflow worker), or with way 'submit'.",
+            f"The receiver job of stream {stream_name!r} runs on {host}. Its Spark Connect server can only be reached "
+            "on that machine.",
+            remedy="Run the batch there (a queue of its Airflow worker), or with way 'submit'.",
         )
     return job
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
 
 from headrace.errors import HeadraceError
 
@@ -24,30 +23,30 @@ class SecretKeyMissingError(HeadraceError):
     """The process was started without the secret from which the tokens are derived."""
 
 
-def derive(secret: str, stream: str, job_epoch: int) -> str:
+def derive(secret: str, stream_name: str, job_epoch: int) -> str:
     """The token of one epoch of a stream's receiver job: 64 hexadecimal digits."""
-    return hmac.new(secret.encode(), f"{stream}:{job_epoch}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret.encode(), f"{stream_name}:{job_epoch}".encode(), hashlib.sha256).hexdigest()
 
 
-def fingerprint(secret: str, stream: str) -> str:
+def fingerprint(secret: str, stream_name: str) -> str:
     """A fingerprint that distinguishes secrets and reveals nothing about them (16 hexadecimal digits).
 
     It is in the job's lease, so a batch can check before it connects whether the job was started with the same secret.
     """
-    return hmac.new(secret.encode(), f"fingerprint of {stream}".encode(), hashlib.sha256).hexdigest()[:16]
+    return hmac.new(secret.encode(), f"fingerprint of {stream_name}".encode(), hashlib.sha256).hexdigest()[:16]
 
 
-def from_environment(stream: str, job_epoch: int, environment: Mapping[str, str] | None = None) -> str:
+def from_environment(stream_name: str, job_epoch: int) -> str:
     """The token derived from the secret in the environment.
 
     Raises SecretKeyMissingError if the variable is unset or empty: a guessable token is worse than none.
     """
-    secret = (os.environ if environment is None else environment).get(SECRET_VARIABLE, "")
+    secret = os.environ.get(SECRET_VARIABLE, "")
     if not secret:
         raise SecretKeyMissingError(
             f"The environment variable {SECRET_VARIABLE} is not set, so the Spark Connect token of stream "
-            f"{stream!r} cannot be derived.",
+            f"{stream_name!r} cannot be derived.",
             remedy=f"Set {SECRET_VARIABLE} to the same value for the receiver job and for its batches; "
             "Airflow's tasks set it themselves.",
         )
-    return derive(secret, stream, job_epoch)
+    return derive(secret, stream_name, job_epoch)

@@ -1,4 +1,7 @@
-"""Explains errors that come through Spark: their kind, their first cause in one line, and the Python traceback."""
+"""Explains why an attempt failed: the kind of failure, its first cause in one line, and the Python traceback.
+
+Errors of the user's code, of headrace and of Spark come through Spark, inside several Java exceptions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import builtins
 import importlib
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
@@ -31,6 +34,43 @@ _SERVER_AWAY = re.compile(
 )
 # confluent_kafka has one class for all errors; its text contains the error's name.
 _KAFKA_AWAY = re.compile(r"code=_(TRANSPORT|ALL_BROKERS_DOWN|RESOLVE|\w*TIMED_OUT)\b")
+
+
+class AttemptFailedError(HeadraceError):
+    """Steps of an attempt failed. ``reason`` is the innermost reason; the error's cause has Spark's full text."""
+
+    reason: str = ""
+
+
+def attempt_failed(failures: Mapping[str, Exception], done: Collection[str]) -> HeadraceError:
+    """One error for the failed steps of an attempt: the first one's, with the others and the ``done`` steps named."""
+    causes = list(failures.values())
+    first = causes[0]
+    if len(causes) == 1 and not done:
+        return as_attempt_failed(first)
+    reasons = "; ".join(f"{step}: {reason_of(error)}" for step, error in failures.items())
+    others = f"; done: {', '.join(done)}" if done else ""
+    return _attempt_failed(reasons + others, causes, remedy=first.remedy if isinstance(first, HeadraceError) else None)
+
+
+def as_attempt_failed(error: BaseException) -> HeadraceError:
+    """The error itself if it is one of headrace's, otherwise an `AttemptFailedError` with its first cause."""
+    return error if isinstance(error, HeadraceError) else _attempt_failed(first_cause(error), [error])
+
+
+def _attempt_failed(reason: str, causes: Sequence[BaseException], *, remedy: str | None = None) -> AttemptFailedError:
+    error = AttemptFailedError(f"The batch failed: {reason}", remedy=remedy)
+    error.reason = reason
+    error.__cause__ = causes[0]
+    # If any of several failed steps may succeed on a retry, the attempt is worth another try.
+    kinds = {failure_of(cause) for cause in causes}
+    error.failure = next(kind for kind in Failure if kind in kinds)
+    return error
+
+
+def reason_of(error: BaseException) -> str:
+    """Why the attempt failed, in one line."""
+    return error.reason if isinstance(error, AttemptFailedError) else first_cause(error)
 
 
 def failure_of(error: BaseException) -> Failure:

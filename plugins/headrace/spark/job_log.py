@@ -37,8 +37,8 @@ def parts_of(log: Path) -> list[Path]:
     return [path for number, path in sorted((int(text), path) for text, path in numbered if text.isdigit())]
 
 
-def rotate(log: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT_PARTS) -> bool:
-    """Move the log's content to a part if it is larger than ``max_bytes``. Deletes the oldest parts.
+def rotate(log: Path) -> bool:
+    """Move the log's content to a part if it is larger than ``MAX_BYTES``. Deletes the oldest parts.
 
     If the part cannot be written, the content is dropped: on a full disk the space is more important than the log.
     Returns whether the log was larger.
@@ -46,11 +46,11 @@ def rotate(log: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT_PARTS) -> 
     Raises:
         OSError: the log is missing, or cannot be truncated.
     """
-    if log.stat().st_size <= max_bytes:
+    if log.stat().st_size <= MAX_BYTES:
         return False
     try:
         for number, path in reversed(list(enumerate(parts_of(log), 1))):
-            if number >= kept:
+            if number >= KEPT_PARTS:
                 path.unlink(missing_ok=True)
             else:
                 path.rename(log.with_name(f"{log.name}.{number + 1}.gz"))
@@ -58,7 +58,7 @@ def rotate(log: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT_PARTS) -> 
             # Lines that are appended during the copy are copied too.
             shutil.copyfileobj(source, part)
     except OSError as error:
-        logger.warning("What %s held is dropped, since it cannot be kept beside it: %s", log, error)
+        logger.warning("The content of the log %s is dropped, because no part can be written: %s", log, error)
         log.with_name(f"{log.name}.1.gz").unlink(missing_ok=True)
     os.truncate(log, 0)
     return True
@@ -85,6 +85,6 @@ def _watch(log: Path, over: threading.Event) -> None:
     while not over.wait(_LOOK_SECONDS):
         try:
             if rotate(log):
-                logger.info("What this log held before is in %s.1.gz.", log)
+                logger.info("The earlier lines of this log are in %s.1.gz.", log)
         except OSError as error:
-            logger.warning("The log %s cannot be bounded: %s", log, error)
+            logger.warning("The size of the log %s cannot be limited: %s", log, error)

@@ -63,7 +63,7 @@ class KafkaRangesDataSource(DataSource):
             # The error does not repeat the values.
             problems = "; ".join(detail["msg"] for detail in error.errors(include_url=False, include_input=False))
             raise SourceOptionError(
-                f'The option stream of the "{FORMAT}" data source is no input: {problems}.'
+                f'The option stream of the "{FORMAT}" data source is not a valid input: {problems}.'
             ) from None
         options = SourceOptions.of(FORMAT, self.options)
         return KafkaRangesReader(options, RangeClients.of(source), _seconds(given.get("stallseconds")))
@@ -110,5 +110,7 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise SourceOptionError(f'The option stallSeconds of the "{FORMAT}" data source is a time, not {text!r}.')
+        raise SourceOptionError(
+            f'The option stallSeconds of the "{FORMAT}" data source must be a number of seconds, not {text!r}.'
+        )
     return seconds

@@ -38,7 +38,7 @@ class PackageSourceError(HeadraceError):
     """The package's own sources cannot be read to make the zip."""
 
 
-def send_code(context: SparkContext, stream: Stream) -> None:
+def send_code(spark_context: SparkContext, stream: Stream) -> None:
     """Send an application the package and the files that the stream names, if its executors are on other hosts.
 
     The package is unpacked as the folder ``headrace`` in the folder of the application's files, which is on the path of
@@ -49,14 +49,14 @@ def send_code(context: SparkContext, stream: Stream) -> None:
     Raises:
         PackageSourceError: the package is not in plain files.
     """
-    if is_local_master(str(context.master)):
+    if is_local_master(str(spark_context.master)):
         return
-    context.addArchive(f"{package_zip()}#{Path(headrace.__file__).parent.name}")
+    spark_context.addArchive(f"{package_zip()}#{Path(headrace.__file__).parent.name}")
     # Airflow has already given these to spark-submit, and Spark refuses two paths with the same file name.
-    brought = {Path(name).name for name in (context.getConf().get("spark.submit.pyFiles") or "").split(",")}
+    brought = {Path(name).name for name in (spark_context.getConf().get("spark.submit.pyFiles") or "").split(",")}
     for file in stream.spark.py_files:
         if "://" not in file and file.endswith((_MODULE, *_ARCHIVES)) and Path(file).name not in brought:
-            context.addPyFile(file)
+            spark_context.addPyFile(file)
 
 
 def connections_conf(master: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -66,7 +66,7 @@ def connections_conf(master: str, environment: Mapping[str, str] = os.environ) -
     return {f"spark.executorEnv.{FILE_VARIABLE}": _CONNECTIONS}
 
 
-def send_connections(context: SparkContext, environment: Mapping[str, str] = os.environ) -> None:
+def send_connections(spark_context: SparkContext, environment: Mapping[str, str] = os.environ) -> None:
     """Send remote executors the connections in ``environment``, in a file of the application.
 
     As settings (``spark.executorEnv.…``) they would be in clear text in the application's description, which the
@@ -74,12 +74,12 @@ def send_connections(context: SparkContext, environment: Mapping[str, str] = os.
     folders. Its transfer is as safe as Spark's network (``spark.authenticate``, ``spark.network.crypto.enabled``).
     """
     found = _connections(environment)
-    if is_local_master(str(context.master)) or not found:
+    if is_local_master(str(spark_context.master)) or not found:
         return
-    path = Path(str(context._temp_dir)) / _CONNECTIONS
+    path = Path(str(spark_context._temp_dir)) / _CONNECTIONS
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(found, file)
-    context.addFile(str(path))
+    spark_context.addFile(str(path))
 
 
 def _connections(environment: Mapping[str, str]) -> dict[str, str]:
@@ -103,7 +103,7 @@ def package_zip(cache: Path | None = None, *, root: Path | None = None) -> Path:
     root = Path(headrace.__file__).parent if root is None else root
     if not root.is_dir():
         raise PackageSourceError(
-            f"The package headrace is not in plain files ({root}), so it cannot be packed for executors.",
+            f"The package headrace is not in plain files ({root}), so it cannot be sent to executors.",
             remedy="Install headrace in the driver's environment.",
         )
     sources = _sources(root)

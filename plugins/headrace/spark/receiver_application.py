@@ -176,26 +176,26 @@ def check_task_slots(slots: int, receivers: int) -> None:
     """Raise TaskSlotsError if the receivers would take every slot: batches would hang without an error."""
     if slots < receivers + 1:
         raise TaskSlotsError(
-            f"The Spark application has {slots} task slot(s), and its {receivers} receiver(s) hold one each for as "
-            "long as they run: no batch would ever start.",
-            remedy=f"Give it at least {receivers + 1} (local[{receivers + 1}], or more cores), or fewer receivers.",
+            f"The Spark application has {slots} task slot(s), and each of its {receivers} receiver(s) occupies "
+            "one as long as it runs: no batch would ever start.",
+            remedy=f"Use at least {receivers + 1} slots (local[{receivers + 1}], or more cores), or fewer receivers.",
         )
 
 
 def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> ReceiverApplication:
-    context, receivers = spark.sparkContext, stream.receivers
+    spark_context, receivers = spark.sparkContext, stream.receivers
     if connect:
         _check_python(spark)
-    send_code(context, stream)
-    send_connections(context)
+    send_code(spark_context, stream)
+    send_connections(spark_context)
     _warm_up(spark)
     slots = _await_task_slots(spark, receivers + 1)
     check_task_slots(slots, receivers)
     return ReceiverApplication(
         spark=spark,
-        application_id=str(context.applicationId),
-        master=str(context.master),
-        ui_url=context.uiWebUrl,
+        application_id=str(spark_context.applicationId),
+        master=str(spark_context.master),
+        ui_url=spark_context.uiWebUrl,
         connect_url=_connect_url(spark) if connect else None,
         task_slots=slots,
         batch_slots=slots - receivers,
@@ -204,10 +204,12 @@ def _prepared(spark: SparkSession, stream: Stream, *, connect: bool) -> Receiver
 
 def _warm_up(spark: SparkSession) -> None:
     """Run a small job on every executor and check the versions installed there; raises ExecutorVersionError."""
-    context = spark.sparkContext
-    tasks = 2 * context.defaultParallelism if is_local_master(str(context.master)) else _WARM_UP_TASKS
+    spark_context = spark.sparkContext
+    tasks = 2 * spark_context.defaultParallelism if is_local_master(str(spark_context.master)) else _WARM_UP_TASKS
     ours = current_versions()
-    for host, theirs, problem in context.parallelize(range(tasks), tasks).map(_executor_versions).distinct().collect():
+    for host, theirs, problem in (
+        spark_context.parallelize(range(tasks), tasks).map(_executor_versions).distinct().collect()
+    ):
         if problem or dict(theirs) != ours:
             raise ExecutorVersionError(
                 f"The executor on {host} does not fit the driver: {problem or dict(theirs)} there, {ours} here.",
@@ -243,7 +245,7 @@ def _await_task_slots(spark: SparkSession, wanted: int) -> int:
     """
     until = time.monotonic() + (0.0 if is_local_master(str(spark.sparkContext.master)) else SLOTS_SECONDS)
     while (slots := task_slots(spark.sparkContext)) < wanted and time.monotonic() < until:
-        logger.info("waiting for executors: %d task slots of %d are there", slots, wanted)
+        logger.info("waiting for executors: there are %d of %d task slots", slots, wanted)
         time.sleep(2.0)
     return slots
 

@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 _DRIVER = "driver"
 
 
-def executors_of(context: SparkContext) -> list[Executor]:
+def executors_of(spark_context: SparkContext) -> list[Executor]:
     """The live executors; none in local mode, where the driver runs the tasks."""
-    spark: Any = context._jsc.sc()
+    spark: Any = spark_context._jsc.sc()
     blocks = spark.env().blockManager().master().getMemoryStatus().keysIterator()
     found = []
     while blocks.hasNext():
@@ -31,16 +31,16 @@ def executors_of(context: SparkContext) -> list[Executor]:
     return found
 
 
-def task_slots(context: SparkContext) -> int:
+def task_slots(spark_context: SparkContext) -> int:
     """How many tasks the live executors can run at once, including those that are running."""
-    spark: Any = context._jsc.sc()
+    spark: Any = spark_context._jsc.sc()
     return int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
 
 
-def executor_of_group(context: SparkContext, group: str) -> Executor | None:
+def executor_of_group(spark_context: SparkContext, group: str) -> Executor | None:
     """The executor that runs the single task of the group's job; None before it runs."""
-    store: Any = context._jsc.sc().statusStore()
-    tracker = context.statusTracker()
+    store: Any = spark_context._jsc.sc().statusStore()
+    tracker = spark_context.statusTracker()
     for job_id in tracker.getJobIdsForGroup(group):
         job = tracker.getJobInfo(job_id)
         for stage_id in job.stageIds if job is not None else ():
@@ -52,7 +52,7 @@ def executor_of_group(context: SparkContext, group: str) -> Executor | None:
     return None
 
 
-def placed(context: SparkContext, item: Any, locations: Sequence[Location]) -> RDD[Any]:
+def placed(spark_context: SparkContext, item: Any, locations: Sequence[Location]) -> RDD[Any]:
     """An RDD of one partition with ``item``, to be computed at one of ``locations``.
 
     It is computed anywhere if there are no locations, or if no slot there is free within ``spark.locality.wait``.
@@ -61,14 +61,14 @@ def placed(context: SparkContext, item: Any, locations: Sequence[Location]) -> R
     from pyspark.serializers import CPickleSerializer
 
     if not locations:
-        return context.parallelize([item], 1)
-    jvm: Any = context._jvm
+        return spark_context.parallelize([item], 1)
+    jvm: Any = spark_context._jvm
     serializer = CPickleSerializer()
     preferred = jvm.PythonUtils.toSeq([_location(each) for each in locations])
     pair = getattr(jvm, "scala.Tuple2")(bytearray(serializer.dumps(item)), preferred)  # type: ignore[no-untyped-call]
     any_class = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
-    rdd = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([pair]), any_class)
-    return RDD(rdd.toJavaRDD(), context, serializer)
+    rdd = spark_context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([pair]), any_class)
+    return RDD(rdd.toJavaRDD(), spark_context, serializer)
 
 
 def _location(location: Location) -> str:

@@ -39,12 +39,12 @@ class NoFreeSlotError(HeadraceError):
 
 
 class SparkReceiverHandle:
-    """A receiver's Spark job (``headrace.receiver.launchers.ReceiverHandle``)."""
+    """A receiver's Spark job (``headrace.receiver.receiver_restarts.ReceiverHandle``)."""
 
     def __init__(
-        self, context: SparkContext, task: ReceiverTask, group: str, locations: Sequence[Location] = ()
+        self, spark_context: SparkContext, task: ReceiverTask, group: str, locations: Sequence[Location] = ()
     ) -> None:
-        self._context = context
+        self._spark_context = spark_context
         self._task = task
         self._group = group
         self._locations = locations
@@ -63,7 +63,7 @@ class SparkReceiverHandle:
         """The executor that runs it; None while it is not known."""
         if self._executor is None and time.monotonic() >= self._next_question:
             self._next_question = time.monotonic() + _ASK_SECONDS
-            self._executor = executor_of_group(self._context, self._group)
+            self._executor = executor_of_group(self._spark_context, self._group)
         return self._executor
 
     def done(self) -> bool:
@@ -74,7 +74,7 @@ class SparkReceiverHandle:
 
     def cancel(self) -> None:
         if not self.done():
-            self._context.cancelJobGroup(self._group)
+            self._spark_context.cancelJobGroup(self._group)
 
     def join(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the job to end. Returns whether it has ended."""
@@ -83,9 +83,9 @@ class SparkReceiverHandle:
 
     def _run(self) -> None:
         try:
-            self._context.setJobGroup(self._group, f"receiver {self._task.receiver_id}", interruptOnCancel=True)
-            self._context.setLocalProperty("spark.scheduler.pool", POOL)
-            (report,) = placed(self._context, self._task, self._locations).map(run_receiver_task).collect()
+            self._spark_context.setJobGroup(self._group, f"receiver {self._task.receiver_id}", interruptOnCancel=True)
+            self._spark_context.setLocalProperty("spark.scheduler.pool", POOL)
+            (report,) = placed(self._spark_context, self._task, self._locations).map(run_receiver_task).collect()
         except Exception as error:
             self._error = first_cause(error)
         else:
@@ -93,14 +93,15 @@ class SparkReceiverHandle:
 
 
 class SparkReceiverLauncher:
-    """Starts the stream's receivers in a Spark application (``headrace.receiver.launchers.ReceiverLauncher``), each
-    on the executor that ``ReceiverPlacement`` chooses.
+    """Starts the stream's receivers in a Spark application, each on the executor that ``ReceiverPlacement`` chooses.
+
+    It is a ``headrace.receiver.receiver_restarts.ReceiverLauncher``.
 
     One task slot is reserved for batches, also after executors were lost. A receiver waits if no other slot is free.
     """
 
-    def __init__(self, context: SparkContext, stream: Stream) -> None:
-        self._context = context
+    def __init__(self, spark_context: SparkContext, stream: Stream) -> None:
+        self._spark_context = spark_context
         self._placement = ReceiverPlacement(stream)
         self._launched = 0
         self._handles: list[SparkReceiverHandle] = []
@@ -112,16 +113,16 @@ class SparkReceiverLauncher:
             NoFreeSlotError: the receiver would take the last task slot.
         """
         self._handles = [known for known in self._handles if not known.done()]
-        slots, running = task_slots(self._context), len(self._handles)
+        slots, running = task_slots(self._spark_context), len(self._handles)
         if slots < running + 2:
             raise NoFreeSlotError(
-                f"The Spark application has {slots} task slot(s) left: {running} for receivers that run, and one is "
-                "kept for batches.",
-                remedy="It starts when the cluster has given executors back; else stop and start the stream.",
+                f"The Spark application has only {slots} task slot(s): {running} for running receivers, and one "
+                "reserved for batches.",
+                remedy="The receiver starts when there are enough executors again; or stop and start the stream.",
             )
         self._launched += 1
         group = f"headrace/receiver/{task.receiver_id}/{task.job_lease.epoch}/{self._launched}"
-        handle = SparkReceiverHandle(self._context, task, group, self._locations(task.receiver_id))
+        handle = SparkReceiverHandle(self._spark_context, task, group, self._locations(task.receiver_id))
         self._handles.append(handle)
         return handle
 
@@ -129,24 +130,24 @@ class SparkReceiverLauncher:
         """The reason why batches cannot run, if the receivers hold every task slot after a loss of executors."""
         running = sum(not known.done() for known in self._handles)
         try:
-            slots = task_slots(self._context) if running else 1
+            slots = task_slots(self._spark_context) if running else 1
         except Exception:
-            logger.exception("the number of task slots is not known")
+            logger.exception("the number of task slots cannot be determined")
             return None
         if slots > running:
             return None
         return (
             f"The Spark application has {slots} task slot(s) left, and {running} receiver(s) hold them all: no batch "
-            "can run. Executors were lost and did not come back; look at the cluster."
+            "can run. Executors were lost and not replaced; check the cluster."
         )
 
     def _locations(self, receiver: ReceiverId) -> tuple[Location, ...]:
         try:
-            executors = executors_of(self._context)
+            executors = executors_of(self._spark_context)
             found = self._placement.candidates(receiver, executors, self._running)
         except Exception:
             # Without a placement the receiver starts on any executor.
-            logger.exception("the executors are not known, so receiver %s is not placed", receiver)
+            logger.exception("the executors cannot be listed, so receiver %s may run on any of them", receiver)
             return ()
         logger.info("receiver %s is to run on %s", receiver, ", ".join(map(str, found)) or "any executor")
         return found
@@ -166,9 +167,9 @@ def run_receiver_task(task: ReceiverTask) -> ReceiverReport:
     """Run a receiver within its Spark task. Raises TaskRetriedError in a retry of the task."""
     from pyspark import TaskContext
 
-    context = TaskContext.get()
-    if context is not None and context.attemptNumber() > 0:
-        raise TaskRetriedError(f"Spark tried the task of receiver {task.receiver_id} again by itself.")
+    task_context = TaskContext.get()
+    if task_context is not None and task_context.attemptNumber() > 0:
+        raise TaskRetriedError(f"Spark retried the task of receiver {task.receiver_id}.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # The task waits for Kafka, not for Spark, so it would not notice that its daemon and JVM are gone.
     watch = ProcessWatch(parent_gone()).start()

@@ -129,7 +129,7 @@ def remote_session(url: str, token: str, *, session_id: str | None = None) -> Sp
         session.client.close()
         raise ConnectRefusedError(
             f"The Spark Connect server at {url} refused the session: {_first_line(error)}.",
-            remedy="Is the receiver job alive, and have both sides the same HEADRACE_SECRET_KEY?",
+            remedy="Check that the receiver job is alive and that both sides have the same HEADRACE_SECRET_KEY.",
         ) from error
     return cast("SparkSession", session)
 
@@ -139,10 +139,12 @@ def protected_url(url: str) -> str:
     parts = urlsplit(url)
     host = parts.hostname
     if parts.scheme != "sc" or not host or parts.path.split(";")[0] not in ("", "/"):
-        raise ConnectUrlError(f"{url!r} is no Spark Connect URL.", remedy="Write sc://host:port.")
+        raise ConnectUrlError(f"{url!r} is not a Spark Connect URL.", remedy="Write sc://host:port.")
     parameters = parts.path.split(";")[1:]
     if any(parameter.startswith("token=") for parameter in parameters):
-        raise ConnectUrlError("A Spark Connect URL must not hold a token.", remedy="It is derived, not stored.")
+        raise ConnectUrlError(
+            "A Spark Connect URL must not contain a token.", remedy="Remove it: headrace derives the token."
+        )
     if host in _LOOPBACK_HOSTS:
         return f"sc://localhost:{parts.port or 15002}/" + "".join(f";{parameter}" for parameter in parameters)
     if "use_ssl=true" not in parameters:

@@ -60,7 +60,7 @@ def _uris(source: str, text: str) -> tuple[str, ...]:
     except ValueError:
         uris = None
     if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
-        raise SourceOptionError(f'The option manifests of the "{source}" data source is a JSON list of URIs.')
+        raise SourceOptionError(f'The option manifests of the "{source}" data source must be a JSON list of URIs.')
     return tuple(uris)
 
 
@@ -69,6 +69,6 @@ def _number_of_partitions(source: str, text: str | None) -> int:
         return os.cpu_count() or 1
     if not text.isdigit() or int(text) < 1:
         raise SourceOptionError(
-            f'The option numPartitions of the "{source}" data source is a number from 1, not {text!r}.'
+            f'The option numPartitions of the "{source}" data source must be 1 or more, not {text!r}.'
         )
     return int(text)

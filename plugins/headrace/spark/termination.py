@@ -21,7 +21,7 @@ class Terminated(BaseException):
     """SIGTERM was received. For the stream this is like a crash, and safe."""
 
     def __str__(self) -> str:
-        return "the process was told to end (SIGTERM)"
+        return "the process received SIGTERM"
 
 
 def raise_on_sigterm() -> None:

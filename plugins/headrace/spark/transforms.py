@@ -173,7 +173,7 @@ def apply_transform(
         if unknown or not set(outputs) <= set(returned):
             raise TransformError(
                 f"The transform returned DataFrames for {sorted(returned)}, the outputs are {sorted(outputs)}.",
-                remedy="Return one for each output's id, or one DataFrame for all.",
+                remedy="Return a DataFrame for each output's id, or one DataFrame for all.",
             )
         by_output = {name: returned[name] for name in outputs}
     else:
@@ -212,7 +212,7 @@ def arguments(
     except TypeError:
         raise TransformError(
             f"The transform takes ({', '.join(parameters)}), the stream's inputs are ({', '.join(named)}).",
-            remedy="Name its parameters by the inputs' ids.",
+            remedy="Name its parameters like the inputs' ids.",
         ) from None
     return positional, keywords
 
@@ -223,7 +223,7 @@ def _check_frame(output: str, frame: object) -> None:
     if not isinstance(frame, DataFrame):
         raise TransformError(
             f"The transform returned a {type(frame).__name__} for output {output!r}, not a DataFrame.",
-            remedy="Return the DataFrame that it made.",
+            remedy="Return a DataFrame.",
         )
 
 

@@ -51,9 +51,9 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]
     ]
 
 
-def check_versions(theirs: Mapping[str, str], ours: Mapping[str, str] | None = None) -> None:
+def check_versions(theirs: Mapping[str, str]) -> None:
     """Raise VersionMismatchError, with each difference, if a receiver job's versions differ from ours."""
-    different = differences(theirs, current_versions() if ours is None else ours)
+    different = differences(theirs, current_versions())
     if different:
         raise VersionMismatchError(
             f"The receiver job runs with other versions: {'; '.join(different)}.",

@@ -31,7 +31,6 @@ from pyspark.sql.types import (
 from headrace.blocks import BlockHandle
 from headrace.errors import HeadraceError
 from headrace.failure import Failure
-from headrace.spark.block_groups import ListedBlock, group_blocks
 from headrace.spark.source_options import SourceOptions
 from headrace.wal.errors import DamagedFrameError, FrameTooLongError, LogVersionError, PayloadError, WalError
 from headrace.wal.reader import read_blocks
@@ -57,8 +56,20 @@ RECORD_SCHEMA = StructType(
 # Blocks of 200 ms are often small. Combined into batches of this many records, Spark's cost per Arrow batch is small.
 _ROWS_PER_BATCH = 16_384
 _BYTES_PER_BATCH = 16 * 1024 * 1024
+# For fewer bytes a second task costs more than it saves: starting a task takes about 10 ms, and half a megabyte of
+# compressed records takes Elasticsearch about 0.1 s.
+MIN_GROUP_BYTES = 512 * 1024
 # Larger values in milliseconds do not fit Spark's int64 microseconds. Kafka's producers may set any number.
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBlock:
+    """A block in a manifest. ``records`` is their number, ``payload_bytes`` the size as stored."""
+
+    handle: BlockHandle
+    records: int
+    payload_bytes: int
 
 
 class UnreadableBlockError(HeadraceError):
@@ -127,6 +138,34 @@ class WalReader(DataSourceReader):
         yield from read_partition(partition.log_root, partition.blocks)
 
 
+def group_blocks(blocks: Sequence[ListedBlock], groups: int) -> list[tuple[ListedBlock, ...]]:
+    """Distribute the blocks over at most ``groups`` groups of about equal bytes.
+
+    Each group has consecutive blocks, so it reads few segments in offset order. Blocks are never split. There are fewer
+    groups if they would otherwise be smaller than ``MIN_GROUP_BYTES``.
+    """
+    if groups < 1:
+        raise ValueError(f"blocks need at least one group, got {groups}")
+    ordered = sorted(blocks, key=lambda block: block.handle)
+    total = sum(block.payload_bytes for block in ordered)
+    wanted = max(1, min(groups, len(ordered), total // MIN_GROUP_BYTES or 1))
+    result: list[tuple[ListedBlock, ...]] = []
+    current: list[ListedBlock] = []
+    dealt = 0
+    for position, block in enumerate(ordered):
+        current.append(block)
+        dealt += block.payload_bytes
+        remaining = len(ordered) - position - 1
+        missing = wanted - len(result) - 1
+        # Close the group at its share of the whole, or when just enough blocks remain to fill the other groups.
+        if missing and (dealt * wanted >= total * (len(result) + 1) or remaining == missing):
+            result.append(tuple(current))
+            current = []
+    if current:
+        result.append(tuple(current))
+    return result
+
+
 def read_partition(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.RecordBatch]:
     """Yield the blocks' records as Arrow batches of ``RECORD_SCHEMA``; raises UnreadableBlockError with the handle."""
     if not blocks:
@@ -171,7 +210,7 @@ def _records(log_root: str, blocks: Sequence[ListedBlock]) -> Iterator[pa.Record
         for read in read_blocks(open_storage(log_root), [block.handle for block in ordered]):
             if read.batch.num_rows != ordered[place].records:
                 raise DamagedBlockError(
-                    f"{_where(log_root, read.handle)} holds {read.batch.num_rows} records, "
+                    f"{_where(log_root, read.handle)} has {read.batch.num_rows} records, "
                     f"its manifest says {ordered[place].records}."
                 )
             yield read.batch

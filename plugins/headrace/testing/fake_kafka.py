@@ -249,14 +249,13 @@ class FakeTopicIds:
 
 
 class FakeEvidence:
-    """Implements ``Evidence`` for a `FakeKafka`. It answers with ``compacted``, ``transactions`` and
-    ``open_transaction``. With ``silent`` it raises, as when no broker answers. ``questions`` counts the calls."""
+    """Implements ``Evidence`` for a `FakeKafka`. It answers with ``compacted`` and ``transactions``.
+    With ``silent`` it raises, as when no broker answers. ``questions`` counts the calls."""
 
     def __init__(self, kafka: FakeKafka, *, compacted: bool | None = False, transactions: bool = False) -> None:
         self._kafka = kafka
         self.compacted = compacted
         self.transactions = transactions
-        self.open_transaction = False
         self.silent = False
         self.questions = 0
 
@@ -267,16 +266,6 @@ class FakeEvidence:
     def has_transactions(self) -> bool:
         self._asked()
         return self.transactions
-
-    def kept(self, partition: TopicPartition) -> tuple[int, int]:
-        self._asked()
-        with self._kafka.lock:
-            log = self._kafka.logs[partition.topic, partition.partition]
-            return log.low, log.high
-
-    def has_open_transaction(self, partition: TopicPartition) -> bool:  # noqa: ARG002
-        self._asked()
-        return self.open_transaction
 
     def record_offsets(self, partition: TopicPartition, offsets: tuple[int, int]) -> np.ndarray[Any, Any]:
         self._asked()

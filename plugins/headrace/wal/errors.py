@@ -173,7 +173,7 @@ def _report_lost(ranges: tuple[OffsetRange, ...] | None, exact: bool) -> str:
         return "Which offsets were in it is not known from this segment."
     if not ranges:
         return "No offsets were lost."
-    return f"Offsets lost{'' if exact else ', as far as the frames around it tell'}: {ranges_text(ranges)}."
+    return f"Offsets lost{'' if exact else ' (inferred from the frames around it)'}: {ranges_text(ranges)}."
 
 
 class TornTailError(DamagedFrameError):

@@ -61,7 +61,7 @@ def recover_log(
             if error is not None:
                 # This writer does not repair damage. The whole length is declared, so that every reader finds it too.
                 length = max(storage.size(name.path), known.accepted_end)
-                logger.error("The log is damaged where this writer goes on: %s", error)
+                logger.error("The log of earlier writers is damaged: %s", error)
                 damage.append(error)
             if scan.torn_tail is not None:
                 torn_tails.append(_cut_off(storage, scan, scan.torn_tail))
@@ -97,7 +97,7 @@ def _read_through(
                 # The file is read in large pieces, so more than the bad sector is reported as lost.
                 lost = known.accepted_between(scan.valid_bytes, None)
                 return scan, DamagedFrameError(path, scan.valid_bytes, error.what.rstrip("."), lost, exact=False)
-            logger.warning("%s It is tried again.", error)
+            logger.warning("%s It is read again.", error)
         else:
             return scan, None
 
@@ -107,7 +107,7 @@ def _cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail
         tail = cut_off(storage, scan, tail)
     except (RepairRefusedError, StorageError, OSError) as error:
         # The next header holds the segment's length, so readers ignore a tail that was not cut off.
-        logger.warning("%s It stays where it is: %s", tail, error)
+        logger.warning("%s It could not be cut off: %s", tail, error)
     else:
         logger.warning("%s", tail)
     return tail

@@ -8,14 +8,13 @@ import logging
 from dataclasses import replace
 
 from headrace.wal.errors import RepairRefusedError, StorageError, StoredFileMissingError
-from headrace.wal.lost_ranges import KnownOfSegment
-from headrace.wal.scan import SegmentScan, TornTail, scan_segment
+from headrace.wal.scan import SegmentScan, TornTail
 from headrace.wal.storage import LogStorage
 
 logger = logging.getLogger(__name__)
 
 QUARANTINE = "torn"  # A directory below the log's root; its files do not have the suffix of segments.
-NOTES = "torn-untold"  # A directory below the log's root: one note for each cut that is not reported yet.
+NOTES = "torn-unreported"  # A directory below the log's root: one note for each cut that is not reported yet.
 COPIES_KEPT = 10  # Per receiver: a receiver that crashes every minute must not fill the disk with copies.
 
 
@@ -29,7 +28,7 @@ def note_path(tail: TornTail) -> str:
     return f"{NOTES}/{tail.segment}-{tail.offset}.json"
 
 
-def untold_cuts(storage: LogStorage, directory: str) -> tuple[TornTail, ...]:
+def unreported_cuts(storage: LogStorage, directory: str) -> tuple[TornTail, ...]:
     """The torn tails of a receiver (``directory``, below the log's root) that were cut off but not reported, for
     example because the process was killed in between."""
     found = []
@@ -50,29 +49,17 @@ def cut_is_reported(storage: LogStorage, tail: TornTail) -> None:
     storage.delete(note_path(tail))
 
 
-def repair_torn_tail(storage: LogStorage, segment: str, *, known: KnownOfSegment | None = None) -> TornTail | None:
-    """Cut off the torn tail of ``segment``, its writer's last one, and keep a copy. Returns the tail, None if there is
-    none.
-
-    ``storage`` is rooted at the log. With ``known``, bytes on which the ledger relies are never cut. A segment without
-    a whole header is deleted. The last ``COPIES_KEPT`` copies of a receiver are kept. The writer must be fenced. May be
-    repeated after a crash.
-
-    Raises RepairRefusedError, with nothing cut, when a writer still has the local file open. Raises DamagedFrameError
-    when the damage is not a torn tail: that is not repaired here.
-    """
-    scan = scan_segment(storage, segment, newest=True, known=known)
-    for _ in scan:
-        pass
-    return None if scan.torn_tail is None else cut_off(storage, scan, scan.torn_tail)
-
-
 def cut_off(storage: LogStorage, scan: SegmentScan, tail: TornTail) -> TornTail:
-    """Cut off the torn tail that a finished scan found. Returns the tail with the path of its copy (``kept``). Raises
-    RepairRefusedError and StorageError, and then the segment is unchanged.
+    """Cut off the torn tail that a finished scan found. Returns the tail with the path of its copy (``kept``).
+
+    ``storage`` is rooted at the log, and the segment's writer must be fenced. A segment without a whole header is
+    deleted. The last ``COPIES_KEPT`` copies of a receiver are kept. May be repeated after a crash.
 
     A note of the cut is written before the cut and stays until ``cut_is_reported``: if this process is killed in
-    between, the next one finds the note (``untold_cuts``).
+    between, the next one finds the note (``unreported_cuts``).
+
+    Raises RepairRefusedError when a writer still has the local file open, and StorageError. The segment is then
+    unchanged.
     """
     with storage.open(tail.segment) as file:
         torn = file.read_at(tail.offset, file.size - tail.offset)

@@ -68,7 +68,7 @@ class Window:
                 if not is_unreadable(error):
                     raise
                 if tried == READ_TRIES:
-                    logger.warning("%s What stands there is taken for damaged.", error.what)
+                    logger.warning("%s These bytes are treated as damaged.", error.what)
             else:
                 return data
         return bytes(stop - start)

@@ -128,11 +128,6 @@ class WriteAheadLogWriter:
         """The path of the segment being written, None if none is open."""
         return None if self._segment is None else self._segment.path
 
-    @property
-    def torn_tail_bytes(self) -> int:
-        """How many bytes of torn tails earlier writers left; they are not part of the log."""
-        return sum(tail.length for tail in self.recovery.torn_tails)
-
     def write(
         self,
         batch: pa.RecordBatch,

@@ -21,23 +21,14 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
+from tests.integration.receiver.launchers import ProcessLauncher, ThreadLauncher
 
 from headrace.ledger import Ledger
-from headrace.receiver.launchers import ProcessHandle, ProcessLauncher, ThreadLauncher
-from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
-
-
-class Killable(ProcessLauncher):
-    def __init__(self) -> None:
-        self.handles: list[ProcessHandle] = []
-
-    def start(self, task: ReceiverTask) -> ProcessHandle:
-        self.handles.append(ProcessHandle(task))
-        return self.handles[-1]
 
 
 class Rig:
@@ -140,7 +131,7 @@ class Rig:
         )
         self.job = self.ledger.jobs.acquire("air", holder=uuid.uuid4().hex, lease_ms=60_000)
         options = {"receiver_lease_ms": 5_000, "restart_seconds": 0.5, "metadata_seconds": 0.5, **options}
-        tracker = ReceiverTracker(stream, self.ledger, self.launcher, self.job, **options)
+        tracker = ReceiverTracker(StreamContext(stream, self.ledger), self.launcher, self.job, **options)
         self.stop = threading.Event()
         self.report = None
 
@@ -236,5 +227,5 @@ def rig(make_rig: Callable[[str], Rig], kafka: str) -> Rig:
 
 
 @pytest.fixture
-def killable() -> Killable:
-    return Killable()
+def killable() -> ProcessLauncher:
+    return ProcessLauncher()

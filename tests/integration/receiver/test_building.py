@@ -108,5 +108,5 @@ def test_a_broker_that_does_not_answer_is_an_error(rig: Any) -> None:
     rig.end()
     source = rig.stream.inputs[0].model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
     stream = rig.stream.model_copy(update={"inputs": (source,)})
-    with pytest.raises(RangesUnreadableError, match="Kafka does not tell the topics"):
+    with pytest.raises(RangesUnreadableError, match="Kafka does not answer with the topics"):
         build_from_kafka(StreamContext(stream, rig.ledger), 1_700_000_000_000)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
+from tests.integration.receiver.launchers import ProcessHandle
 
 from headrace.blocks import ReceiverId
 from headrace.ledger import EventKind
-from headrace.receiver.launchers import ProcessHandle
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.stream import KafkaInput
 

@@ -16,12 +16,14 @@ RECEIVING = r"""
 import json, os, sys, threading, time
 from pathlib import Path
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.receiver import supervisor as supervisor_module
+from headrace.receiver import pausing
 from headrace.ledger import EventKind, Ledger
-from headrace.receiver.disk_room import room_for
+from headrace.receiver.disk_space import room_for
 from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.supervisor import ReceiverSupervisor
+from headrace.receiver.receiver_factory import ReceiverClients
+from headrace.receiver.receiver_task import receive
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
+from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
@@ -56,16 +58,19 @@ def receiver():
     return rows[0] if rows else None
 
 # Some do not stop in time: a disk that others fill as well.
-space_of = supervisor_module.space_of
+space_of = pausing.space_of
 in_time = False
-supervisor_module.space_of = lambda url: space_of(url) if in_time else None
-supervisor = ReceiverSupervisor(
-    stream, ReceiverId("air", "records", 0), ledger, open_storage(stream.folder_url), job,
-    kafka_factory=lambda: KafkaReceiver({}, consumer_factory=kafka.consumer),
-    topic_ids=FakeTopicIds(kafka), end_offsets=FakeEndOffsets(kafka),
-)
+pausing.space_of = lambda url: space_of(url) if in_time else None
+
+def clients(context, source):
+    consumer = KafkaReceiver({}, consumer_factory=kafka.consumer)
+    return ReceiverClients(consumer, FakeTopicIds(kafka), FakeEndOffsets(kafka))
+
+def run():
+    return receive(StreamContext(stream, ledger), ReceiverId("air", "records", 0), job, clients=clients)
+
 report = []
-thread = threading.Thread(target=lambda: report.append(supervisor.run()), daemon=True)
+thread = threading.Thread(target=lambda: report.append(run()), daemon=True)
 produced = 0
 
 def produce(records):

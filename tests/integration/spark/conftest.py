@@ -25,6 +25,8 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.models import Attempt, JobRow, ReceiverLease
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.batch_run import BatchResult, run_attempt
 from headrace.spark.sessions import classic_session
 from headrace.spark.wal_source import WalDataSource
 from headrace.stream import ConsoleOutput, KafkaInput, SparkSettings, Stream
@@ -160,6 +162,12 @@ class BatchLedger:
         return self.ledger.attempts.begin(
             self.stream.name, batch_time_ms, holder="test", way=way, lease_ms=30_000, force=force, outputs=outputs
         )
+
+    def run(self, spark: Any, attempt: Attempt, *, stream: Stream | None = None, **options: Any) -> BatchResult:
+        """Run the attempt in this session, or in the one that the function ``spark`` opens."""
+        open_session = spark if callable(spark) else lambda: spark
+        context = StreamContext(stream or self.stream, self.ledger)
+        return run_attempt(BatchAttempt(context, attempt, open_session, **options))
 
 
 def until(what: str, found: Callable[[], Any], seconds: float = FIRST_LOOK_SECONDS) -> Any:

@@ -23,7 +23,6 @@ from headrace.elasticsearch.options import IndexingOptions
 from headrace.elasticsearch.output_options import sink_options
 from headrace.errors import HeadraceError
 from headrace.spark.letter_reading import ThroughTheTransform
-from headrace.spark.micro_batch import run_micro_batch
 from headrace.stream import ElasticsearchOutput, JsonDecoder, KafkaInput, KeyIds, RecordIds, SparkSettings
 
 # The first is the README's.
@@ -93,7 +92,7 @@ class Shop:
         stream = self.batches.stream
         if changes:
             stream = type(stream).model_validate({**stream.model_dump(), **changes})
-        (counts,) = run_micro_batch(self._spark, stream, self.batches.ledger, attempt).outputs.values()
+        (counts,) = self.batches.run(self._spark, attempt, stream=stream).outputs.values()
         return counts
 
     def documents(self, suffix: str = "") -> dict[str, Any]:

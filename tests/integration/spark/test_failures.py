@@ -25,7 +25,7 @@ from headrace.elasticsearch.output_options import sink_options
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.spark.elasticsearch_sink import ElasticsearchWriter
-from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
+from headrace.spark.failures import AttemptFailedError
 from headrace.stream import ColumnIds, ElasticsearchOutput, KafkaInput, SparkSettings, Utf8Decoder
 
 Make = Callable[..., Any]
@@ -137,7 +137,7 @@ class Runs:
         return self.attempt(self._batch.begin(time_ms, force=True))
 
     def attempt(self, attempt: Any) -> Any:
-        return run_micro_batch(self._spark, self._batch.stream, self.ledger, attempt, out=io.StringIO())
+        return self._batch.run(self._spark, attempt, out=io.StringIO())
 
     def state(self, time_ms: int) -> BatchState:
         state: BatchState = self.ledger.batches.get("clicks", time_ms).state
@@ -167,13 +167,13 @@ def test_multiple_failures_with_map(index: Index, make: Make, tmp_path: Path, mo
 
     def unlucky_task(time_ms: int) -> None:
         (tmp_path / "unlucky").touch()
-        with pytest.raises(BatchFailedError, match="unlucky"):
+        with pytest.raises(AttemptFailedError, match="unlucky"):
             runs.run(time_ms)
         (tmp_path / "unlucky").unlink()
 
     def blocked_index(time_ms: int) -> None:
         index.ask("PUT", f"/{index.name}/_settings", {"index.blocks.write": True})
-        with pytest.raises(BatchFailedError, match="made no progress"):
+        with pytest.raises(AttemptFailedError, match="made no progress"):
             runs.run(time_ms)
         index.ask("PUT", f"/{index.name}/_settings", {"index.blocks.write": None})
 
@@ -181,7 +181,7 @@ def test_multiple_failures_with_map(index: Index, make: Make, tmp_path: Path, mo
         def crash(time_ms: int) -> None:
             with monkeypatch.context() as crashing:
                 crashing.setattr(type(runs.ledger.attempts), step, _crash)
-                with pytest.raises((Crash, BatchFailedError)):
+                with pytest.raises((Crash, AttemptFailedError)):
                     runs.run(time_ms)
 
         return crash

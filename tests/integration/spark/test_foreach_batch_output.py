@@ -114,7 +114,7 @@ def test_what_fails_in_an_executor_is_told_with_the_users_line(
 CLIENT = """
 import io, json, sys
 from headrace.spark.failures import first_cause
-from headrace.spark.outputs.registry import writer_of
+from headrace.spark.outputs.writer import writer_of
 from headrace.spark.outputs.writer import WrittenBatch
 from headrace.spark.sessions import connect_session
 from headrace.spark.transforms import BatchContext

@@ -33,10 +33,10 @@ from headrace.spark.outputs.errors import (
     TopicMissingError,
     TransactionTimedOutError,
 )
-from headrace.spark.outputs.kafka import KafkaWriter
-from headrace.spark.outputs.kafka_messages import prepare_messages
-from headrace.spark.outputs.kafka_sent import Sent, SentRecords
-from headrace.spark.outputs.kafka_transaction import BatchTransaction
+from headrace.spark.outputs.kafka.message_columns import prepare_messages
+from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
+from headrace.spark.outputs.kafka.transaction import BatchTransaction
+from headrace.spark.outputs.kafka.writer import KafkaWriter
 from headrace.spark.outputs.writer import Counts, WrittenBatch
 from headrace.spark.transforms import BatchContext
 from headrace.stream import KafkaInput, KafkaOutput, Stream
@@ -160,17 +160,17 @@ def test_an_attempt_killed_in_the_middle_is_aborted_by_the_next_at_once(
 KILLED = """
 import gc, os, sys
 import pyarrow as pa
-from headrace.spark.outputs import kafka_transaction
-from headrace.spark.outputs.kafka_sent import Sent, SentRecords
-from headrace.spark.outputs.kafka_transaction import BatchTransaction
+from headrace.spark.outputs.kafka import transaction
+from headrace.spark.outputs.kafka.sent_batches import Sent, SentRecords
+from headrace.spark.outputs.kafka.transaction import BatchTransaction
 
 middle = lambda: None
-class Sending(kafka_transaction._Sending):
+class Sending(transaction._Sending):
     def __init__(self, *given):
         global sending
         super().__init__(*given)
         sending = self
-kafka_transaction._Sending = Sending
+transaction._Sending = Sending
 %s
 servers, topic, name, folder = sys.argv[1:]
 records = SentRecords(folder, "1000.json")
@@ -424,12 +424,12 @@ def test_no_rows_are_no_transaction(spark: SparkSession, write: Write) -> None:
     ("select", "says"),
     [
         ("'a' AS word", "no column 'value'"),
-        ("'a' AS value, 1 AS n", "'n', which no message holds"),
+        ("'a' AS value, 1 AS n", "'n', which are not part of a message"),
         ("1 AS value", "'value' for output 'kafka' is int"),
         ("'a' AS value, 'x' AS partition", "is string, not a number"),
         ("'a' AS value, array('x') AS headers", "'headers' for output 'kafka' is array<string>"),
-        ("'a' AS value, 't' AS topic", "'topic', which no message holds"),
-        ("'a' AS value, 't' AS topic, 0 AS partition, 1L AS offset, 2 AS n", "'n', which no message holds"),
+        ("'a' AS value, 't' AS topic", "'topic', which are not part of a message"),
+        ("'a' AS value, 't' AS topic, 0 AS partition, 1L AS offset, 2 AS n", "'n', which are not part of a message"),
     ],
 )
 def test_rows_that_are_no_messages_are_refused(spark: SparkSession, select: str, says: str) -> None:

@@ -29,8 +29,10 @@ from headrace.elasticsearch.errors import TooManyDeadLettersError
 from headrace.kafka.range_reader import RangeClients
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
-from headrace.spark.micro_batch import BatchFailedError, BatchResult, run_micro_batch
-from headrace.spark.micro_batch_job import main
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.batch_command import main
+from headrace.spark.batch_run import BatchResult
+from headrace.spark.failures import AttemptFailedError
 from headrace.stream import (
     ColumnIds,
     ConsoleOutput,
@@ -97,7 +99,7 @@ def run(spark: Any, batch: Any, **options: Any) -> tuple[Any, str]:
     """Run the next batch; its result and what it printed."""
     time_ms = batch.allocate()
     out = io.StringIO()
-    result = run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(time_ms), out=out, **options)
+    result = batch.run(spark, batch.begin(time_ms), out=out, **options)
     return result, out.getvalue()
 
 
@@ -114,7 +116,7 @@ def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(
         raise RuntimeError("[INVALID_HANDLE.SESSION_CLOSED] Session was closed.")
 
     with pytest.raises(AttemptFencedError):
-        run_micro_batch(ended_session, batch.stream, batch.ledger, first)
+        batch.run(ended_session, first)
     states = [attempt.state for attempt in batch.ledger.attempts.of_batch(batch.stream.name, time_ms)]
     assert states == [AttemptState.FENCED, AttemptState.RUNNING]
 
@@ -136,8 +138,8 @@ def test_an_elasticsearch_that_is_away_is_told_of_long_before_the_batch_fails(
         return until_ms
 
     monkeypatch.setattr(batch.ledger.attempts, "renew", renewed)
-    with pytest.raises(BatchFailedError, match="made no progress for 12 s"):
-        run(spark, batch, progress=lambda line: reported.append((time.monotonic(), line)))
+    with pytest.raises(AttemptFailedError, match="made no progress for 12 s"):
+        run(spark, batch, report=lambda line: reported.append((time.monotonic(), line)))
     ended = time.monotonic()
     warned = [(at, line) for at, line in reported if line.startswith("warning: output elasticsearch: ")]
     assert "127.0.0.1" in warned[0][1]
@@ -155,7 +157,7 @@ def test_records_are_printed_and_the_batch_completes(
     batch = make_batch_ledger(outputs=ConsoleOutput(rows=1))
     batch.add(make_records([b"one", b"two"]))
     reported: list[str] = []
-    result, printed = run(spark, batch, progress=reported.append)
+    result, printed = run(spark, batch, report=reported.append)
     assert "Time: 10000 ms (1970-01-01T00:00:10Z)" in printed
     assert printed.splitlines()[3].startswith("('key-0', 'one', 'clicks', 0, 0, ")
     assert printed.splitlines()[4] == "..."
@@ -236,7 +238,7 @@ def test_a_failing_transform_fails_the_batch_with_its_reason(
 ) -> None:
     batch = make_batch_ledger(**transforms("fails"))
     batch.add(make_records([b"x"]))
-    with pytest.raises(BatchFailedError, match="ValueError: this value is wrong"):
+    with pytest.raises(AttemptFailedError, match="ValueError: this value is wrong"):
         run(spark, batch)
     row = batch.ledger.batches.get("clicks", 10_000)
     assert (row.state, row.error) == (BatchState.FAILED, "ValueError: this value is wrong")
@@ -253,7 +255,7 @@ def test_a_fenced_attempt_cancels_its_own_spark_jobs_and_no_others(
 
     def attempt() -> None:
         try:
-            run_micro_batch(spark, batch.stream, batch.ledger, first, out=io.StringIO())
+            batch.run(spark, first, out=io.StringIO())
         except BaseException as error:
             failures.append(error)
 
@@ -339,11 +341,11 @@ def test_an_attempt_that_the_caller_began_has_the_parameters_of_its_row(
     batch = make_batch_ledger(parameters={"threshold": 3, "limit": 1})
     given: list[dict[str, Any]] = []
 
-    def noted(*_: Any, parameters: dict[str, Any], **__: Any) -> BatchResult:
-        given.append(parameters)
+    def noted(attempt: BatchAttempt) -> BatchResult:
+        given.append(dict(attempt.parameters))
         return BatchResult("clicks", time_ms, 1, records=0, blocks=0, seconds=0.0)
 
-    monkeypatch.setattr("headrace.spark.micro_batch_job.run_micro_batch", noted)
+    monkeypatch.setattr("headrace.spark.batch_command.run_attempt", noted)
     time_ms = batch.allocate()
     attempt = batch.ledger.attempts.begin(
         "clicks", time_ms, holder="test", way="submit", lease_ms=30_000, attributes={"parameters": {"threshold": 5}}
@@ -363,7 +365,7 @@ def test_a_manifest_that_is_not_the_allocated_one_fails_the_attempt(
     (manifest,) = (Path(batch.stream.folder_url) / "manifests").iterdir()
     manifest.write_bytes(manifest.read_bytes() + b" ")
     with pytest.raises(ManifestError, match="is not the one"):
-        run_micro_batch(refuse, batch.stream, batch.ledger, batch.begin(time_ms))
+        batch.run(refuse, batch.begin(time_ms))
     assert batch.ledger.batches.get("clicks", time_ms).state is BatchState.FAILED
 
 
@@ -391,9 +393,7 @@ def test_a_batch_that_only_kafka_has_is_read_from_there(
         before = batch.stream.model_copy(update={"outputs": (ConsoleOutput(),)})
         build_from_kafka(StreamContext(before, batch.ledger), time_ms)
         out = io.StringIO()
-        result = run_micro_batch(
-            spark, batch.stream, batch.ledger, batch.begin(time_ms), out=out, progress=reported.append
-        )
+        result = batch.run(spark, batch.begin(time_ms), out=out, report=reported.append)
         assert result.source == "kafka"
         printed.append(re.findall(r"record \d", out.getvalue()))
     assert printed == [["record 0"] * 2, ["record 1", "record 0", "record 1"]]
@@ -402,7 +402,7 @@ def test_a_batch_that_only_kafka_has_is_read_from_there(
     assert line.endswith("2 batches, 2 of them from Kafka")
 
     batch.add(make_records([b"record 2"]))
-    result, out_of_both = run(spark, batch, progress=reported.append)
+    result, out_of_both = run(spark, batch, report=reported.append)
     assert result.source == "log"
     first, *windowed = re.findall(r"record \d", out_of_both)
     assert (first, sorted(windowed)) == ("record 2", ["record 1", "record 2"])
@@ -484,13 +484,11 @@ def test_too_many_dead_letters_fail_the_batch_are_kept_and_leave_when_their_rows
     assert len(documents(elasticsearch, letters)) == 18
     raised = output.model_copy(update={"dead_letter_limit": DeadLetterLimit(share=1)})
     stream = batch.stream.model_copy(update={"outputs": (raised,)})
-    counts = run_micro_batch(spark, stream, batch.ledger, batch.begin(time_ms)).outputs["elasticsearch"]
+    counts = batch.run(spark, batch.begin(time_ms), stream=stream).outputs["elasticsearch"]
     assert (counts["dead_lettered"], counts["repeated"], counts["letters_withdrawn"]) == (18, 4, 0)
     assert len(documents(elasticsearch, letters)) == 18
     make_index(elasticsearch, index, "keyword")
-    counts = run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(time_ms, force=True)).outputs[
-        "elasticsearch"
-    ]
+    counts = batch.run(spark, batch.begin(time_ms, force=True)).outputs["elasticsearch"]
     assert (counts["dead_lettered"], counts["indexed"], counts["letters_withdrawn"]) == (6, 16, 12)
     left = documents(elasticsearch, letters).values()
     assert {letter["value_text"] for letter in left} == {"junk"}
@@ -517,7 +515,7 @@ def test_the_same_batch_again_changes_nothing(
     batch.add(make_records([b'{"id": 1}', b'{"id": 2}']))
     run(spark, batch)
     before = documents(elasticsearch, index)
-    again = run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(10_000, force=True))
+    again = batch.run(spark, batch.begin(10_000, force=True))
     counts = again.outputs["elasticsearch"]
     assert (again.attempt, counts["indexed"], counts["repeated"]) == (2, 0, 2)
     assert documents(elasticsearch, index) == before

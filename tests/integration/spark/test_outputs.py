@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.ledger import AttemptState, BatchState
-from headrace.spark.micro_batch import BatchFailedError, run_micro_batch
+from headrace.spark.failures import AttemptFailedError
 from headrace.stream import ConsoleOutput, KafkaInput, ParquetOutput, SparkSettings, State, Stream, Utf8Decoder
 from headrace.stream.replays import replayed
 
@@ -108,7 +108,7 @@ def run(spark: Any, batch: Any, *outputs: str, force: bool = False, **options: A
     """Run some outputs of the batch, by default all; the result and the rows that were printed."""
     out = io.StringIO()
     attempt = batch.begin(10_000, outputs=outputs or None, force=force)
-    result = run_micro_batch(spark, batch.stream, batch.ledger, attempt, out=out, **options)
+    result = batch.run(spark, attempt, out=out, **options)
     return result, printed(out)
 
 
@@ -134,7 +134,7 @@ def test_each_output_has_its_own_transform(spark: SparkSession, make: Make) -> N
 def test_an_attempt_runs_its_outputs_and_the_batch_waits_for_the_others(spark: SparkSession, make: Make) -> None:
     batch = make(first="upper", second="lower")
     reported: list[str] = []
-    result, rows = run(spark, batch, "second", progress=reported.append)
+    result, rows = run(spark, batch, "second", report=reported.append)
     assert rows == ["to be", "or not"]
     assert (list(result.outputs), result.state) == (["second"], "allocated")
     assert reported[-1].startswith("second done in "), reported
@@ -149,8 +149,8 @@ def test_an_attempt_runs_its_outputs_and_the_batch_waits_for_the_others(spark: S
 def test_an_output_that_fails_does_not_stop_the_others(spark: SparkSession, make: Make, failing: str) -> None:
     batch = make(first="upper", broken=failing, last="lower")
     out = io.StringIO()
-    with pytest.raises(BatchFailedError) as failed:
-        run_micro_batch(spark, batch.stream, batch.ledger, batch.begin(10_000), out=out)
+    with pytest.raises(AttemptFailedError) as failed:
+        batch.run(spark, batch.begin(10_000), out=out)
     assert printed(out) == ["TO BE", "OR NOT", "to be", "or not"]
     assert "broken: " in str(failed.value)
     assert "done: first, last" in str(failed.value)
@@ -160,14 +160,14 @@ def test_an_output_that_fails_does_not_stop_the_others(spark: SparkSession, make
         "last": AttemptState.COMPLETED,
     }
     assert state(batch) is BatchState.FAILED
-    with pytest.raises(BatchFailedError, match="The batch failed"):
+    with pytest.raises(AttemptFailedError, match="The batch failed"):
         run(spark, batch)
     assert batch.ledger.attempts.of_batch("clicks", 10_000)[-1].outputs == ("broken",), "that one alone is run again"
 
 
 def test_all_that_failed_are_named(spark: SparkSession, make: Make) -> None:
     batch = make(first="fails", second="refuses")
-    with pytest.raises(BatchFailedError, match="first: ValueError: this value is wrong; second: KeyError"):
+    with pytest.raises(AttemptFailedError, match="first: ValueError: this value is wrong; second: KeyError"):
         run(spark, batch)
     error = batch.ledger.batches.get("clicks", 10_000).error
     assert error.startswith("first: ValueError: this value is wrong; second: KeyError")
@@ -212,9 +212,7 @@ def test_outputs_of_one_batch_run_side_by_side(spark: SparkSession, make: Make, 
     batch = make(slow="waits", quick="upper")
     slow = batch.begin(10_000, outputs=["slow"])
     results: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: results.append(run_micro_batch(spark, batch.stream, batch.ledger, slow, out=io.StringIO()))
-    )
+    thread = threading.Thread(target=lambda: results.append(batch.run(spark, slow, out=io.StringIO())))
     thread.start()
     try:
         result, rows = run(spark, batch, "quick")
@@ -245,7 +243,7 @@ def test_a_replay_is_a_run_of_its_own(spark: SparkSession, make: Make, code: str
     )
     out, reported = io.StringIO(), list[str]()
     stream = Stream.from_json(attempt.definition)
-    result = run_micro_batch(spark, stream, batch.ledger, attempt, out=out, progress=reported.append)
+    result = batch.run(spark, attempt, stream=stream, out=out, report=reported.append)
     assert printed(out) == ["('3', 'fixed')"]
     assert (result.target, list(result.outputs)) == ("fixed", ["first"])
     assert reported[-1].startswith("replayed into fixed")
@@ -271,7 +269,7 @@ def test_without_the_state_outputs_that_take_it_fail_and_the_others_do_not(
 ) -> None:
     declared = STATE.model_copy(update={"update": f"{code}:refuses"})
     batch = make(table="counted", plain="upper", more={"state": declared})
-    with pytest.raises(BatchFailedError, match=r"state: KeyError.*; table: .*update failed.*; done: plain"):
+    with pytest.raises(AttemptFailedError, match=r"state: KeyError.*; table: .*update failed.*; done: plain"):
         run(spark, batch)
     assert recorded(batch)["plain"] is AttemptState.COMPLETED
 

@@ -12,8 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headrace.spark.block_groups import ListedBlock
-from headrace.spark.wal_source import RECORD_SCHEMA, read_partition
+from headrace.spark.wal_source import RECORD_SCHEMA, ListedBlock, read_partition
 
 Records = Callable[..., pa.RecordBatch]
 
@@ -136,7 +135,7 @@ def test_a_missing_segment_is_an_error_with_its_handle(written_log: Any, make_re
 def test_fewer_records_than_the_manifest_says_is_an_error(written_log: Any, make_records: Records) -> None:
     block = written_log.add(make_records([b"x", b"y"]))
     listed = ListedBlock(block.handle, 3, block.payload_bytes)
-    with pytest.raises(Exception, match="holds 2 records, its manifest says 3"):
+    with pytest.raises(Exception, match="has 2 records, its manifest says 3"):
         list(read_partition(f"{written_log.folder}/log", [listed]))
 
 

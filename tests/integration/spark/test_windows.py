@@ -21,7 +21,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.ledger import BatchState
-from headrace.spark.micro_batch import run_micro_batch
 from headrace.stream import (
     ConsoleOutput,
     ElasticsearchOutput,
@@ -148,7 +147,7 @@ class Stream:
         """Run a batch; its result and the rows that were printed."""
         out = io.StringIO()
         attempt = self.batch.begin(time_ms, force=force)
-        result = run_micro_batch(spark, self.batch.stream, self.batch.ledger, attempt, out=out)
+        result = self.batch.run(spark, attempt, out=out)
         lines = [line for line in out.getvalue().splitlines() if line and not line.startswith(("---", "Time: "))]
         return result, [line if "Row(" in line else ast.literal_eval(line) for line in lines]
 

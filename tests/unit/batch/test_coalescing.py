@@ -15,6 +15,7 @@ from headrace.ledger import BatchState
 from headrace.ledger.errors import AllocationConflictError
 from headrace.spark.batch_plan import plan_outputs
 from headrace.stream import ConsoleOutput, Window
+from headrace.stream_context import StreamContext
 
 from .conftest import START_MS, Receiving
 
@@ -66,7 +67,7 @@ def test_a_window_holds_whole_batches_and_each_record_once(coalescing: Receiving
         if at_ms == T4:
             coalescing.clock.advance(10_000)
         take(coalescing, at_ms)
-        (plan,) = plan_outputs(coalescing.ledger, coalescing.stream, at_ms, ["console"])
+        (plan,) = plan_outputs(StreamContext(coalescing.stream, coalescing.ledger), at_ms, ["console"])
         read[at_ms] = [Manifest.load(origin.manifest_uri).records for origin in plan.origins]
     assert read == {T1: [10], T3: [20], T4: [20, 0]}
 

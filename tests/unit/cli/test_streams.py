@@ -17,7 +17,7 @@ from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
 from headrace.ledger.models import JobLease
-from headrace.receiver.stop_request import find_stop_request
+from headrace.receiver.tracker import find_stop_request
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.storage import open_storage

@@ -81,7 +81,7 @@ def test_positions_without_records_are_a_chunk_without_a_batch() -> None:
 
 def test_combine_refuses_a_missing_chunk() -> None:
     chunks = [RecordChunk(None, (OffsetRange(A0, 0, 2, 0),), 0), RecordChunk(None, (OffsetRange(A0, 3, 4, 0),), 0)]
-    with pytest.raises(ValueError, match="goes on at 3 after 2"):
+    with pytest.raises(ValueError, match="continues at 3 after 2"):
         combine(chunks)
 
 

@@ -15,8 +15,8 @@ from headrace.ledger.errors import SlotBusyError
 from headrace.operators.spark_attempt import BatchFailedError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.environment import secret_key
+from headrace.spark.batch_command import definition_of
 from headrace.spark.connect_token import fingerprint
-from headrace.spark.micro_batch_job import definition_of
 from headrace.spark.versions import current_versions
 from headrace.stream import ConsoleOutput
 

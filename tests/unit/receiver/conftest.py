@@ -13,9 +13,13 @@ import pytest
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger
 from headrace.ledger.models import JobLease
+from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.supervisor import LEASE_MS, ReceiverReport, ReceiverSupervisor
+from headrace.receiver.receiver_factory import ReceiverClients
+from headrace.receiver.receiver_task import receive
+from headrace.receiver.supervisor import ReceiverReport
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
+from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.wal.reader import read_block
 from headrace.wal.storage import open_storage
@@ -24,15 +28,15 @@ from headrace.wal.storage import open_storage
 class Running:
     """A receiver in a thread."""
 
-    def __init__(self, supervisor: ReceiverSupervisor) -> None:
-        self.supervisor = supervisor
+    def __init__(self, receive: Callable[[threading.Event], ReceiverReport]) -> None:
+        self.receive = receive
         self.stop = threading.Event()
         self.report: ReceiverReport | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        self.report = self.supervisor.run(self.stop)
+        self.report = self.receive(self.stop)
 
     def end(self) -> ReceiverReport:
         self.stop.set()
@@ -62,25 +66,18 @@ class Setting:
     def assign(self, *indexes: int) -> None:
         self.ledger.positions.assign(self.job, "records", dict(zip(self.partitions, indexes, strict=True)))
 
-    def start(self, index: int = 0, **options: Any) -> Running:
-        return Running(self.supervisor(index, **options))
-
-    def supervisor(
-        self, index: int = 0, storage: Any = None, ledger: Any = None, lease_ms: int = LEASE_MS
-    ) -> ReceiverSupervisor:
-        return ReceiverSupervisor(
-            self.stream,
-            ReceiverId("air", "records", index),
-            ledger or self.ledger,
-            storage or self.storage,
-            self.job,
-            kafka_factory=lambda: KafkaReceiver(
-                {}, on_lost_offsets=self.stream.inputs[0].on_lost_offsets, consumer_factory=self.kafka.consumer
-            ),
-            lease_ms=lease_ms,
-            topic_ids=FakeTopicIds(self.kafka),
-            end_offsets=self.ends,
+    def start(self, index: int = 0, storage: Any = None, ledger: Any = None, lease_ms: int = LEASE_MS) -> Running:
+        context = StreamContext(self.stream, ledger or self.ledger, storage=storage or self.storage)
+        receiver_id = ReceiverId("air", "records", index)
+        return Running(
+            lambda stop: receive(context, receiver_id, self.job, lease_ms=lease_ms, stop=stop, clients=self.clients)
         )
+
+    def clients(self, context: StreamContext, source: KafkaInput) -> ReceiverClients:
+        consumer = KafkaReceiver(
+            {}, on_lost_offsets=source.on_lost_offsets, clock=context.clock, consumer_factory=self.kafka.consumer
+        )
+        return ReceiverClients(consumer, FakeTopicIds(self.kafka), self.ends)
 
     @contextmanager
     def running(self, index: int = 0, **options: Any) -> Iterator[Running]:

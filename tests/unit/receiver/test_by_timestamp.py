@@ -10,6 +10,7 @@ import pytest
 
 from headrace.ledger.models import StoredBlock
 from headrace.receiver import heartbeat
+from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Stream
 from headrace.testing.fake_kafka import FakeEntry
 from headrace.wal.reader import read_block
@@ -157,10 +158,9 @@ def test_nothing_is_claimed_while_kafka_is_silent_and_nothing_after_it(setting: 
 
 
 def test_what_cannot_be_stored_is_not_drained(setting: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
-    with setting.running() as running:
+    with setting.running():
         eventually(lambda: min(setting.drained()) > 0)
-        limiter = running.supervisor._limiter
-        monkeypatch.setattr(limiter, "grant", lambda _: 0)
+        monkeypatch.setattr(RateLimiter, "grant", lambda *_: 0)
         setting.produce(0, 1.5)
         held_since = setting.ledger.now_ms()
         eventually(lambda: setting.drained()[1] > held_since + 1_500)

@@ -42,11 +42,11 @@ class Setting:
     def look(self) -> bool:
         return self.tracker.look()
 
-    def claims(self) -> dict[TopicPartition, int]:
+    def drained(self) -> dict[TopicPartition, int]:
         """What the next heartbeat tells, and the ledger hears."""
-        claims = self.tracker.claims()
-        self.tracker.reported(claims)
-        return claims
+        drained = self.tracker.drained()
+        self.tracker.reported(drained)
+        return drained
 
 
 @pytest.fixture
@@ -57,23 +57,23 @@ def setting() -> Setting:
 def test_an_idle_partition_is_drained_at_every_question(setting: Setting) -> None:
     assert not setting.look()
     assert setting.look()
-    assert setting.claims() == {P0: 10_000, P1: 10_000}
-    assert setting.claims() == {}
+    assert setting.drained() == {P0: 10_000, P1: 10_000}
+    assert setting.drained() == {}
     setting.now_ms = 11_000
     setting.look()
     assert setting.look()
-    assert setting.claims() == {P0: 11_000, P1: 11_000}
+    assert setting.drained() == {P0: 11_000, P1: 11_000}
 
 
 def test_what_is_still_queued_is_not_claimed_until_it_is_stored(setting: Setting) -> None:
     setting.kafka.ends["a", 0] = 100
     setting.look()
     setting.look()
-    assert setting.claims() == {P1: 10_000}
+    assert setting.drained() == {P1: 10_000}
     setting.stored[P0] = 99
-    assert setting.claims() == {}
+    assert setting.drained() == {}
     setting.stored[P0] = 100
-    assert setting.claims() == {P0: 10_000}
+    assert setting.drained() == {P0: 10_000}
 
 
 def test_an_end_that_moves_on_is_claimed_as_it_was_when_asked(setting: Setting) -> None:
@@ -83,31 +83,31 @@ def test_an_end_that_moves_on_is_claimed_as_it_was_when_asked(setting: Setting) 
         setting.kafka.ends["a", 0] = 100 * (second + 1)
         setting.look()
         setting.look()
-        setting.claims()
+        setting.drained()
     setting.stored[P0] = 100
-    assert setting.claims() == {P0: 10_000}
+    assert setting.drained() == {P0: 10_000}
 
 
 def test_without_an_answer_there_is_no_claim_at_a_later_time(setting: Setting) -> None:
     setting.look()
     setting.look()
-    assert setting.claims()
+    assert setting.drained()
     setting.kafka.answers = False
     for _ in range(100):
         setting.now_ms += 200
         assert not setting.look()
-        assert setting.claims() == {}
+        assert setting.drained() == {}
     assert setting.kafka.asked == 2
     setting.kafka.answers = True
     assert setting.look()
-    assert setting.claims() == {P0: 11_000, P1: 11_000}
+    assert setting.drained() == {P0: 11_000, P1: 11_000}
 
 
 def test_a_partition_without_an_answer_is_not_claimed(setting: Setting) -> None:
     del setting.kafka.ends["a", 0]
     setting.look()
     setting.look()
-    assert setting.claims() == {P1: 10_000}
+    assert setting.drained() == {P1: 10_000}
 
 
 def test_a_question_that_cannot_be_asked_is_asked_later(setting: Setting) -> None:
@@ -120,32 +120,32 @@ def test_a_question_that_cannot_be_asked_is_asked_later(setting: Setting) -> Non
     assert setting.look()
 
 
-def test_a_log_that_ends_before_the_position_claims_nothing(setting: Setting) -> None:
+def test_a_log_that_ends_before_the_position_drained_nothing(setting: Setting) -> None:
     """It is that of another topic of the name, or lost its end: what comes now will not be read."""
     setting.stored[P0] = 50
     setting.kafka.ends["a", 0] = 20
     setting.look()
     setting.look()
-    assert setting.claims() == {P1: 10_000}
+    assert setting.drained() == {P1: 10_000}
 
 
 def test_an_end_that_was_cut_off_is_not_waited_for(setting: Setting) -> None:
     setting.kafka.ends["a", 0] = 100
     setting.look()
     setting.look()
-    setting.claims()
+    setting.drained()
     setting.kafka.ends["a", 0] = 60
     setting.stored[P0], setting.now_ms = 60, 11_000
     setting.look()
     setting.look()
-    assert setting.claims()[P0] == 11_000
+    assert setting.drained()[P0] == 11_000
 
 
 def test_a_partition_that_is_gone_is_claimed_no_more(setting: Setting) -> None:
     setting.look()
     del setting.stored[P0]
     setting.look()
-    assert setting.claims() == {P1: 10_000}
+    assert setting.drained() == {P1: 10_000}
 
 
 def test_kafka_is_asked_when_the_lateness_of_a_batch_ends() -> None:
@@ -188,5 +188,5 @@ def test_a_claim_is_never_ahead_of_the_truth(steps: list[tuple[str, int]]) -> No
             setting.kafka.answers = not setting.kafka.answers
         elif step == "second":
             setting.now_ms += 1_000
-        for drained_ms in setting.claims().values() if step == "claim" else ():
+        for drained_ms in setting.drained().values() if step == "claim" else ():
             assert all(at_ms >= drained_ms for at_ms in produced[setting.stored[P0] :])

@@ -13,7 +13,7 @@ from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
 from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger.models import EpochEnd
-from headrace.receiver import partition_errors as partition_troubles
+from headrace.receiver import partition_errors
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.offset_gaps import OffsetGaps
@@ -75,7 +75,7 @@ def test_the_position_passes_control_records() -> None:
     assert setting.ranges() == [OffsetRange(setting.p0, 0, 5, 2)]
     setting.kafka.produce("a", 0, CONTROL)
     assert setting.ranges() == [OffsetRange(setting.p0, 5, 6, 0)]
-    assert setting.receiver.excused_offsets == 4
+    assert setting.receiver.offsets_without_record == 4
 
 
 def test_lost_offsets_fail_their_partition_and_no_other() -> None:
@@ -149,55 +149,57 @@ def test_damage_is_fetched_again_with_backoff_while_others_go_on() -> None:
     assert setting.ranges() == [OffsetRange(setting.p0, 2, 4, 2)]
 
 
-def test_what_fails_for_a_day_is_fetched_again_each_minute() -> None:
-    """A day has over a thousand tries: a power of two of as many is no float."""
+def test_what_fails_for_a_day_is_fetched_again_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day has over a thousand tries: two to that power is no float."""
     setting = Setting("reset")
-    setting.kafka.produce("a", 0, DAMAGED)
+    setting.kafka.produce("a", 0, b"0")
+    setting.receiver.assign(setting.p0, 7)
+
+    def unknown(*_: Any, **__: Any) -> tuple[int, int]:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeConsumer, "get_watermark_offsets", unknown)
+        for _ in range(1_200):
+            setting.receiver.fetch(0)
+            setting.clock.advance(60_000)
+    setting.kafka.produce("a", 0, *[b"1"] * 8)
+    assert setting.ranges() == [OffsetRange(setting.p0, 7, 9, 2)]
+
+
+@pytest.mark.parametrize("policy", ["fail", "reset"])
+def test_lasting_damage_fails_the_partition_and_says_where_and_what_helps(policy: str) -> None:
+    setting = Setting(policy)
+    batch = FakeEntry(None, kind="damaged", base_offset=1)
+    setting.kafka.produce("a", 0, b"0", *[batch] * 3, b"4")
     setting.receiver.assign(setting.p0, 0)
-    for _ in range(1_200):
-        setting.receiver.fetch(0)
+    events: list[RecordChunk | Gap] = []
+    for _ in range(6):
+        events += setting.receiver.fetch(0)
+        assert setting.state(setting.p0) is FetchState.BACKING_OFF
         setting.clock.advance(60_000)
-    setting.kafka.logs["a", 0].entries[0] = FakeEntry(b"0")
-    assert setting.ranges() == [OffsetRange(setting.p0, 0, 1, 1)]
+    for _ in range(3):
+        events += setting.receiver.fetch(0)
+        setting.clock.advance(60_000)
+    assert reported(events) == [("records", 0, 1)], "no offset is skipped"
+    (status,) = setting.receiver.status()
+    assert status.state is FetchState.FAILED
+    assert "the record batch at offset 1 cannot be read" in (status.error or "")
+    assert "kafka-delete-records" in (status.error or "")
 
 
-def test_lasting_damage_fails_the_partition() -> None:
-    setting = Setting()
-    setting.kafka.produce("a", 0, b"0", DAMAGED, b"2")
+def test_a_damaged_batch_whose_records_were_deleted_is_a_gap_under_reset() -> None:
+    setting = Setting("reset")
+    setting.kafka.produce("a", 0, b"0", DAMAGED, DAMAGED, b"3")
     setting.receiver.assign(setting.p0, 0)
     for _ in range(10):
         setting.fetch()
         setting.clock.advance(60_000)
     assert setting.state(setting.p0) is FetchState.FAILED
-
-
-@pytest.mark.parametrize("rest", [[b"2", b"3"], []])
-def test_lasting_damage_is_a_gap_under_reset_once_there_is_a_record_after_it(rest: list[bytes]) -> None:
-    """The end of the log is told by a broker that can read nothing of it, too."""
-    setting = Setting("reset")
-    setting.kafka.produce("a", 0, b"0", DAMAGED, *rest)
-    setting.receiver.assign(setting.p0, 0)
-    events: list[RecordChunk | Gap] = []
-    for _ in range(12):
-        events += setting.fetch()
-        setting.clock.advance(60_000)
-    if not rest:
-        assert setting.state(setting.p0) is FetchState.BACKING_OFF
-        assert "nothing after it can be read" in (setting.receiver.status()[0].error or "")
-        rest = [b"2"]
-        setting.kafka.produce("a", 0, *rest)
-    for _ in range(3):
-        events += setting.fetch()
-        setting.clock.advance(60_000)
-    gaps = [event for event in events if isinstance(event, Gap)]
-    assert [(gap.from_offset, gap.until_offset) for gap in gaps] == [(1, 2)]
-    assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 1 + len(rest)
-    assert setting.receiver.partitions == {setting.p0: 2 + len(rest)}
-    position = 0
-    for event in events:
-        for each in [event] if isinstance(event, Gap) else event.ranges:
-            assert each.from_offset == position
-            position = each.until_offset
+    setting.kafka.expire("a", 0, 3)
+    # As the next receiver job does.
+    setting.receiver.assign(setting.p0, 1)
+    assert reported(setting.fetch()) == [("gap", 1, 3), ("records", 3, 4)]
 
 
 def test_unassigned_partitions_are_not_read_and_the_others_go_on() -> None:
@@ -300,7 +302,7 @@ def test_a_jump_without_a_reason_is_a_gap_in_its_place(policy: str, rest: list[b
     assert setting.state(setting.p0) is FetchState.AT_END
 
 
-def test_each_jump_is_a_gap_of_its_own() -> None:
+def test_each_hole_that_nothing_explains_is_a_gap_of_its_own() -> None:
     setting = Setting()
     setting.kafka.produce("a", 0, GONE, b"1", GONE, GONE, b"4", GONE)
     setting.receiver.assign(setting.p0, 0)
@@ -308,7 +310,7 @@ def test_each_jump_is_a_gap_of_its_own() -> None:
     assert reported(setting.fetch()) == expected
 
 
-def test_while_kafka_does_not_say_why_it_jumped_the_partition_waits_and_no_other() -> None:
+def test_while_kafka_does_not_explain_a_hole_only_its_partition_waits() -> None:
     setting = Setting()
     setting.evidence.silent = True
     setting.kafka.produce("a", 0, b"0", GONE, b"2")
@@ -322,54 +324,6 @@ def test_while_kafka_does_not_say_why_it_jumped_the_partition_waits_and_no_other
     setting.evidence.silent = False
     setting.clock.advance(1_000)
     assert reported(setting.fetch()) == [("gap", 1, 2), ("records", 2, 3)]
-
-
-@pytest.mark.parametrize("at_once", [2, 1_000])
-def test_the_end_of_damage_is_searched_for_and_all_of_it_is_one_gap(at_once: int) -> None:
-    setting = Setting("reset")
-    batch = FakeEntry(None, kind="damaged", base_offset=3)
-    setting.kafka.produce("a", 0, *[b"0"] * 3, *[batch] * 300, *[b"1"] * 5)
-    setting.receiver.assign(setting.p0, 0)
-    events: list[RecordChunk | Gap] = []
-    for _ in range(60):
-        events += setting.receiver.fetch(0, at_once)
-        setting.clock.advance(60_000)
-    ranges = reported(events)
-    assert ("gap", 3, 303) in ranges
-    assert [until for _, _, until in ranges[:-1]] == [begin for _, begin, _ in ranges[1:]]
-    assert sum(event.records for event in events if isinstance(event, RecordChunk)) == 8
-    assert setting.receiver.partitions == {setting.p0: 308}
-    assert setting.receiver.lost_offsets == 300
-
-
-@pytest.mark.parametrize("bases", [True, False])
-def test_records_between_damaged_batches_are_read_and_each_batch_is_a_gap(bases: bool) -> None:
-    setting = Setting("reset")
-    first = FakeEntry(None, kind="damaged", base_offset=0 if bases else None)
-    second = FakeEntry(None, kind="damaged", base_offset=15 if bases else None)
-    setting.kafka.produce("a", 0, *[first] * 10, *[b"1"] * 5, *[second] * 25, *[b"2"] * 10)
-    setting.receiver.assign(setting.p0, 0)
-    events: list[RecordChunk | Gap] = []
-    for _ in range(300):
-        events += setting.receiver.fetch(0)
-        setting.clock.advance(60_000)
-    assert reported(events) == [("gap", 0, 10), ("records", 10, 15), ("gap", 15, 40), ("records", 40, 50)]
-    assert setting.receiver.lost_offsets == 35
-
-
-def test_an_offset_out_of_range_says_nothing_of_what_may_be_damaged() -> None:
-    """While the end of damage is looked for, too: the offset that is tried may be a good one."""
-    setting = Setting("reset")
-    setting.kafka.produce("a", 0, *[FakeEntry(None, kind="damaged", base_offset=0)] * 4, *[b"1"] * 8)
-    setting.receiver.assign(setting.p0, 0)
-    events: list[RecordChunk | Gap] = []
-    for number in range(120):
-        if number % 2 and setting.receiver.status()[0].state is FetchState.BACKING_OFF:
-            error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "requested offset not available")
-            setting.consumers[0].events = [Message(topic="a", partition=0, offset=4, error=error)]
-        events += setting.receiver.fetch(0)
-        setting.clock.advance(60_000)
-    assert reported(events) == [("gap", 0, 4), ("records", 4, 12)]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -479,7 +433,7 @@ def test_what_an_epoch_is_known_by_may_be_gone_or_lie_beyond(end: EpochEnd) -> N
 
 
 def test_what_lies_far_behind_the_position_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_troubles, "_MOST_PASSED_AGAIN", 2)
+    monkeypatch.setattr(partition_errors, "_MOST_PASSED_AGAIN", 2)
     setting = Setting()
     setting.kafka.produce("a", 0, *[b"1"] * 8)
     setting.receiver.assign(setting.p0, 6, EpochEnd(0, 3))

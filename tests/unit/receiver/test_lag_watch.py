@@ -19,7 +19,7 @@ class Watched:
         self.kafka, self.clock = FakeKafka(), ManualClock(T)
         self.kafka.create("flights", 1)
         self.ends = FakeEndOffsets(self.kafka)
-        self.watch = LagWatch(lambda: self.ends, lambda: [P], self.clock.now_ms, self.clock)
+        self.watch = LagWatch(self.ends, lambda: [P], self.clock.now_ms, self.clock)
 
     def ask(self) -> None:
         """A question and its answer; then the next one is due."""

@@ -25,11 +25,13 @@ from headrace.clock import ManualClock
 from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
-from headrace.receiver.block_store import BlockStore
+from headrace.receiver.block_store import BlockStore, StoreCounts
 from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import EventTimes
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.pausing import Pausing
+from headrace.stream import Limits
+from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeConsumer, FakeEntry, FakeKafka
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.reader import read_block
@@ -297,16 +299,19 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
         )
         kafka = KafkaReceiver({}, clock=self.clock, consumer_factory=lambda config: FakeConsumer(self.kafka, config))
         crash = SimpleNamespace(point=None)
+        stream: Any = SimpleNamespace(name="air", limits=Limits())
+        context = StreamContext(stream, _crashing_ledger(self.ledger, crash), storage=self.storage, clock=self.clock)
         store = BlockStore(
+            context,
             lease,
-            _crashing_ledger(self.ledger, crash),
-            _crashing_writer(writer, crash),
-            commit=kafka.commits.note,
-            wait=lambda _: None,
-            clock=self.clock,
-            pausing=Pausing(lease, self.ledger, self.clock),
-            room_for=lambda _: True,
+            writer=_crashing_writer(writer, crash),
+            kafka=kafka,
+            pausing=Pausing(context, lease),
+            counts=StoreCounts(),
             next_offsets=next_offsets,
+            wait=lambda _: None,
+            not_to_store=lambda _: (),
+            stored=lambda: None,
         )
         times = EventTimes(INTERVAL_MS, self.clock.now_ms) if self.batch_by == "timestamp" else None
         return Process(lease, kafka, store, crash, times)

@@ -22,8 +22,7 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import ReceiverRow
 from headrace.receiver import block_store, supervisor
 from headrace.receiver.block_store import STORE_TRIES
-from headrace.receiver.disk_reserve import DiskReserve, space_of
-from headrace.receiver.disk_room import room_for
+from headrace.receiver.disk_space import DiskReserve, room_for, space_of
 from headrace.receiver.log_budget import LogBudget
 from headrace.stream import Limits, Stream
 from headrace.stream.limits import MIB
@@ -168,7 +167,7 @@ def test_no_write_is_tried_before_there_is_room(setting: Setting, monkeypatch: p
         asked.append((url, nbytes))
         return bool(room.there)
 
-    monkeypatch.setattr(supervisor, "room_for", room_for)
+    monkeypatch.setattr(block_store, "room_for", room_for)
     disk = Disk(setting.storage)
     setting.kafka.produce("flights", 0, b"a")
     with setting.running(storage=disk):
@@ -217,7 +216,7 @@ def test_some_of_a_disk_is_left_to_others() -> None:
             clock.advance(1_000)
             reason = found.look()
             assert (reason is not None) is pauses, (total, free)
-            assert reason is None or f"{reserve:.1f} MiB are left" in reason
+            assert reason is None or f"{reserve:.1f} MiB are reserved" in reason
 
 
 def test_an_object_store_has_no_reserve_and_a_folder_that_is_not_there_yet_has_its_parents(tmp_path: Path) -> None:
@@ -327,10 +326,10 @@ class Segments:
         return self.bytes
 
 
-def budget(stream: Any, own: Callable[[], int] = lambda: 0) -> tuple[LogBudget, Segments, ManualClock]:
+def budget(stream: Stream) -> tuple[LogBudget, Segments, ManualClock]:
     segments, clock = Segments(), ManualClock(1_000)
     ledger: Any = SimpleNamespace(segments=segments)
-    return LogBudget(stream, ledger, 1_000, own, clock), segments, clock
+    return LogBudget(StreamContext(stream, ledger, clock=clock), 1_000), segments, clock
 
 
 def test_it_goes_on_well_below_the_budget_and_not_just_below(make_stream: MakeStream) -> None:
@@ -342,27 +341,27 @@ def test_it_goes_on_well_below_the_budget_and_not_just_below(make_stream: MakeSt
 
 
 def test_what_a_receiver_stores_itself_counts_before_the_ledger_is_asked_again(make_stream: MakeStream) -> None:
-    own = SimpleNamespace(bytes=0)
-    found, segments, _ = budget(make_stream(), lambda: int(own.bytes))
+    found, segments, _ = budget(make_stream())
     segments.bytes = 400
     assert found.look() is None
-    own.bytes, segments.bytes = 500, 900
+    segments.bytes = 900
+    found.stored(500)
     assert found.look() is None
     assert segments.asked == 1
-    own.bytes, segments.bytes = 600, 1_000
+    segments.bytes = 1_000
+    found.stored(100)
     assert found.look() is not None
     assert segments.asked == 2
 
 
 def test_a_ledger_that_does_not_answer_changes_nothing(make_stream: MakeStream) -> None:
-    own = SimpleNamespace(bytes=0)
-    found, segments, clock = budget(make_stream(), lambda: int(own.bytes))
+    found, segments, clock = budget(make_stream())
     segments.bytes = 1_000
     assert found.look() is not None
     segments.away = True
     clock.advance(5_000)
     assert found.look() is not None
-    own.bytes = 5_000
+    found.stored(5_000)
     assert found.look() is not None
 
 
@@ -387,7 +386,7 @@ def test_receiving_goes_on_only_where_nothing_else_can_make_room(
         batches=SimpleNamespace(page=lambda *_: held[0], next_unclaimed=lambda _: held[1]),
         positions=SimpleNamespace(unpassed=lambda *_: held[2]),
     )
-    found = LogBudget(make_stream(batch_by=batch_by), ledger, 1_000, lambda: 0, ManualClock(1_000))
+    found = LogBudget(StreamContext(make_stream(batch_by=batch_by), ledger, clock=ManualClock(1_000)), 1_000)
     assert (found.look() is not None) is pauses
 
 

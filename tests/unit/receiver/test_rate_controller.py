@@ -14,8 +14,10 @@ from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.ledger.models import Attempt, JobLease
 from headrace.receiver.rate_controller import RateController, ran_at_once, waited_ms
+from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits, Stream
 from headrace.stream.limits import Backpressure
+from headrace.stream_context import StreamContext
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = Backpressure(min_rate=10.0)
@@ -50,7 +52,7 @@ class Batches:
         self.next_offsets = [0, 0]
 
     def controller(self, stream: Stream | None = None, job: JobLease | None = None) -> RateController:
-        made = RateController(stream or self.stream, self.ledger, job or self.job, self.clock)
+        made = RateController(StreamContext(stream or self.stream, self.ledger, clock=self.clock), job or self.job)
         made.begin()
         return made
 
@@ -310,7 +312,9 @@ def test_a_rate_that_could_not_be_told_is_told_later(
     assert batches.rates() == [200.0, 200.0]
 
 
-def test_published_rates_reach_receivers(make_stream: Callable[..., Stream], make_setting: Callable[..., Any]) -> None:
+def test_published_rates_reach_receivers(
+    make_stream: Callable[..., Stream], make_setting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting = make_setting(make_stream())
     setting.topic(1)
     setting.assign(0)
@@ -322,13 +326,21 @@ def test_published_rates_reach_receivers(make_stream: Callable[..., Stream], mak
             assert time.monotonic() < until, "did not happen in time"
             time.sleep(0.01)
 
-    with setting.running() as running:
+    plain = RateLimiter.update
+    rates: list[float | None] = []
+
+    def update(self: RateLimiter, wanted: float | None) -> None:
+        plain(self, wanted)
+        rates.append(self.rate)
+
+    monkeypatch.setattr(RateLimiter, "update", update)
+    with setting.running():
         setting.kafka.produce("flights", 0, b"first")
         eventually(1)
         setting.ledger.receivers.set_rate(setting.job, {receiver: 500.0})
         # A heartbeat later it holds; what was read until then is no proof of it.
         until = time.monotonic() + 25
-        while running.supervisor._limiter.rate != 500.0:
+        while rates[-1:] != [500.0]:
             assert time.monotonic() < until, "the rate did not arrive in time"
             time.sleep(0.01)
         setting.kafka.produce("flights", 0, *[b"x"] * 1_000)

@@ -13,6 +13,7 @@ from headrace.receiver.discovery import Discovery, Known
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.stream import Stream
+from headrace.stream_context import StreamContext
 
 MakeStream = Callable[..., Stream]
 OpenLedger = Callable[[Stream], tuple[Ledger, JobLease]]
@@ -51,7 +52,7 @@ class NothingThere:
 
 def track(stream: Stream, ledger: Ledger, job: JobLease, receiver: SlowReceiver, *, stop_seconds: float) -> TrackerEnd:
     tracker = ReceiverTracker(
-        stream, ledger, receiver, job, discoverer=lambda _: NothingThere(), stop_seconds=stop_seconds
+        StreamContext(stream, ledger), receiver, job, discoverer=lambda _: NothingThere(), stop_seconds=stop_seconds
     )
 
     def ask() -> None:

@@ -12,11 +12,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from headrace.ledger import EventKind, Ledger, PartitionState, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.receiver import lag_watch, supervisor, withheld_partitions
+from headrace.receiver import lag_watch, receiver_factory, unauthorized_topics
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits, Stream
 from headrace.testing.fake_kafka import FakeKafka, FakeTopicIds
+from headrace.testing.faulty_storage import FaultyStorage
 from headrace.wal import log_recovery
 from headrace.wal.log_scan import scan_log
 from headrace.wal.storage import LogStorage
@@ -77,8 +78,7 @@ def test_a_stop_stores_what_was_read_and_not_cut(make_stream: MakeStream, make_s
     setting.assign(0)
     setting.kafka.produce("flights", 0, *[b"x"] * 5)
     running = setting.start()
-    eventually(lambda: hasattr(running.supervisor, "_generator"))
-    eventually(lambda: running.supervisor._generator.queued[0] == 1)
+    eventually(lambda: [row.stats.get("queued_blocks") for row in setting.ledger.receivers.all("air")] == [1])
     assert setting.positions() == [0]
     setting.ledger.jobs.request_stop("air", "a person")
     report = running.join()
@@ -124,6 +124,21 @@ def test_a_fenced_receiver_stores_nothing_more(setting: Setting) -> None:
         eventually(lambda: setting.positions() == [2, 0])
     assert report.state is ReceiverState.LOST
     assert setting.stored() == [(0, 0, b"a"), (0, 1, b"b")]
+
+
+def test_a_receiver_that_cannot_be_opened_reports_why_releases_its_lease_and_closes_its_client(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[float] = []
+    monkeypatch.setattr(KafkaReceiver, "close", lambda _, seconds: closed.append(seconds))
+    storage = FaultyStorage(setting.storage)
+    monkeypatch.setattr(storage, "below", lambda _: (_ for _ in ()).throw(OSError("the folder is gone")))
+    report = setting.start(storage=storage).join()
+    assert report.state is ReceiverState.FAILED
+    assert report.error == "OSError: the folder is gone"
+    (row,) = setting.ledger.receivers.all("air")
+    assert (row.state, row.last_error) == (ReceiverState.FAILED, report.error)
+    assert closed == [0.0]
 
 
 class BrokenDisk:
@@ -207,7 +222,7 @@ def test_lost_offsets_fail_one_partition_in_the_ledger_and_a_person_sets_it_goin
         eventually(lambda: setting.positions() == [0, 1])
         error = setting.ledger.positions.all("air")[0].error or ""
         assert "[0, 1) are gone" in error
-        assert "start the receiver job anew" in error
+        assert "start the receiver job again" in error
         log.low, log.entries = 0, [log.entries[0], *log.entries]
         setting.ledger.positions.set_state(setting.job, "records", setting.partitions[:1], PartitionState.ACTIVE)
         eventually(lambda: setting.positions() == [2, 1])
@@ -302,7 +317,7 @@ def test_a_tail_that_was_cut_and_not_told_is_told_by_the_next_receiver(
     (event,) = setting.events(EventKind.LOG_REPAIRED)
     assert (event["segment"], event["offset"], event["bytes"]) == (segment, cut, len(whole) - 7 - cut)
     assert log.read(event["kept"]) == whole[cut:-7]
-    assert log.paths("torn-untold") == []
+    assert log.paths("torn-unreported") == []
 
 
 def test_a_tail_that_the_ledger_relies_on_is_damage_and_told_once(setting: Setting) -> None:
@@ -349,36 +364,6 @@ def test_a_block_whose_answer_never_came_is_not_said_to_be_refused(
     assert [each.accepted for each in scan_log(setting.storage.below("log")).settled()] == [True, None]
 
 
-def test_a_segment_that_ends_while_an_answer_is_awaited_does_not_deny_the_block(
-    make_stream: MakeStream, make_setting: MakeSetting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setting = make_setting(make_stream(limits=Limits(segment_interval=timedelta(milliseconds=1))))
-    setting.topic(1)
-    setting.assign(0)
-    plain = type(setting.ledger.blocks).add
-    ended: list[str] = []
-
-    def add(self: Any, *args: Any) -> Any:
-        added = plain(self, *args)
-        rows = {row.path: row for row in setting.ledger.segments.page("air")}
-        segment = args[1].handle.segment
-        if rows[segment].closed_at_ms is None:
-            # It is in the ledger, and the answer is lost until a heartbeat has ended the segment.
-            raise LedgerUnavailableError("The connection broke before the answer came.")
-        ended.append(segment)
-        return added
-
-    monkeypatch.setattr(type(setting.ledger.blocks), "add", add)
-    with setting.running():
-        for place, value in enumerate((b"a", b"b")):
-            setting.kafka.produce("flights", 0, value)
-            eventually(lambda place=place: len(ended) > place)  # type: ignore[misc]
-    assert setting.positions() == [2]
-    said = [each.accepted for each in scan_log(setting.storage.below("log")).settled()]
-    # The second header settles the first block; nothing was written behind the last one.
-    assert said == [True, None]
-
-
 def test_idle_positions_move_on_without_a_block(setting: Setting) -> None:
     from headrace.testing.fake_kafka import FakeEntry
 
@@ -419,7 +404,7 @@ def test_a_receiver_keeps_to_its_rate(
         fetched.append(max_records)
         return plain(self, timeout, max_records)
 
-    monkeypatch.setattr(supervisor, "RateLimiter", Noted)
+    monkeypatch.setattr(receiver_factory, "RateLimiter", Noted)
     monkeypatch.setattr(KafkaReceiver, "fetch", fetch)
     setting = make_setting(make_stream(limits=Limits(max_rate=500)))
     setting.topic(1)
@@ -439,7 +424,7 @@ def test_a_receiver_keeps_to_its_rate(
 def test_what_may_not_be_described_is_not_stored_shows_no_lag_of_0_and_is_read_again(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(withheld_partitions, "_READ_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(unauthorized_topics, "_READ_AGAIN_SECONDS", 0.2)
     monkeypatch.setattr(lag_watch, "ASK_SECONDS", 0.1)
     setting.assign(0, 0)
     ask = FakeTopicIds.ask
@@ -476,7 +461,7 @@ def test_a_set_up_that_takes_longer_than_the_lease_keeps_it(setting: Setting, mo
         for number in range(1, 9):
             setting.kafka.produce("flights", 0, b"x")
             eventually(lambda number=number: setting.positions() == [number, 0])  # type: ignore[misc]
-    monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(receiver_factory, "HEARTBEAT_SECONDS", 0.05)
     looked: list[bool] = []
 
     class Slow:

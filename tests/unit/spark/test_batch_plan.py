@@ -1,4 +1,7 @@
-"""What outputs read, by a real ledger of empty batches; windows with records are in the integration tests."""
+"""What outputs read, by a real ledger of empty batches, and which of them earlier attempts may have written.
+
+Windows with records are in the integration tests.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.batch.allocation import allocate
 from headrace.ledger import Ledger
-from headrace.spark.batch_plan import plan_outputs
+from headrace.spark.batch_plan import WRITTEN, plan_outputs, tried_before, written_before
 from headrace.stream import ColumnIds, ConsoleOutput, ElasticsearchOutput, KafkaInput, State, Stream, Window
 from headrace.stream_context import StreamContext
 
@@ -55,14 +59,17 @@ def times(origins: Any) -> list[int]:
 
 def test_an_output_without_a_window_reads_its_own_batch(ledger: Ledger, tmp_path: Path) -> None:
     stream = registered(ledger, tmp_path, 3)
-    (plan,) = plan_outputs(ledger, stream, 2 * INTERVAL_MS, stream.steps)
+    (plan,) = plan_outputs(StreamContext(stream, ledger), 2 * INTERVAL_MS, stream.steps)
     assert (times(plan.origins), times(plan.fresh)) == ([2], [2])
-    assert (plan.skipped, plan.needs_spark, plan.from_kafka) == (None, False, False)
+    assert (plan.skipped, plan.needs_spark) == (None, False)
 
 
 def test_a_window_reads_the_batches_that_there_are(ledger: Ledger, tmp_path: Path) -> None:
     stream = registered(ledger, tmp_path, 5, outputs=ConsoleOutput(window=Window(length="40 s", slide="20 s")))
-    read = {number: plan_outputs(ledger, stream, number * INTERVAL_MS, stream.steps)[0] for number in range(1, 5)}
+    read = {
+        number: plan_outputs(StreamContext(stream, ledger), number * INTERVAL_MS, stream.steps)[0]
+        for number in range(1, 5)
+    }
     assert times(read[2].origins) == [1, 2], "nothing was before the first"
     assert times(read[4].origins) == [1, 2, 3, 4]
     assert times(read[4].fresh) == [3, 4], "what no earlier window held"
@@ -74,9 +81,9 @@ def test_a_window_reads_the_batches_that_there_are(ledger: Ledger, tmp_path: Pat
 
 def test_records_between_windows_are_looked_at_for_what_does_not_decode(ledger: Ledger, tmp_path: Path) -> None:
     stream = registered(ledger, tmp_path, 6, outputs=ConsoleOutput(window=Window(length="20 s", slide="30 s")))
-    (plan,) = plan_outputs(ledger, stream, 3 * INTERVAL_MS, stream.steps)
+    (plan,) = plan_outputs(StreamContext(stream, ledger), 3 * INTERVAL_MS, stream.steps)
     assert (times(plan.origins), times(plan.fresh)) == ([2, 3], [1, 2, 3])
-    (plan,) = plan_outputs(ledger, stream, 6 * INTERVAL_MS, stream.steps)
+    (plan,) = plan_outputs(StreamContext(stream, ledger), 6 * INTERVAL_MS, stream.steps)
     assert (times(plan.origins), times(plan.fresh)) == ([5, 6], [4, 5, 6])
 
 
@@ -86,17 +93,17 @@ def test_an_empty_batch_needs_spark_where_rows_can_come_of_nothing(ledger: Ledge
         id="counts", hosts="http://localhost:9200", index="counts", document_ids=ColumnIds(columns=("word",))
     )
     stream = registered(ledger, tmp_path, 1, outputs=(by_record, by_column), transform="m:f")
-    plans = plan_outputs(ledger, stream, INTERVAL_MS, stream.steps)
+    plans = plan_outputs(StreamContext(stream, ledger), INTERVAL_MS, stream.steps)
     assert [plan.needs_spark for plan in plans] == [False, True]
     untransformed = stream.model_copy(update={"transform": None})
-    plans = plan_outputs(ledger, untransformed, INTERVAL_MS, stream.steps)
+    plans = plan_outputs(StreamContext(untransformed, ledger), INTERVAL_MS, stream.steps)
     assert not any(plan.needs_spark for plan in plans)
 
 
 def test_the_state_is_no_output(ledger: Ledger, tmp_path: Path) -> None:
     state = State(update="m:f", fields="word STRING, n INT", keys="word")
     stream = registered(ledger, tmp_path, 1, state=state)
-    (plan,) = plan_outputs(ledger, stream, INTERVAL_MS, stream.steps)
+    (plan,) = plan_outputs(StreamContext(stream, ledger), INTERVAL_MS, stream.steps)
     assert plan.output.id == "console"
 
 
@@ -104,7 +111,7 @@ def test_airflow_can_ask_writers_what_they_need_without_pyspark() -> None:
     code = """
 import sys
 import headrace.spark.batch_plan
-from headrace.spark.outputs.registry import writer_of
+from headrace.spark.outputs.writer import writer_of
 from headrace.stream import ConsoleOutput, ElasticsearchOutput, ForeachBatchOutput, KafkaOutput, ParquetOutput
 for output in (
     ConsoleOutput(), ElasticsearchOutput(hosts="http://localhost", index="a"), ForeachBatchOutput(function="m:f"),
@@ -114,3 +121,78 @@ for output in (
 sys.exit("pyspark" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def make_ledger(*rows: dict[str, Any], rebuilt_at_ms: int | None = None) -> Any:
+    attempts = [
+        SimpleNamespace(**{"number": number, "target": "", "outputs": ("a", "b"), "attributes": {}, **row})
+        for number, row in enumerate(rows, 1)
+    ]
+    events = [] if rebuilt_at_ms is None else [SimpleNamespace(at_ms=rebuilt_at_ms)]
+    return SimpleNamespace(
+        batches=SimpleNamespace(attempts=lambda stream, time_ms: attempts),
+        events=SimpleNamespace(latest=lambda stream, kinds, limit: events),
+    )
+
+
+def make_attempt(target: str = "") -> Any:
+    return SimpleNamespace(stream="s", batch_time_ms=10, number=9, target=target, outputs=("a", "c"))
+
+
+def found(
+    *rows: dict[str, Any],
+    rebuilt_at_ms: int | None = None,
+    target: str = "",
+    window: str | None = None,
+    built: bool = False,
+) -> frozenset[str]:
+    outputs = [SimpleNamespace(id=name, window="5 min" if name == window else None) for name in ("a", "b", "c")]
+    stream: Any = SimpleNamespace(name="s", outputs=outputs)
+    batch: Any = SimpleNamespace(allocated_at_ms=100, built=built)
+    ledger = make_ledger(*rows, rebuilt_at_ms=rebuilt_at_ms)
+    return written_before(StreamContext(stream, ledger), make_attempt(target), batch)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], set()),
+        ([{}], {"a"}),
+        ([{"outputs": ("b",)}], set()),
+        ([{"outputs": ("c",)}], {"c"}),
+        ([{"outputs": ("a", "c"), "attributes": {WRITTEN: ["a"]}}], {"a"}),
+        ([{"attributes": {WRITTEN: []}}], set()),
+        ([{"attributes": {WRITTEN: []}}, {"outputs": ("c",)}], {"c"}),
+        ([{"target": "v2"}], set()),
+        ([{"number": 9}], set()),
+    ],
+)
+def test_an_earlier_attempt_at_the_output_may_have_written(rows: list[dict[str, Any]], expected: set[str]) -> None:
+    assert found(*rows) == expected
+
+
+def test_a_rebuilt_ledger_has_no_attempts_of_the_batches_from_before() -> None:
+    assert found(rebuilt_at_ms=100) == {"a", "c"}
+    assert found(rebuilt_at_ms=99) == set()
+    assert found(rebuilt_at_ms=100, target="v2") == set()
+
+
+def test_a_batch_built_from_kafka_may_have_late_records_that_a_later_batch_wrote() -> None:
+    assert found(built=True) == {"a", "c"}
+
+
+def test_a_window_writes_records_again_that_earlier_batches_wrote() -> None:
+    assert found(window="c") == {"c"}
+
+
+def test_of_a_replay_only_its_own_attempts_count() -> None:
+    assert found({}, target="v2") == set()
+    assert found({"target": "v2"}, target="v2") == {"a"}
+
+
+def test_dead_letters_may_be_left_by_every_earlier_attempt_at_the_output() -> None:
+    failed = {"attributes": {WRITTEN: []}}
+    assert tried_before(make_ledger(), make_attempt()) == set()
+    assert tried_before(make_ledger(failed), make_attempt()) == {"a"}
+    assert tried_before(make_ledger(failed, {"target": "v2", "outputs": ("c",)}), make_attempt()) == {"a"}
+    assert tried_before(make_ledger(*[{"outputs": ("b",)}] * 8, failed), make_attempt()) == set()

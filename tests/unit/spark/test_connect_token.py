@@ -16,14 +16,20 @@ def test_a_token_depends_on_secret_stream_and_epoch() -> None:
     assert all(len(token) == 64 for token in tokens)
 
 
-def test_both_sides_derive_the_same_token() -> None:
-    assert from_environment("clicks", 3, {SECRET_VARIABLE: "secret"}) == derive("secret", "clicks", 3)
+def test_both_sides_derive_the_same_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "secret")
+    assert from_environment("clicks", 3) == derive("secret", "clicks", 3)
 
 
-@pytest.mark.parametrize("environment", [{}, {SECRET_VARIABLE: ""}])
-def test_a_missing_secret_is_an_error_that_names_the_variable(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("secret", [None, ""])
+def test_a_missing_secret_is_an_error_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, secret: str | None
+) -> None:
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    if secret is not None:
+        monkeypatch.setenv(SECRET_VARIABLE, secret)
     with pytest.raises(SecretKeyMissingError, match=SECRET_VARIABLE):
-        from_environment("clicks", 1, environment)
+        from_environment("clicks", 1)
 
 
 def test_the_fingerprint_tells_secrets_apart_and_is_no_token() -> None:

@@ -28,13 +28,17 @@ def held(log: Path) -> list[str]:
     return [gzip.decompress(part.read_bytes()).decode() for part in parts_of(log)]
 
 
-def test_a_small_log_stays_as_it_is(log: Path) -> None:
+def test_a_small_log_stays_as_it_is(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(log, "a line\n")
-    assert not rotate(log, max_bytes=7)
+    monkeypatch.setattr(job_log, "MAX_BYTES", 7)
+    assert not rotate(log)
     assert (log.read_text(), parts_of(log)) == ("a line\n", [])
 
 
-def test_a_large_one_is_moved_into_a_part_and_its_writers_go_on_at_its_beginning(log: Path) -> None:
+def test_a_large_one_is_moved_into_a_part_and_its_writers_go_on_at_its_beginning(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_log, "MAX_BYTES", 3)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     script = "import sys\nfor line in sys.stdin: print('wrote', line.strip(), flush=True)"
     with subprocess.Popen(
@@ -45,7 +49,7 @@ def test_a_large_one_is_moved_into_a_part_and_its_writers_go_on_at_its_beginning
             child.stdin.write(f"{number}\n")
             while not (log.exists() and log.read_text().endswith(f"wrote {number}\n")):
                 pass
-            assert rotate(log, max_bytes=3)
+            assert rotate(log)
         child.stdin.write("last\n")
         child.stdin.close()
     os.close(descriptor)
@@ -53,10 +57,12 @@ def test_a_large_one_is_moved_into_a_part_and_its_writers_go_on_at_its_beginning
     assert held(log) == ["wrote 2\n", "wrote 1\n", "wrote 0\n"]
 
 
-def test_so_many_parts_are_kept(log: Path) -> None:
+def test_so_many_parts_are_kept(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_log, "MAX_BYTES", 1)
+    monkeypatch.setattr(job_log, "KEPT_PARTS", 12)
     for number in range(20):
         append(log, f"{number}\n")
-        rotate(log, max_bytes=1, kept=12)
+        rotate(log)
     assert held(log) == [f"{number}\n" for number in range(19, 7, -1)]
 
 
@@ -68,14 +74,14 @@ def test_where_no_part_can_be_written_the_log_is_emptied_all_the_same(
 
     append(log, "a line\n")
     monkeypatch.setattr(job_log.shutil, "copyfileobj", full)
-    assert rotate(log, max_bytes=1)
+    monkeypatch.setattr(job_log, "MAX_BYTES", 1)
+    assert rotate(log)
     assert (log.read_text(), parts_of(log)) == ("", [])
 
 
 def test_a_job_bounds_the_log_that_it_was_given(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_log, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(job_log, "MAX_BYTES", 3)
-    monkeypatch.setattr(job_log, "rotate", lambda path: rotate(path, max_bytes=3))
     monkeypatch.setenv(LOG_VARIABLE, str(log))
     append(log, "a line\n")
     with bounded_log():

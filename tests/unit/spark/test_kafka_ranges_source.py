@@ -45,7 +45,7 @@ def test_the_connection_is_looked_up_where_the_read_is_planned_and_its_secret_is
         ({"stream": ""}, r'"kafka_ranges" data source needs the option\(s\) stream'),
         ({"manifests": ""}, r"needs the option\(s\) manifests"),
         ({"manifests": "[1]"}, "a JSON list of URIs"),
-        ({"stream": "junk"}, "is no input"),
+        ({"stream": "junk"}, "is not a valid input"),
         ({"stream": '{"topics": ["clicks"]}'}, "KafkaInput cannot be used as it is defined: name either connection"),
         ({"numPartitions": "0"}, "numPartitions"),
         ({"stallSeconds": "0"}, "stallSeconds"),

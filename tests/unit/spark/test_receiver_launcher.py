@@ -118,7 +118,7 @@ def test_after_the_loss_of_executors_the_last_slot_is_kept_for_batches(setting: 
     handles = [setting.start(index) for index in range(3)]
     setting.executors = [ONE]
     handles[1].ended = handles[2].ended = True
-    with pytest.raises(NoFreeSlotError, match=r"2 task slot\(s\) left: 1 for receivers"):
+    with pytest.raises(NoFreeSlotError, match=r"only 2 task slot\(s\): 1 for running receivers"):
         setting.start(1)
     setting.executors = [ONE, THREE]
     setting.start(1)

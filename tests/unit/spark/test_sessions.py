@@ -25,7 +25,7 @@ def test_beyond_loopback_tls_is_required() -> None:
 
 @pytest.mark.parametrize("url", ["http://localhost", "sc://", "sc://localhost/path", "localhost:15002"])
 def test_what_is_no_connect_url_is_refused(url: str) -> None:
-    with pytest.raises(ConnectUrlError, match="no Spark Connect URL"):
+    with pytest.raises(ConnectUrlError, match="not a Spark Connect URL"):
         protected_url(url)
 
 

@@ -78,7 +78,7 @@ def test_the_state_is_passed_to_whoever_asks_for_it() -> None:
 @pytest.mark.parametrize("transform", [lambda: 0, lambda batch: 0, lambda left, middle: 0])
 def test_parameters_that_do_not_fit_are_refused(transform: Any) -> None:
     inputs = {"left": 1, "right": 2} if transform.__code__.co_argcount > 1 else {"records": 1}
-    with pytest.raises(TransformError, match="by the inputs' ids"):
+    with pytest.raises(TransformError, match="like the inputs' ids"):
         arguments(transform, inputs, CONTEXT)
 
 

@@ -12,13 +12,13 @@ WORKERS = [
     "headrace.spark.wal_source",
     "headrace.spark.kafka_ranges_source",
     "headrace.spark.elasticsearch_sink",
-    "headrace.spark.outputs.kafka_sink",
-    "headrace.spark.outputs.parquet_sink",
+    "headrace.spark.outputs.kafka.sink",
+    "headrace.spark.outputs.parquet.sink",
     "headrace.spark.state.source",
 ]
 # What a worker has imported before it unpickles a data source of ours.
 PYSPARK = "pyspark.worker, pyspark.sql.worker.plan_data_source_read, pyspark.sql.worker.write_into_data_source"
-HEAVY = ("airflow", "alembic", "headrace.ledger", "headrace.spark.micro_batch", "pandas", "sqlalchemy", "typer")
+HEAVY = ("airflow", "alembic", "headrace.ledger", "headrace.spark.batch_run", "pandas", "sqlalchemy", "typer")
 
 
 @pytest.mark.parametrize("module", WORKERS)

@@ -134,7 +134,7 @@ def test_a_damaged_header_infers_the_ranges_from_its_neighbours(storage: FaultyS
     third = handles[2]
     storage.flip_bit(third.segment, (third.offset + 45) * 8)
     scan = scan_segment(storage, third.segment, newest=True)
-    with pytest.raises(DamagedFrameError, match="as far as the frames around it tell") as damage:
+    with pytest.raises(DamagedFrameError, match="inferred from the frames around it") as damage:
         list(scan)
     assert (damage.value.ranges, damage.value.exact) == (ranges[2], False)
     assert sequences(storage, third.segment) == [0, 1, 3]

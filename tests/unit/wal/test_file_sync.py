@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.spark.outputs.durable_folders import make_directory
+from headrace.spark.outputs.parquet.batch_folder import Claim
 from headrace.wal.file_sync import sync_data, sync_file
 from headrace.wal.storage import open_storage
 
@@ -100,7 +100,7 @@ def test_the_log_and_the_folders_of_outputs_are_written_by_it(macos: Calls, tmp_
     segment.close()
     assert len(macos.made) == opened + 1
     storage.write_atomically("manifests/m", b"{}")
-    make_directory(tmp_path / "files" / "below")
+    Claim(str(tmp_path / "files" / "below"), "clicks", "files", "", 1000, 1, "0").take()
     assert set(macos.made) == {"F_FULLFSYNC"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import google_crc32c
 import pytest
+from tests.unit.wal.torn_tails import repair
 
 from headrace.blocks import BlockHandle
 from headrace.testing.faulty_storage import FaultyStorage
@@ -16,7 +17,6 @@ from headrace.wal import frame
 from headrace.wal.errors import DamagedFrameError, LogVersionError
 from headrace.wal.log_scan import scan_log
 from headrace.wal.reader import read_block
-from headrace.wal.repair import repair_torn_tail
 from headrace.wal.scan import RecoveryMode, scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -112,7 +112,7 @@ def test_no_writer_takes_over_and_nothing_is_cut(
         with pytest.raises(LogVersionError):
             open_writer(3, **options)
     with pytest.raises(LogVersionError):
-        repair_torn_tail(storage, segment)
+        repair(storage, segment)
     assert {path: storage.read(path) for path in storage.paths()} == before
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.wal.torn_tails import repair
 
 from headrace.blocks import BlockHandle, ReceiverId
 from headrace.clock import ManualClock
@@ -21,7 +22,6 @@ from headrace.wal.errors import DamagedFrameError, LogVersionError, PayloadError
 from headrace.wal.log_scan import LogScan, scan_log
 from headrace.wal.payload import Codec, decode, encode
 from headrace.wal.reader import read_block
-from headrace.wal.repair import repair_torn_tail
 from headrace.wal.scan import RecoveryMode, ScannedFrame, scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -185,7 +185,7 @@ def test_repair_loses_nothing_that_could_be_read(log: Written, data: st.DataObje
         return
     try:
         before = [f.handle for f in scan_segment(log.storage, segments[-1], newest=True)]
-        repair_torn_tail(log.storage, segments[-1])
+        repair(log.storage, segments[-1])
     except DamagedFrameError:
         return
     if log.storage.exists(segments[-1]):

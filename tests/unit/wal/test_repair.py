@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.unit.wal.torn_tails import repair
 
 from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.faulty_storage import FaultyStorage, WriteFault
@@ -16,7 +17,7 @@ from headrace.testing.records import make_block
 from headrace.wal.errors import DamagedFrameError, RepairRefusedError, StorageError, WriteFailedError
 from headrace.wal.local_storage import LocalStorage
 from headrace.wal.log_scan import scan_log
-from headrace.wal.repair import cut_is_reported, quarantine_path, repair_torn_tail, untold_cuts
+from headrace.wal.repair import cut_is_reported, quarantine_path, unreported_cuts
 from headrace.wal.scan import scan_segment
 from headrace.wal.writer import WriteAheadLogWriter
 
@@ -36,7 +37,7 @@ def test_a_torn_tail_is_cut_and_its_bytes_are_kept(storage: FaultyStorage, open_
     with pytest.raises(WriteFailedError):
         write(writer, 1)
     torn = storage.read(segment)[length:]
-    tail = repair_torn_tail(storage, segment)
+    tail = repair(storage, segment)
     assert tail is not None
     assert (tail.offset, tail.length) == (length, 99)
     assert storage.size(segment) == length
@@ -44,7 +45,7 @@ def test_a_torn_tail_is_cut_and_its_bytes_are_kept(storage: FaultyStorage, open_
     scan = scan_segment(storage, segment, newest=True)
     assert len(list(scan)) == 1
     assert scan.torn_tail is None
-    assert repair_torn_tail(storage, segment) is None
+    assert repair(storage, segment) is None
 
 
 def test_a_cut_is_known_until_somebody_was_told(storage: FaultyStorage, open_writer: OpenWriter) -> None:
@@ -53,17 +54,17 @@ def test_a_cut_is_known_until_somebody_was_told(storage: FaultyStorage, open_wri
     storage.write_faults.append(WriteFault(99))
     with pytest.raises(WriteFailedError):
         write(writer, 1)
-    assert untold_cuts(storage, "kafka-0") == ()
-    tail = repair_torn_tail(storage, segment)
+    assert unreported_cuts(storage, "kafka-0") == ()
+    tail = repair(storage, segment)
     assert tail is not None
     assert tail.kept is not None
     for _ in range(2):
         # Nothing is left to be cut, and still to be told.
-        assert repair_torn_tail(storage, segment) is None
-        assert untold_cuts(storage, "kafka-0") == (tail,)
-    assert untold_cuts(storage, "kafka-1") == ()
+        assert repair(storage, segment) is None
+        assert unreported_cuts(storage, "kafka-0") == (tail,)
+    assert unreported_cuts(storage, "kafka-1") == ()
     cut_is_reported(storage, tail)
-    assert untold_cuts(storage, "kafka-0") == ()
+    assert unreported_cuts(storage, "kafka-0") == ()
     assert storage.exists(tail.kept)
 
 
@@ -79,14 +80,14 @@ def test_wherever_a_repair_ends_the_cut_is_told_once_by_whoever_comes_next(tmp_p
     files.fail("*", errno.EIO, after=call, times=1000)
     tail = None
     with contextlib.suppress(StorageError, OSError):
-        tail = repair_torn_tail(storage, segment)
+        tail = repair(storage, segment)
     files.heal()
-    reported = untold_cuts(storage, "kafka-0")
+    reported = unreported_cuts(storage, "kafka-0")
     is_cut = not storage.exists(segment) or storage.size(segment) == 0
     assert len(reported) == 1 if is_cut else tail is None
-    again = repair_torn_tail(storage, segment) if storage.exists(segment) else None
+    again = repair(storage, segment) if storage.exists(segment) else None
     assert (again is None) == is_cut
-    (left,) = untold_cuts(storage, "kafka-0")
+    (left,) = unreported_cuts(storage, "kafka-0")
     assert left.kept is not None
     assert (left.segment, left.offset, left.length) == (segment, 0, 19)
     assert storage.read(left.kept) == b"an unfinished frame"
@@ -96,8 +97,8 @@ def test_a_cut_that_was_refused_is_not_told(storage: FaultyStorage) -> None:
     file = storage.create_segment("kafka-0/0000000001-000000-1700000000000.wal")
     file.append([b"an unfinished frame"])
     with pytest.raises(RepairRefusedError):
-        repair_torn_tail(storage, "kafka-0/0000000001-000000-1700000000000.wal")
-    assert untold_cuts(storage, "kafka-0") == ()
+        repair(storage, "kafka-0/0000000001-000000-1700000000000.wal")
+    assert unreported_cuts(storage, "kafka-0") == ()
     file.close()
 
 
@@ -106,7 +107,7 @@ def test_a_segment_without_a_header_is_removed(storage: FaultyStorage, open_writ
     with pytest.raises(WriteFailedError):
         write(open_writer(), 0)
     (segment,) = storage.paths()
-    tail = repair_torn_tail(storage, segment)
+    tail = repair(storage, segment)
     assert tail is not None
     assert storage.paths("torn") == [quarantine_path(tail)]
     assert not storage.exists(segment)
@@ -122,7 +123,7 @@ def test_a_last_frame_with_lost_sectors_is_cut(storage: FaultyStorage, open_writ
     writer.write(batch, ranges, cut_time_ms=0, last_accepted_sequence=None)
     storage.zero(segment, length + 600, 512 * sectors)
     torn = storage.read(segment)[length:]
-    tail = repair_torn_tail(storage, segment)
+    tail = repair(storage, segment)
     assert tail is not None
     assert tail.offset == length
     assert storage.size(segment) == length
@@ -140,7 +141,7 @@ def test_damage_is_not_repaired(storage: FaultyStorage, open_writer: OpenWriter)
     storage.flip_bit(segment, 8000)
     before = storage.read(segment)
     with pytest.raises(DamagedFrameError):
-        repair_torn_tail(storage, segment)
+        repair(storage, segment)
     assert storage.read(segment) == before
 
 
@@ -149,10 +150,10 @@ def test_what_a_writer_has_open_is_not_cut(storage: FaultyStorage) -> None:
     file.append([b"an unfinished frame"])
     (segment,) = storage.paths()
     with pytest.raises(RepairRefusedError, match="open in a writer"):
-        repair_torn_tail(storage, segment)
+        repair(storage, segment)
     assert storage.read(segment) == b"an unfinished frame"
     file.close()
-    assert repair_torn_tail(storage, segment) is not None
+    assert repair(storage, segment) is not None
 
 
 def test_a_writer_keeps_no_segment_from_being_cut_but_the_one_that_it_writes(
@@ -174,7 +175,7 @@ def test_a_repaired_log_goes_on(storage: FaultyStorage, open_writer: OpenWriter)
     storage.write_faults.append(WriteFault(99))
     with pytest.raises(WriteFailedError):
         write(writer, 1)
-    assert repair_torn_tail(storage, segment) is not None
+    assert repair(storage, segment) is not None
     write(open_writer(2), 1)
     scan = scan_log(storage)
     assert [f.header.ranges[0].from_offset for f in scan] == [0, 1]

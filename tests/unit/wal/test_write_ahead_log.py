@@ -12,6 +12,7 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pytest
+from tests.unit.wal.torn_tails import repair
 
 from headrace.blocks import BlockHandle, BlockInfo, ReceiverId
 from headrace.clock import ManualClock
@@ -24,7 +25,6 @@ from headrace.wal.local_storage import LocalSegmentFile
 from headrace.wal.log_scan import scan_log
 from headrace.wal.payload import encode
 from headrace.wal.reader import read_block, read_blocks
-from headrace.wal.repair import repair_torn_tail
 from headrace.wal.scan import scan_segment
 from headrace.wal.segments import SegmentName
 from headrace.wal.storage import LogStorage, RandomAccessFile, open_storage
@@ -345,7 +345,7 @@ def test_a_lost_segment_between_others_says_what_was_in_it(log: Log) -> None:
         positions[ranges[0].partition] = 10 * at + 10
         blocks.append(BlockInfo(RECEIVER, 1, done.sequence, 0, done.handle, ranges, 10, 0))
     log.storage.delete(blocks[1].handle.segment)
-    with pytest.raises(SegmentMissingError, match=r"as far as the frames around it tell: flights-0\[10, 20\)") as lost:
+    with pytest.raises(SegmentMissingError, match=r"inferred from the frames around it\): flights-0\[10, 20\)") as lost:
         list(scan_log(log.storage))
     assert (lost.value.ranges, lost.value.exact) == (blocks[1].ranges, False)
     log.storage.delete(blocks[3].handle.segment)
@@ -364,7 +364,7 @@ def test_a_repair_of_a_folder_that_is_gone_fails(log: Log) -> None:
     ((handle, _),) = write(log.open_writer(), 1)
     log.storage.delete(handle.segment)
     with pytest.raises(SegmentMissingError, match=handle.segment):
-        repair_torn_tail(log.storage, handle.segment)
+        repair(log.storage, handle.segment)
 
 
 def test_a_handle_of_what_is_not_written_yet_is_an_error(log: Log) -> None:

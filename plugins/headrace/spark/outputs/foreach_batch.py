@@ -73,15 +73,15 @@ class ForeachBatchWriter:
             return {}
         if not isinstance(returned, Mapping):
             raise FunctionFailedError(
-                f"The function {self._output.function} returned {type(returned).__name__}, no mapping of counts.",
+                f"The function {self._output.function} returned {type(returned).__name__}, not a mapping of counts.",
                 remedy="Return nothing, or a mapping such as {'rows': 7}.",
             )
         for name, value in returned.items():
             if not isinstance(name, str) or not _is_json(value):
                 raise FunctionFailedError(
                     f"The function {self._output.function} returned {name!r}: {type(value).__name__}, which the "
-                    "ledger cannot keep.",
-                    remedy="Counts have text for names and what JSON can hold for values: int(value), say.",
+                    "ledger cannot store.",
+                    remedy="Names must be strings and values JSON values: convert them, for example with int(value).",
                 )
         return dict(returned)
 
@@ -101,7 +101,7 @@ def load_foreach(stream: Stream, output: ForeachBatchOutput) -> Callable[..., An
     except TypeError:
         raise TransformError(
             f"The function {output.function} of output {output.id!r} takes ({', '.join(signature.parameters)}).",
-            remedy="Let it take the batch's DataFrame and its context: def write(frame, batch).",
+            remedy="It must take the batch's DataFrame and its context: def write(frame, batch).",
         ) from None
     return function
 

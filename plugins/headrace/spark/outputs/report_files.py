@@ -1,19 +1,27 @@
-"""Provides a report file in the stream's folder for each write, and passes on the write's warnings meanwhile."""
+"""The report file of a write, by which its commit and its tasks report counts and warnings to the caller.
+
+Over Spark Connect a write's commit runs in a process of the server and cannot return values to the caller. So it writes
+a small JSON file to the stream's folder. The caller reads and deletes it, and the counts go into the ledger. Warnings
+of the tasks are in files beside it, and are passed on while the write runs.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from headrace.elasticsearch.write_warnings import take_warnings
+from headrace.spark.outputs.errors import CountsMissingError
+from headrace.wal.errors import StoredFileMissingError
 from headrace.wal.storage import open_storage
 
 if TYPE_CHECKING:
-    from headrace.spark.outputs.writer import WrittenBatch
+    from headrace.spark.outputs.writer import Counts, WrittenBatch
 
 REPORTS_FOLDER = "reports"
 WARNING = "warning: "
@@ -47,6 +55,29 @@ def report_file(batch: WrittenBatch, name: str) -> Iterator[str]:
         over.set()
         listener.join(2 * _LOOK_SECONDS)
         open_storage(folder).delete(file)
+
+
+def counted(write: Callable[[str], None], batch: WrittenBatch, output_id: str) -> Counts:
+    """Call ``write`` with the URI for its report. Returns the counts that it wrote there with `leave_counts`.
+
+    Raises CountsMissingError if it wrote none.
+    """
+    with report_file(batch, f"{output_id}-counts") as uri:
+        write(uri)
+        folder, _, name = uri.rpartition("/")
+        try:
+            return cast("Counts", json.loads(open_storage(folder).read(name)))
+        except StoredFileMissingError:
+            raise CountsMissingError(
+                f"Output {output_id!r} was written, but its counts are not in {folder}.",
+                remedy="Make sure that Spark sees the stream's storage where it runs, and run the batch again.",
+            ) from None
+
+
+def leave_counts(uri: str, counts: Counts) -> None:
+    """Write the counts to the URI from `counted`."""
+    folder, _, name = uri.rpartition("/")
+    open_storage(folder).write_atomically(name, json.dumps(counts).encode())
 
 
 def _listen(uri: str, name: str, progress: Callable[[str], None], over: threading.Event) -> None:

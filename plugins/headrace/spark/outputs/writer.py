@@ -1,4 +1,7 @@
-"""The interface of output writers: the batch that they get and the counts that they return."""
+"""The interface of output writers, and the writer of each kind of output.
+
+It imports no pyspark, because Airflow asks what an output needs for an empty batch.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaOutput, ParquetOutput
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.ledger.models import BatchOrigin
     from headrace.spark.incarnations import BatchIncarnations
     from headrace.spark.transforms import BatchContext
-    from headrace.stream import Stream
+    from headrace.stream import Output, Stream
 
 Counts = dict[str, Any]
 """The outcomes of a batch's rows: names and JSON values that each kind of output defines."""
@@ -63,3 +68,35 @@ class OutputWriter(Protocol):
             HeadraceError: the rows do not fit the output, or its server refuses them; the batch can be run again.
         """
         ...
+
+
+def writer_of(output: Output) -> OutputWriter:
+    """The writer for an output of a stream. Imports only the module of its kind and what that needs."""
+    if isinstance(output, ElasticsearchOutput):
+        from headrace.spark.outputs.elasticsearch import ElasticsearchOutputWriter
+
+        return ElasticsearchOutputWriter(output)
+    if isinstance(output, ConsoleOutput):
+        from headrace.spark.outputs.console import ConsoleWriter
+
+        return ConsoleWriter(output)
+    if isinstance(output, ParquetOutput):
+        from headrace.spark.outputs.parquet.writer import ParquetWriter
+
+        return ParquetWriter(output)
+    if isinstance(output, KafkaOutput):
+        from headrace.spark.outputs.kafka.writer import KafkaWriter
+
+        return KafkaWriter(output)
+    from headrace.spark.outputs.foreach_batch import ForeachBatchWriter
+
+    return ForeachBatchWriter(output)
+
+
+def needs_empty_batches(output: Output, stream: Stream) -> bool:
+    """Whether a batch without records must run Spark for this output.
+
+    A transform can make rows without records (a count of 0), and some outputs accept them. Without a transform there
+    are no rows.
+    """
+    return stream.transform_of(output) is not None and writer_of(output).needs_empty_batches

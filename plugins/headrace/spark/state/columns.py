@@ -68,8 +68,8 @@ def check_stored(version: Version, columns: StructType, keys: Sequence[str]) -> 
         raise StateDefinitionError(
             f"The state of batch {time_text(version.batch_time_ms)} does not fit the stream's definition: "
             f"{'; '.join(problems)}.",
-            remedy="Add columns or widen numbers only; for anything else give the stream a new name, or delete the "
-            "folder state/ in its folder to begin with an empty table.",
+            remedy="Only new columns and wider numbers are possible. For other changes give the stream a new name, or "
+            "delete the folder state/ in its folder to begin with an empty table.",
         )
 
 
@@ -81,8 +81,8 @@ def check_returned(returned: StructType, columns: StructType, *, may_remove: boo
     """
     allowed = {*columns.names, REMOVED_FLAG} if may_remove else set(columns.names)
     problems = [f"{name} is missing" for name in columns.names if name not in returned.names]
-    problems += [f"{name} is none of the fields" for name in returned.names if name not in allowed]
-    problems += [f"{name} is there twice" for name in sorted(set(returned.names)) if returned.names.count(name) > 1]
+    problems += [f"{name} is not one of the fields" for name in returned.names if name not in allowed]
+    problems += [f"{name} occurs twice" for name in sorted(set(returned.names)) if returned.names.count(name) > 1]
     for field in returned.fields:
         if field.name not in allowed:
             continue
@@ -91,7 +91,7 @@ def check_returned(returned: StructType, columns: StructType, *, may_remove: boo
             problems.append(f"{field.name} is {field.dataType.simpleString()} and not {wanted.simpleString()}")
     if problems:
         raise StateRowsError(
-            f"The state's update returned other columns than state.fields: {'; '.join(problems)}.",
+            f"The columns that the state's update returned are not those of state.fields: {'; '.join(problems)}.",
             remedy="Select and cast them in the update.",
         )
 

@@ -35,9 +35,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.spark.state.errors import StateDamagedError, StateError
-from headrace.spark.state.report import WriteReport
 from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import DATA, Outcome, StoredFile
+from headrace.spark.state.version import DATA, Outcome, StoredFile, WriteReport
 from headrace.wal.errors import StorageError
 from headrace.wal.storage import open_storage
 
@@ -127,7 +126,7 @@ def read_file(folder: str, file: StoredFile, target: pa.Schema) -> Iterator[pa.R
         stored = pq.ParquetFile(pa.BufferReader(open_storage(folder).read(file.path)))
         if stored.metadata.num_rows != file.rows:
             raise StateDamagedError(
-                f"{folder}/{file.path} holds {stored.metadata.num_rows} rows, its version says {file.rows}."
+                f"{folder}/{file.path} has {stored.metadata.num_rows} rows, its version says {file.rows}."
             )
         names = [name for name in target.names if name in stored.schema_arrow.names]
         for batch in stored.iter_batches(batch_size=_ROWS_PER_BATCH, columns=names):
@@ -135,7 +134,7 @@ def read_file(folder: str, file: StoredFile, target: pa.Schema) -> Iterator[pa.R
     except (StorageError, OSError, pa.ArrowException) as error:
         raise StateDamagedError(
             f"The state's file {folder}/{file.path} cannot be read: {error}",
-            remedy="Run the batch that wrote it again, if its own state is still kept.",
+            remedy="Run the batch that wrote it again, if the version before it is still stored.",
         ) from error
 
 
@@ -182,7 +181,7 @@ class StateWriter(DataSourceArrowWriter):
         total = WriteReport()
         for message in messages:
             if not isinstance(message, TaskReport):
-                raise StateError("A task of the state's write told nothing of its rows.", remedy="Run it again.")
+                raise StateError("A task that wrote the state did not report its rows.", remedy="Run the batch again.")
             total.files.extend(message.files)
             total.outcomes.update(message.outcomes)
             total.examples.update(message.examples)

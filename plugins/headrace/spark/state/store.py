@@ -150,15 +150,14 @@ class StateStore:
 
     def _pruned(self, what: str, oldest: VersionName) -> StateMissingError:
         return StateMissingError(
-            f"{what} has been removed: the oldest that is kept in {self.url} is that of "
-            f"{time_text(oldest.batch_time_ms)}.",
-            remedy="How far back the state is kept is state.remember (by default the stream's remember).",
+            f"{what} has been deleted: the oldest one in {self.url} is that of {time_text(oldest.batch_time_ms)}.",
+            remedy="state.remember says how long the state is kept (by default the stream's remember).",
         )
 
     def _fenced(self, batch_time_ms: int, attempt: int) -> StateFencedError:
         return StateFencedError(
-            f"Batch {time_text(batch_time_ms)} has a state of attempt {attempt} or a later one already in {self.url}.",
-            remedy="This attempt came too late; run the batch again if it is not completed.",
+            f"{self.url} already has a state of batch {time_text(batch_time_ms)} by attempt {attempt} or a later one.",
+            remedy="A later attempt has replaced this one. Run the batch again if it is not completed.",
         )
 
 

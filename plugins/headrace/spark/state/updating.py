@@ -7,14 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.spark.state.changed_rows import changed_rows
 from headrace.spark.state.columns import check_returned, check_stored, declared_columns
 from headrace.spark.state.errors import StateDefinitionError, StateError, StateRowsError
 from headrace.spark.state.frames import read_table, write_rows
-from headrace.spark.state.lineage import cut, is_cut_due, next_version
-from headrace.spark.state.outcomes import changed_rows
-from headrace.spark.state.report import WriteReport
 from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import CHANGED_MS, REMOVED, REPORTS, Outcome, Version, stem
+from headrace.spark.state.version import (
+    CHANGED_MS,
+    REMOVED,
+    REPORTS,
+    Outcome,
+    Version,
+    WriteReport,
+    cut,
+    is_cut_due,
+    next_version,
+    stem,
+)
 from headrace.spark.transforms import arguments, load_function
 from headrace.stream.model import milliseconds
 
@@ -37,17 +46,16 @@ def update_state(
     batch: WrittenBatch,
     *,
     leaving: Mapping[str, DataFrame] | None = None,
-    keep_from_ms: int | None = None,
 ) -> Counts:
     """Run the stream's update for a batch, with or without records, and write the batch's version of the state.
+
+    Versions from before ``state.remember`` (by default the stream's remember) are deleted: no batch needs them again.
 
     Args:
         inputs: the batch's decoded records by input id; for an empty batch DataFrames without rows.
         batch: the batch's time, attempt and context.
         leaving: with ``state.window``, the decoded records of the batches of `evicted_batches`, by input id; None
             when there are none.
-        keep_from_ms: the oldest batch time that may run again; by default ``state.remember`` before this batch, or the
-            stream's remember if that is not set.
 
     Returns:
         ``rows`` of the table, keys ``added``, ``changed``, ``removed`` and ``timed_out``, ``bytes`` and ``files``
@@ -66,8 +74,8 @@ def update_state(
         raise StateDefinitionError(f"The stream {stream.name} has no state.", remedy="Declare one: Stream(state=…).")
     if batch.target:
         raise StateError(
-            f"The replay {batch.target} cannot update the state of {stream.name}: it is the live stream's.",
-            remedy="Replay the outputs alone; they find the state as the live batch left it.",
+            f"The replay {batch.target} cannot update the state of {stream.name}: only the stream's own batches can.",
+            remedy="Replay only the outputs; they read the state that the stream's batch wrote.",
         )
     store = StateStore.of(stream)
     store.check_not_fenced(batch.batch_time_ms, batch.attempt)
@@ -82,9 +90,9 @@ def update_state(
     version, counts = update.run(base, inputs, leaving)
     later = store.later_than(version.batch_time_ms)
     if later:
-        batch.progress(f"state: {later:,} later batches have a state already, which this run does not compute again")
+        batch.progress(f"state: {later:,} later batches already have a state, which this run does not compute again")
     reach = stream.remember_ms if stream.state.remember is None else milliseconds(stream.state.remember)
-    store.prune(version.batch_time_ms - reach if keep_from_ms is None else keep_from_ms)
+    store.prune(version.batch_time_ms - reach)
     return {**counts, "later_versions": later}
 
 
@@ -238,7 +246,7 @@ def _check_frame(returned: object, reference: str) -> None:
     if not isinstance(returned, DataFrame):
         raise StateRowsError(
             f"{reference} returned a {type(returned).__name__}, not a DataFrame.",
-            remedy="Return the DataFrame that it made.",
+            remedy="Return a DataFrame.",
         )
 
 
@@ -246,13 +254,13 @@ def _check_keys(report: WriteReport) -> None:
     nulls, double = report.outcomes[Outcome.NULL_KEY], report.outcomes[Outcome.DOUBLE_KEY]
     if nulls:
         raise StateRowsError(
-            f"The state's update returned {nulls:,} rows with a null in their key, such as "
+            f"The state's update returned {nulls:,} rows with a null in their key, for example "
             f"{report.examples[Outcome.NULL_KEY]}.",
-            remedy="Drop such rows in the update, or give them a key. The state is as it was.",
+            remedy="Drop such rows in the update, or give them a key. The state is unchanged.",
         )
     if double:
         raise StateRowsError(
-            f"The state's update returned {double:,} rows whose key is there more than once, such as "
+            f"The state's update returned {double:,} rows whose keys occur more than once, for example "
             f"{report.examples[Outcome.DOUBLE_KEY]}.",
-            remedy="Return one row a key, by an aggregate say. The state is as it was.",
+            remedy="Return one row for each key, for example by an aggregate. The state is unchanged.",
         )

@@ -11,19 +11,25 @@ A version exists only by its document in ``versions``, which is written last; no
 left behind. Names are never reused: a later attempt writes its own version, and the highest attempt's version counts.
 
 A version's ``table`` lists all files that are needed to read the whole table, back to the newest whole table, which was
-written at the batch time ``since``. So a reader needs only one document, and pruning needs only the names.
+written at the batch time ``since``. So a reader needs only one document, and pruning needs only the names. The list of
+files begins again with a version whose changes are the whole table, and with the whole table that is written after
+``snapshot_every`` versions. So the thousandth batch costs the same as the tenth.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from headrace.batch.sealed_document import DocumentDamagedError, seal, unseal
-from headrace.spark.state.errors import StateDamagedError
+from headrace.clock import time_text
+from headrace.spark.state.errors import StateDamagedError, StateError
+from headrace.wal.errors import StoredFileMissingError
+from headrace.wal.storage import LogStorage
 
 FORMAT_VERSION = 1
 VERSIONS = "versions"
@@ -179,3 +185,96 @@ class Version:
             changes=tuple(files[index] for index in fields["changes"]),
             table=tuple(files[index] for index in fields["table"]),
         )
+
+
+@dataclass
+class WriteReport:
+    """The files of a write, the number of keys by outcome, and an example key (as JSON) for each problem."""
+
+    files: list[StoredFile] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The total size of the files in bytes."""
+        return sum(file.size for file in self.files)
+
+    def write(self, storage: LogStorage, path: str) -> None:
+        """Write the report, durable on return."""
+        files = [[file.path, file.rows, file.size] for file in self.files]
+        storage.write_atomically(
+            path, seal({"files": files, "outcomes": dict(self.outcomes), "examples": self.examples})
+        )
+
+    @classmethod
+    def read(cls, storage: LogStorage, path: str) -> WriteReport:
+        """Read a report. Raises StateDamagedError if it is missing or damaged."""
+        try:
+            fields = unseal(storage.read(path))
+        except (StoredFileMissingError, DocumentDamagedError) as error:
+            raise StateDamagedError(
+                f"The report of the state's write, {storage.url}/{path}, is missing or damaged: {error}",
+                remedy="Make sure that Spark sees the stream's storage where it runs, and run the batch again.",
+            ) from error
+        return cls([StoredFile(*file) for file in fields["files"]], Counter(fields["outcomes"]), fields["examples"])
+
+
+def next_version(
+    base: Version | None,
+    written: WriteReport,
+    *,
+    stream: str,
+    batch_time_ms: int,
+    attempt: int,
+    keys: tuple[str, ...],
+    schema: Mapping[str, Any],
+    first_ms: int | None = None,
+) -> Version:
+    """The version that follows ``base`` (None: an empty table) with the changes in ``written``.
+
+    ``first_ms``: the first batch time whose records are in the table, if it is not this version's.
+    """
+    changes = tuple(sorted(written.files, key=lambda file: file.path))
+    live = written.outcomes[Outcome.ADDED] + written.outcomes[Outcome.CHANGED]
+    gone = written.outcomes[Outcome.REMOVED] + written.outcomes[Outcome.TIMED_OUT]
+    rows = (0 if base is None else base.rows) + written.outcomes[Outcome.ADDED] - gone
+    version = Version(
+        stream=stream,
+        batch_time_ms=batch_time_ms,
+        attempt=attempt,
+        based_on=None if base is None else (base.batch_time_ms, base.attempt),
+        first_ms=(first_ms or batch_time_ms) if base is None else base.first_ms,
+        since_ms=batch_time_ms,
+        chain=1,
+        rows=rows,
+        keys=keys,
+        schema=schema,
+        changes=changes,
+        table=changes,
+    )
+    if base is None or live == rows:
+        # The changes contain every row, so they are the whole table.
+        return version
+    return replace(version, since_ms=base.since_ms, chain=base.chain + 1, table=(*base.table, *changes))
+
+
+def is_cut_due(version: Version, snapshot_every: int) -> bool:
+    """Whether the version's whole table must be written to its own files."""
+    return version.chain > snapshot_every
+
+
+def cut(version: Version, table: Sequence[StoredFile]) -> Version:
+    """The version with its whole table in the files ``table``.
+
+    Raises:
+        StateError: the files have another number of rows than the table.
+    """
+    rows = sum(file.rows for file in table)
+    if rows != version.rows:
+        raise StateError(
+            f"The state of batch {time_text(version.batch_time_ms)} has {rows} rows where {version.rows} were counted.",
+            remedy="This is a defect of headrace: please report it. The version was not written.",
+        )
+    ordered = tuple(sorted(table, key=lambda file: file.path))
+    return replace(version, since_ms=version.batch_time_ms, chain=1, table=ordered)

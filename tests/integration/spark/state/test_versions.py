@@ -65,7 +65,7 @@ def test_a_batch_run_again_starts_from_the_state_before_it_and_leaves_later_ones
     counts = stateful.run(1, ["b"], attempt=2)
     assert stateful.state(1) == before == {"a": 1, "b": 1}
     assert (counts["based_on"], counts["later_versions"]) == (stateful.time_ms(0), 1)
-    assert stateful.reported == ["state: 1 later batches have a state already, which this run does not compute again"]
+    assert stateful.reported == ["state: 1 later batches already have a state, which this run does not compute again"]
     stateful.run(1, ["x"], attempt=3)
     assert stateful.state(1) == {"a": 1, "x": 1}
     assert stateful.state(2) == {"a": 1, "b": 1, "c": 1}
@@ -86,7 +86,7 @@ def test_states_are_kept_as_far_back_as_they_are_remembered(make: Make) -> None:
         stateful.run(batch, ["a"])
     stateful.run(3, ["a"], attempt=2)
     assert stateful.state(3) == {"a": 4, "b": 1}
-    with pytest.raises(StateMissingError, match="has been removed"):
+    with pytest.raises(StateMissingError, match="has been deleted"):
         stateful.run(1, ["a"], attempt=2)
 
 
@@ -101,8 +101,8 @@ def test_a_state_may_be_remembered_for_longer_than_the_log(make: Make) -> None:
 @pytest.mark.parametrize(
     ("update", "words", "message"),
     [
-        (null_key, ["a", "b"], r'2 rows with a null in their key, such as {"word": null}'),
-        (double_key, ["a", "b", "a"], r'2 rows whose key is there more than once, such as {"word": "a"}'),
+        (null_key, ["a", "b"], r'2 rows with a null in their key, for example {"word": null}'),
+        (double_key, ["a", "b", "a"], r'2 rows whose keys occur more than once, for example {"word": "a"}'),
         (wrong_type, ["a"], "count is string and not bigint"),
         (no_frame, ["a"], "no_frame returned a list, not a DataFrame"),
     ],

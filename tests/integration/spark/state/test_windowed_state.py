@@ -13,7 +13,7 @@ from tests.integration.spark.state.stateful import (
     initial_counts,
 )
 
-from headrace.spark.state.eviction import evicted_batch_times
+from headrace.spark.batch_plan import evicted_batch_times
 from headrace.spark.state.updating import update_state
 from headrace.spark.state.windowed import add_and_subtract
 from headrace.stream import KafkaInput

@@ -12,10 +12,11 @@ from headrace.ledger import EventKind, Ledger, PartitionState
 from headrace.ledger.models import JobLease
 from headrace.receiver.discovery import Discovery, Known
 from headrace.receiver.kafka_receiver import KafkaReceiver
-from headrace.receiver.receiver_task import ReceiverTask
-from headrace.receiver.supervisor import ReceiverSupervisor
+from headrace.receiver.receiver_factory import ReceiverClients
+from headrace.receiver.receiver_task import ReceiverTask, receive
 from headrace.receiver.tracker import ReceiverTracker, TrackerReport
-from headrace.stream import Stream
+from headrace.stream import KafkaInput, Stream
+from headrace.stream_context import StreamContext
 from headrace.testing.fake_kafka import FakeEndOffsets, FakeKafka, FakeTopicIds
 from headrace.wal.storage import open_storage
 
@@ -88,20 +89,18 @@ class Launcher:
         if self.broken or self.running() >= self.most_beside_batches:
             raise RuntimeError("no executor")
         setting = self.setting
-        supervisor = ReceiverSupervisor(
-            setting.stream,
-            task.receiver_id,
-            setting.ledger,
-            self.storage(),
-            task.job_lease,
-            lease_ms=task.lease_ms,
-            kafka_factory=lambda: KafkaReceiver(
-                {}, on_lost_offsets=setting.stream.inputs[0].on_lost_offsets, consumer_factory=setting.kafka.consumer
-            ),
-            topic_ids=FakeTopicIds(setting.kafka),
-            end_offsets=setting.ends,
-        )
-        handle = Handle(supervisor.run)
+        context = StreamContext(setting.stream, setting.ledger, storage=self.storage())
+
+        def clients(_: StreamContext, source: KafkaInput) -> ReceiverClients:
+            consumer = KafkaReceiver(
+                {}, on_lost_offsets=source.on_lost_offsets, consumer_factory=setting.kafka.consumer
+            )
+            return ReceiverClients(consumer, FakeTopicIds(setting.kafka), setting.ends)
+
+        def run(stop: threading.Event) -> None:
+            receive(context, task.receiver_id, task.job_lease, lease_ms=task.lease_ms, stop=stop, clients=clients)
+
+        handle = Handle(run)
         self.handles.setdefault(task.receiver_id.index, []).append(handle)
         return handle
 
@@ -132,8 +131,7 @@ class Setting:
 
     def _track(self) -> None:
         tracker = ReceiverTracker(
-            self.stream,
-            self.ledger,
+            StreamContext(self.stream, self.ledger),
             self.launcher,
             self.job,
             discoverer=lambda _: self.discoverer,

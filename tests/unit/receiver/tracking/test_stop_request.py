@@ -10,8 +10,13 @@ from tests.unit.receiver.tracking.setting import Setting, eventually
 
 from headrace.ledger.errors import LedgerUnavailableError
 from headrace.receiver import tracker
-from headrace.receiver.stop_request import PATH, find_stop_request, write_stop_request
-from headrace.receiver.tracker import TrackerEnd, TrackerReport
+from headrace.receiver.tracker import (
+    STOP_REQUEST_PATH,
+    TrackerEnd,
+    TrackerReport,
+    find_stop_request,
+    write_stop_request,
+)
 from headrace.testing.memory_storage import MemoryStorage
 from headrace.wal.storage import open_storage
 
@@ -51,5 +56,5 @@ def test_a_request_that_cannot_be_read_is_none() -> None:
     folder = MemoryStorage()
     assert find_stop_request(folder, since_ms=0) is None
     for content in (b"{", b"[]", b'{"reason": "x"}', b'{"reason": "x", "at_ms": "soon"}'):
-        folder.write_atomically(PATH, content)
+        folder.write_atomically(STOP_REQUEST_PATH, content)
         assert find_stop_request(folder, since_ms=0) is None

@@ -13,9 +13,9 @@ from headrace.batch.allocation import allocate
 from headrace.blocks import ReceiverId
 from headrace.ledger import ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
+from headrace.receiver.receiver_restarts import TrackedReceiver
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.tracker import TrackerEnd, TrackerReport
-from headrace.receiver.tracking_info import ReceiverTrackingInfo
 from headrace.runs.readiness import blocks_ready
 from headrace.stream import Limits
 from headrace.stream.limits import Backpressure
@@ -207,16 +207,16 @@ def test_when_a_receiver_is_taken_to_hang(setting: Setting) -> None:
             handles.append(Handle(lambda stop: stop.wait(30)))
             return handles[-1]
 
-    placed = ReceiverTrackingInfo(task, Patient(), hang_seconds=60)
-    assert placed.keep_going(0, heard=False) is None
-    assert placed.keep_going(59, heard=False) is None, "it has its time to register"
-    assert placed.keep_going(200, heard=True) is None
-    assert placed.keep_going(259, heard=False) is None
-    assert "it hangs" in (placed.keep_going(260, heard=False) or "")
+    placed = TrackedReceiver(task, Patient(), hang_seconds=60)
+    assert placed.keep_going(0, alive=False) is None
+    assert placed.keep_going(59, alive=False) is None, "it has its time to register"
+    assert placed.keep_going(200, alive=True) is None
+    assert placed.keep_going(259, alive=False) is None
+    assert "it hangs" in (placed.keep_going(260, alive=False) or "")
     assert handles[0].stop.is_set()
     assert not placed.running
     placed.excuse(262)
-    placed.keep_going(263, heard=False)
+    placed.keep_going(263, alive=False)
     assert len(handles) == 2
     placed.cancel()
 
@@ -226,9 +226,9 @@ def test_a_receiver_that_never_starts_is_tried_for_as_long_as_it_takes(setting: 
         def start(self, task: ReceiverTask) -> Handle:
             raise RuntimeError("the executor has no disk")
 
-    placed = ReceiverTrackingInfo(ReceiverTask("", ReceiverId("air", "records", 0), setting.job), Broken())
+    placed = TrackedReceiver(ReceiverTask("", ReceiverId("air", "records", 0), setting.job), Broken())
     for minute in range(1_100):
-        assert "starts again in" in (placed.keep_going(minute * 61.0, heard=False) or "")
+        assert "starts again in" in (placed.keep_going(minute * 61.0, alive=False) or "")
     assert placed.starts == 1_100
 
 

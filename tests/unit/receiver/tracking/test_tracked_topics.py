@@ -15,6 +15,7 @@ from headrace.receiver.errors import KeyVersionsError
 from headrace.receiver.key_versions import check_key_versions
 from headrace.receiver.partitioning import Partitioning
 from headrace.stream import ElasticsearchOutput, KeyIds
+from headrace.stream_context import StreamContext
 
 KEYED = ElasticsearchOutput(hosts="http://nowhere:9200", index="air", document_ids=KeyIds())
 VERSIONED = KEYED.model_copy(update={"document_ids": KeyIds(version_from="changed_at")})
@@ -130,7 +131,9 @@ def test_topics_of_one_name_in_two_inputs_move_no_keys(setting: Setting) -> None
 
 def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_later(setting: Setting) -> None:
     """Where to begin in one topic is known at once, in the other one only at the next look."""
-    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1)
+    partitioning = Partitioning(
+        StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=1
+    )
     flights, weather = SeenTopic("flights", "id-1", 1), SeenTopic("weather", "id-2", 1)
     known = partitioning.known()
     assert not known.appeared("flights", "id-1")
@@ -140,7 +143,7 @@ def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_lat
     # The next job's too.
     for each in (
         partitioning,
-        Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1),
+        Partitioning(StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=1),
     ):
         known = each.known()
         appeared = [known.appeared(seen.topic, seen.topic_id) for seen in (flights, weather, delays)]
@@ -149,7 +152,9 @@ def test_a_topic_of_the_first_look_begins_as_one_of_it_when_it_is_understood_lat
 
 
 def test_what_comes_after_a_first_look_at_nothing_has_appeared(setting: Setting) -> None:
-    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=1)
+    partitioning = Partitioning(
+        StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=1
+    )
     partitioning.apply(Discovery((), missing=("flights",)))
     assert partitioning.known().appeared("flights", "id-1")
     partitioning.apply(Discovery((SeenTopic("flights", "id-1", 1),)))
@@ -189,7 +194,9 @@ def test_the_ledger_knows_whether_kafka_could_be_asked_and_since_when_not(settin
 
 
 def test_a_topic_of_which_nothing_may_be_known_is_not_taken_for_deleted(setting: Setting) -> None:
-    partitioning = Partitioning(setting.stream, setting.stream.inputs[0], setting.ledger, setting.job, grace_ms=0)
+    partitioning = Partitioning(
+        StreamContext(setting.stream, setting.ledger), setting.stream.inputs[0], setting.job, grace_ms=0
+    )
     seen = SeenTopic("flights", "id-1", 1)
     partitioning.apply(Discovery((seen,), starting={("flights", "id-1", 0): 7}))
     for _ in range(5):

@@ -116,7 +116,7 @@ def test_sparks_frames_between_the_functions_own_are_left_out(write: Write) -> N
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        ("7", "returned int, no mapping"),
+        ("7", "returned int, not a mapping"),
         ("{'rows': object()}", "returned 'rows': object"),
         ("{1: 2}", "returned 1: int"),
         ("{'rate': float('nan')}", "returned 'rate': float"),
@@ -130,5 +130,5 @@ def test_counts_that_the_ledger_cannot_keep_are_told(write: Write, returned: str
 def test_a_function_that_is_not_there_or_takes_too_little_is_told(write: Write) -> None:
     with pytest.raises(StreamDefinitionError, match="has no 'missing'"):
         write("", name="missing")
-    with pytest.raises(TransformError, match=r"takes \(frame\)\. Let it take the batch's DataFrame and its context"):
+    with pytest.raises(TransformError, match=r"takes \(frame\)\. It must take the batch's DataFrame and its context"):
         write("def save(frame): pass")

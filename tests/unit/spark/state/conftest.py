@@ -9,10 +9,18 @@ from dataclasses import dataclass, field
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from headrace.spark.state.lineage import cut, is_cut_due, next_version
-from headrace.spark.state.report import WriteReport
 from headrace.spark.state.store import StateStore
-from headrace.spark.state.version import DATA, Outcome, StoredFile, Version, stem
+from headrace.spark.state.version import (
+    DATA,
+    Outcome,
+    StoredFile,
+    Version,
+    WriteReport,
+    cut,
+    is_cut_due,
+    next_version,
+    stem,
+)
 from headrace.testing.memory_storage import MemoryStorage
 
 INTERVAL_MS = 10_000

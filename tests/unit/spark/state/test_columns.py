@@ -45,9 +45,9 @@ def test_the_fields_in_any_order_are_taken(returned: StructType) -> None:
     [
         (columns(word=StringType()), "count is missing"),
         (columns(word=StringType(), count=StringType()), "count is string and not bigint"),
-        (columns(word=StringType(), count=LongType(), more=LongType()), "more is none of the fields"),
-        (columns(word=StringType(), count=LongType(), removed=BooleanType()), "removed is none of the fields"),
-        (StructType([*COUNTS.fields, StructField("word", StringType())]), "word is there twice"),
+        (columns(word=StringType(), count=LongType(), more=LongType()), "more is not one of the fields"),
+        (columns(word=StringType(), count=LongType(), removed=BooleanType()), "removed is not one of the fields"),
+        (StructType([*COUNTS.fields, StructField("word", StringType())]), "word occurs twice"),
     ],
 )
 def test_other_columns_are_refused_by_name(returned: StructType, message: str) -> None:

@@ -10,9 +10,10 @@ import pytest
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.models import Attempt
-from headrace.spark.state.eviction import evicted_batches
+from headrace.spark.batch_plan import evicted_batches
 from headrace.spark.state.store import StateStore
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream
+from headrace.stream_context import StreamContext
 
 from .conftest import FIRST_MS, INTERVAL_MS, Versions
 
@@ -61,7 +62,7 @@ class Windowed:
         self.ledger.batches.abandon("words", self.time_ms(batch), "never")
 
     def leaving(self, batch: int) -> list[int]:
-        found = evicted_batches(self.ledger, self.stream, self.time_ms(batch))
+        found = evicted_batches(StreamContext(self.stream, self.ledger), self.time_ms(batch))
         return [(origin.batch_time_ms - FIRST_MS) // INTERVAL_MS for origin in found]
 
     def _begin(self, batch: int) -> Attempt:

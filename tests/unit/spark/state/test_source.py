@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.spark.state.errors import StateDamagedError, StateError
-from headrace.spark.state.report import WriteReport
 from headrace.spark.state.source import OUTCOME, StateTableSource, StateWriter, TaskReport, group_files, read_file
-from headrace.spark.state.version import CHANGED_MS, REMOVED, StoredFile
+from headrace.spark.state.version import CHANGED_MS, REMOVED, StoredFile, WriteReport
 from headrace.wal.storage import open_storage
 
 MEGABYTE = 1024 * 1024
@@ -80,12 +79,12 @@ def test_the_commit_tells_the_caller_of_every_task(tmp_path: Path) -> None:
     report = WriteReport.read(open_storage(str(tmp_path)), "reports/x.json")
     assert report.outcomes == Counter(added=1, changed=1)
     assert [file.rows for file in report.files] == [1, 1]
-    with pytest.raises(StateError, match="told nothing"):
+    with pytest.raises(StateError, match="did not report its rows"):
         writer.commit([None])
 
 
 def test_a_report_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StateDamagedError, match=r"reports/x.json.*must reach the same storage"):
+    with pytest.raises(StateDamagedError, match=r"reports/x.json.*Spark sees the stream's storage"):
         WriteReport.read(open_storage(str(tmp_path)), "reports/x.json")
 
 
@@ -106,7 +105,7 @@ def test_only_the_columns_asked_for_are_read(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
     batch = rows(["a"])
     (file,) = written(tmp_path, batch).files
-    with pytest.raises(StateDamagedError, match="holds 1 rows, its version says 2"):
+    with pytest.raises(StateDamagedError, match="has 1 rows, its version says 2"):
         read(tmp_path, StoredFile(file.path, 2, file.size), batch.schema)
     (tmp_path / file.path).write_bytes(b"PAR1 nothing of the kind")
     with pytest.raises(StateDamagedError, match=f"{file.path} cannot be read"):

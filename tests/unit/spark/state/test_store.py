@@ -58,7 +58,7 @@ def test_a_fenced_attempt_does_not_replace_a_later_ones_version(
     store: StateStore, versions: Any, time_ms: TimeMs, attempt: int
 ) -> None:
     newest = versions.update(0, added=1, attempt=2)
-    with pytest.raises(StateFencedError, match=f"has a state of attempt {attempt} or a later one already"):
+    with pytest.raises(StateFencedError, match=f"already has a state of batch .* by attempt {attempt} or a later one"):
         versions.update(0, added=7, attempt=attempt)
     assert store.version_of(time_ms(0)) == newest
 
@@ -158,10 +158,10 @@ def test_a_batch_whose_start_was_pruned_is_refused(
     store.prune(time_ms(8))
     for batch in (0, 3):
         with pytest.raises(
-            StateMissingError, match=f"before batch {time_text(time_ms(batch))} has been removed.*state.remember"
+            StateMissingError, match=f"before batch {time_text(time_ms(batch))} has been deleted.*state.remember"
         ):
             store.base_of(time_ms(batch))
-        with pytest.raises(StateMissingError, match=f"of batch {time_text(time_ms(batch))} has been removed"):
+        with pytest.raises(StateMissingError, match=f"of batch {time_text(time_ms(batch))} has been deleted"):
             store.version_of(time_ms(batch))
 
 

@@ -1,0 +1,95 @@
+"""Follows the ledger's orders: begins, leaves and releases partitions, and sets the receiver's rate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from headrace.blocks import TopicPartition
+from headrace.kafka.record_batches import RecordChunk
+from headrace.ledger.models import AssignedPartition, ReceiverLease, ReceiverOrders
+from headrace.ledger.states import PartitionState
+from headrace.receiver.block_generator import BlockGenerator
+from headrace.receiver.event_times import EventTimes
+from headrace.receiver.heartbeat import Heartbeat
+from headrace.receiver.kafka_receiver import KafkaReceiver
+from headrace.receiver.rate_limiter import RateLimiter
+from headrace.stream_context import StreamContext
+
+logger = logging.getLogger(__name__)
+
+
+class PartitionOrders:
+    """Used by the consuming thread. Releases happen in the pushing thread, after everything read before is stored."""
+
+    def __init__(
+        self,
+        context: StreamContext,
+        lease: ReceiverLease,
+        *,
+        kafka: KafkaReceiver,
+        generator: BlockGenerator[RecordChunk],
+        heartbeat: Heartbeat,
+        limiter: RateLimiter,
+        event_times: EventTimes | None,
+        next_offsets: dict[TopicPartition, int],
+    ) -> None:
+        """``event_times`` is for a stream by timestamp. ``next_offsets`` are the ledger's positions."""
+        self._ledger = context.ledger
+        self._lease = lease
+        self._kafka = kafka
+        self._generator = generator
+        self._heartbeat = heartbeat
+        self._limiter = limiter
+        self._event_times = event_times
+        self._next_offsets = next_offsets
+        self._releasing: set[TopicPartition] = set()
+
+    def follow(self, orders: ReceiverOrders, reported_failed: frozenset[TopicPartition]) -> None:
+        """Do what the ledger orders. ``reported_failed`` are the partitions that were reported as failed before the
+        ledger gave these orders."""
+        self._limiter.update(orders.max_rate)
+        mine = self._kafka.partitions
+        for partition, assigned in orders.assigned.items():
+            if partition in self._releasing:
+                continue
+            reported = partition in reported_failed
+            if assigned.state is not PartitionState.ACTIVE:
+                if partition in mine and not reported:
+                    self._leave(partition)
+            elif reported or partition not in mine:
+                # New, or reactivated by a person or the tracker.
+                self._heartbeat.forget_failure(partition)
+                self._begin(partition, assigned, mine.get(partition, assigned.next_offset))
+        for partition in set(mine) - set(orders.assigned):
+            self._leave(partition)
+        revoked = sorted(orders.revoked - self._releasing)
+        if revoked:
+            self._releasing.update(revoked)
+            self._generator.after_push(partial(self._release, revoked))
+
+    def _begin(self, partition: TopicPartition, assigned: AssignedPartition, next_offset: int) -> None:
+        # If blocks of it were stored here, the orders are not newer than the last of them.
+        if assigned.next_offset > self._next_offsets.get(partition, -1):
+            self._next_offsets[partition] = assigned.next_offset
+        if self._event_times is not None:
+            self._event_times.begin(partition, assigned.watermark_ms)
+        self._kafka.assign(partition, next_offset, assigned.epoch_end)
+        logger.info("receiver %s reads %s from %d", self._lease.receiver_id, partition, next_offset)
+
+    def _leave(self, partition: TopicPartition) -> None:
+        self._kafka.unassign(partition)
+        if self._event_times is not None:
+            self._event_times.forget(partition)
+
+    def _release(self, partitions: Sequence[TopicPartition]) -> None:
+        """Release partitions in the ledger. Everything read from them is stored by now."""
+        self._ledger.positions.release(self._lease, partitions)
+        # The orders are older than the release and would repeat it.
+        self._heartbeat.forget_orders()
+        for partition in partitions:
+            self._kafka.commits.forget(partition.topic, partition.partition)
+            self._next_offsets.pop(partition, None)
+            self._releasing.discard(partition)
+            logger.info("receiver %s has released %s", self._lease.receiver_id, partition)

@@ -1,0 +1,136 @@
+"""One attempt at a batch, in its process: the stream and claim it runs with, its Spark session, and whom it reports to.
+
+All steps of the attempt (``batch_run``) share this object.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+from headrace.spark.outputs.report_files import WARNING
+from headrace.spark.sessions import attempt_tag, fail_fast, is_connect
+from headrace.spark.transforms import BatchContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.ledger import Ledger
+    from headrace.ledger.models import Attempt
+    from headrace.stream import Stream, Window
+    from headrace.stream_context import StreamContext
+
+_POOL = "batches"
+
+
+class BatchAttempt:
+    """An attempt that has begun in the ledger.
+
+    Args:
+        context: the stream, with the definition that the attempt began with; of a replay, the replay's definition.
+        claim: the attempt's token, from ``ledger.attempts.begin``.
+        open_session: opens a Spark session, classic or Connect. It is called once, when a step first needs Spark.
+        parameters: the value of ``batch.parameters`` for transforms; by default the stream's own.
+        partitions: the approximate number of tasks that read an input; by default the session's parallelism.
+        out: where console outputs print, by default stdout.
+        report: receives a line of text at each step.
+    """
+
+    def __init__(
+        self,
+        context: StreamContext,
+        claim: Attempt,
+        open_session: Callable[[], SparkSession],
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        partitions: int | None = None,
+        out: IO[str] | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        self.context = context
+        self.claim = claim
+        self.parameters = context.stream.parameters if parameters is None else parameters
+        self.partitions = partitions
+        self.out = out or sys.stdout
+        self.warning: str | None = None
+        self._open_session = open_session
+        self._report = report or (lambda _: None)
+        self._spark: SparkSession | None = None
+        self._tag = attempt_tag(claim)
+
+    @property
+    def stream(self) -> Stream:
+        """The definition that the attempt began with."""
+        return self.context.stream
+
+    @property
+    def ledger(self) -> Ledger:
+        """The stream's ledger."""
+        return self.context.ledger
+
+    @property
+    def batch_time_ms(self) -> int:
+        """The batch's time."""
+        return self.claim.batch_time_ms
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, opened at the first use."""
+        if self._spark is None:
+            self._spark = self._open_session()
+        return self._spark
+
+    def report(self, line: str) -> None:
+        """Report a line of text. The last warning is kept in ``warning``, for the ledger."""
+        if line.startswith(WARNING):
+            self.warning = line.removeprefix(WARNING)
+        self._report(line)
+
+    def batch_context(self, window: Window | None) -> BatchContext:
+        """The batch's properties for the user's functions; ``window`` is the output's, if it has one."""
+        return BatchContext.of(
+            self.stream.name,
+            self.batch_time_ms,
+            self.stream.batch_interval_ms,
+            self.claim.number,
+            parameters=self.parameters,
+            window_ms=None if window is None else window.length_ms,
+            target=self.claim.target,
+        )
+
+    def name_jobs(self, step: str) -> None:
+        """Name the Spark jobs that this thread starts from now on by ``step``, if there is a session.
+
+        Classic sessions show job group and description in Spark's user interface; a Connect server sets these two
+        itself and shows the tags.
+        """
+        spark = self._spark
+        if spark is None:
+            return
+        group = f"{self._tag}/{step}"
+        if is_connect(spark):
+            spark.clearTags()
+            spark.addTag(self._tag)
+            spark.addTag(group)
+            return
+        # A writer looks up its data source in its thread's active session, and a new thread has none.
+        jvm: Any = spark._jvm
+        spark._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
+        replay = f" replay {self.claim.target}" if self.claim.target else ""
+        name = f"{self.stream.name} batch {self.batch_time_ms}{replay} attempt {self.claim.number}: {step}"
+        context = spark.sparkContext
+        context.setJobGroup(group, name, interruptOnCancel=True)
+        context.setLocalProperty("spark.scheduler.pool", _POOL)
+        context.addJobTag(self._tag)
+
+    def cancel_jobs(self) -> None:
+        """Cancel the attempt's running jobs, and no others. Call it last in a session; any thread may call it."""
+        spark = self._spark
+        if spark is None:
+            return
+        if is_connect(spark):
+            fail_fast(spark)
+            spark.interruptTag(self._tag)
+        else:
+            spark.sparkContext.cancelJobsWithTag(self._tag)

@@ -1,0 +1,244 @@
+"""The command that runs one attempt at a batch: ``spark_jobs/micro_batch.py``, plain (connect) or under spark-submit.
+
+Exit codes: 0 the attempt's outputs are done (or were done before), 1 failed, 75 a newer attempt took the batch, 143
+ended by SIGTERM. The result's ``state`` shows whether other outputs of the batch are still to be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from headrace.clock import time_text
+from headrace.errors import HeadraceError
+from headrace.ledger import Ledger
+from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
+from headrace.ledger.models import Attempt
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.batch_run import BatchResult, run_attempt
+from headrace.spark.batch_session import open_connect_session, open_own_session
+from headrace.spark.failures import python_account
+from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
+from headrace.spark.sessions import fail_fast, is_connect
+from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
+from headrace.stream import Stream, parameters
+from headrace.stream_context import StreamContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# How long an attempt that is begun here holds its batch after its process has died.
+LEASE_MS = 30_000
+
+
+class AttemptUnknownError(HeadraceError):
+    """The ledger has no such attempt at the batch."""
+
+
+class TaskGoneError(HeadraceError):
+    """The reader of this process's output is gone: the task that ran the attempt was killed and could not end it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit code."""
+    options = _parse(arguments)
+    raise_on_sigterm()
+    report = _reporter(options.stream, options.batch_time)
+    watch = ProcessWatch(parent_gone()).start() if under_spark_submit() else None
+    ledger = Ledger.open(options.ledger, create=False)
+    closing = contextlib.ExitStack()
+    closing.callback(ledger.close)
+    try:
+        result = _run(options, ledger, closing, report)
+    except AlreadyCompletedError as completed:
+        report(str(completed))
+        return 0
+    except AttemptFencedError as fenced:
+        report(f"fenced: {fenced}")
+        return EXIT_NOT_OURS
+    except Terminated as terminated:
+        report(str(terminated))
+        return EXIT_TERMINATED
+    except HeadraceError as error:
+        with contextlib.suppress(TaskGoneError):
+            if error.__cause__ is not None:
+                account = error.__cause__ if options.traceback else python_account(error.__cause__)
+                print(account, file=ReadByTask(sys.stderr))
+            report(f"failed: {error}")
+        return EXIT_FAILED
+    finally:
+        if watch is not None:
+            watch.dismiss()
+        closing.close()
+    if options.json:
+        print(json.dumps(result.to_dict(), separators=(",", ":")), flush=True)
+    return 0
+
+
+def _run(
+    options: argparse.Namespace, ledger: Ledger, closing: contextlib.ExitStack, report: Callable[[str], None]
+) -> BatchResult:
+    claim, given = _begin(options, ledger) if options.attempt is None else _begun(options, ledger)
+    context = StreamContext(definition_of(claim, ledger), ledger)
+    replay = f" of replay {claim.target}" if claim.target else ""
+    report(f"attempt {claim.number}{replay}, {options.way}: {', '.join(claim.outputs)}")
+    partitions = None
+    if options.way == "connect":
+        job = ledger.jobs.current(context.name)
+        partitions = None if job is None else job.attributes.get("batch_slots")
+
+    def open_session() -> SparkSession:
+        started = time.monotonic()
+        spark = _session(context, claim, options.way)
+        closing.callback(_close, spark)
+        kind = "Spark Connect session" if is_connect(spark) else "Spark application"
+        report(f"{kind} after {time.monotonic() - started:.1f} s")
+        return spark
+
+    attempt = BatchAttempt(
+        context,
+        claim,
+        open_session,
+        parameters=parameters.merged(context.stream, given),
+        partitions=partitions,
+        out=cast(IO[str], ReadByTask(sys.stdout)),
+        report=report,
+    )
+    return run_attempt(attempt)
+
+
+def _session(context: StreamContext, claim: Attempt, way: str) -> SparkSession:
+    if way == "connect":
+        return open_connect_session(context, claim)
+    spark = open_own_session(context.stream, claim)
+    application = spark.sparkContext
+    if not under_spark_submit():
+        ProcessWatch(jvm_gone(application._gateway)).start()
+    context.ledger.attempts.renew(
+        claim, attributes={"application_id": str(application.applicationId), "ui_url": application.uiWebUrl}
+    )
+    return spark
+
+
+def _close(spark: SparkSession) -> None:
+    if is_connect(spark):
+        fail_fast(spark)
+    spark.stop()
+
+
+def definition_of(attempt: Attempt, ledger: Ledger) -> Stream:
+    """The definition with which the attempt began; the stream may have a newer one."""
+    if attempt.definition is not None:
+        return Stream.from_json(attempt.definition)
+    row = ledger.streams.get(attempt.stream)
+    if attempt.revision is not None:
+        row = ledger.streams.at_revision(attempt.stream, attempt.revision)
+    return Stream.from_json(row.definition)
+
+
+def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
+    """Begin an attempt with the stream's newest definition. Returns it and the given parameters."""
+    newest = ledger.streams.get(options.stream)
+    given = None if options.parameters is None else parameters.parse(options.parameters)
+    # Checked before the attempt begins: an attempt that cannot be run must not take the batch from another one.
+    parameters.merged(Stream.from_json(newest.definition), given)
+    attempt = ledger.attempts.begin(
+        options.stream,
+        options.batch_time,
+        holder=f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}",
+        way=options.way,
+        lease_ms=options.lease_ms,
+        outputs=options.outputs,
+        force=options.force,
+        attributes=None if given is None else {parameters.ATTRIBUTE: given},
+        revision=newest.revision,
+    )
+    return attempt, given
+
+
+def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
+    """The attempt that the caller began, and its parameters from the ledger.
+
+    They are not on the command line, which every user of the machine can read.
+    """
+    for row in ledger.attempts.of_batch(options.stream, options.batch_time):
+        if row.number == options.attempt:
+            return row.claim(), row.attributes.get(parameters.ATTRIBUTE)
+    raise AttemptUnknownError(
+        f"The ledger has no attempt {options.attempt} at batch {time_text(options.batch_time)} of stream "
+        f"{options.stream!r}.",
+        remedy="Begin it first, or leave --attempt out: then the command begins one.",
+    )
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="micro_batch.py", description="Run one attempt at a stream's batch.")
+    parser.add_argument("--ledger", required=True, help='SQLAlchemy URL without a password, or "connection:<id>"')
+    parser.add_argument("--stream", required=True)
+    parser.add_argument("--batch-time", required=True, type=int, help="milliseconds since the Unix epoch")
+    parser.add_argument("--attempt", type=int, help="the attempt that the caller began; by default a new one")
+    parser.add_argument(
+        "--outputs",
+        type=lambda text: tuple(name for name in text.split(",") if name),
+        help="comma-separated ids of the outputs that a new attempt runs; by default all that are not done",
+    )
+    parser.add_argument(
+        "--parameters",
+        help="JSON object of values that override the stream's parameters, for a new attempt",
+    )
+    parser.add_argument("--way", choices=("connect", "submit"), default="connect")
+    parser.add_argument("--force", action="store_true", help="run a completed batch again")
+    parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
+    parser.add_argument("--json", action="store_true", help="print the result as the last line of stdout")
+    parser.add_argument("--traceback", action="store_true", help="print Spark's whole error, with Java's stack")
+    options = parser.parse_args(arguments)
+    if options.attempt is not None and options.parameters is not None:
+        parser.error("--parameters cannot be used with --attempt: the attempt has the parameters that it began with")
+    return options
+
+
+def _reporter(stream: str, batch_time_ms: int) -> Callable[[str], None]:
+    when = time_text(batch_time_ms)
+
+    def report(line: str) -> None:
+        # stderr: stdout belongs to console outputs and the result.
+        print(f"headrace: {stream}, batch {when}: {line}", file=ReadByTask(sys.stderr), flush=True)
+
+    return report
+
+
+class ReadByTask(io.TextIOBase):
+    """An output stream that the attempt's task reads. If the reader is gone, writing raises TaskGoneError."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Raises TaskGoneError."""
+        with self._reported():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Raises TaskGoneError."""
+        with self._reported():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError as error:
+            raise TaskGoneError(
+                "The Airflow task that ran this attempt was killed (its worker or machine died, or it ran out of "
+                "memory), so its process ended too.",
+                remedy="Airflow tries the task again; the worker's and the scheduler's logs say why it was killed.",
+            ) from error

@@ -1,0 +1,276 @@
+"""The receiver job's driver: runs one lease, one Spark application and one tracker from start to end.
+
+The lease is acquired first, and any failure after that is written into it; a failed job leaves nothing running. If the
+driver or the JVM is killed, the other ends too (``process_watch``), and the lease expires.
+
+Exit codes: 0 stopped as requested, 1 failed, 75 another job holds or took the stream, 143 ended by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from headrace.clock import times_text
+from headrace.errors import HeadraceError
+from headrace.fsck.connecting import check_input, check_storage
+from headrace.ledger import JobState, Ledger
+from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
+from headrace.ledger.models import JobLease
+from headrace.receiver.definition_adoption import REVISION
+from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
+from headrace.spark import connect_token
+from headrace.spark.batch_drain import BatchDrain
+from headrace.spark.failures import first_cause
+from headrace.spark.job_log import bounded_log
+from headrace.spark.process_watch import ProcessWatch, jvm_gone, parent_gone, under_spark_submit
+from headrace.spark.receiver_application import ReceiverApplication, start_application, warm_up_connect
+from headrace.spark.receiver_launcher import SparkReceiverLauncher
+from headrace.spark.termination import EXIT_FAILED, EXIT_NOT_OURS, EXIT_TERMINATED, Terminated, raise_on_sigterm
+from headrace.spark.versions import current_versions
+from headrace.stream import Stream
+from headrace.stream_context import StreamContext
+
+logger = logging.getLogger(__name__)
+
+# Long enough for pauses of the driver's garbage collector, disk or ledger. A dead driver is replaced after this time.
+LEASE_MS = 30_000
+
+_RENEW_SECONDS = 5.0
+_CANCEL_SECONDS = 10.0
+# Stopping Spark can hang on a lost executor; after this time the process ends anyway.
+_STOP_SECONDS = 30.0
+# How long a regularly stopped job tries to record this in a ledger that does not answer. If it cannot, it counts as
+# dead, and its task in Airflow as failed.
+_RELEASE_SECONDS = 300.0
+_RELEASE_PERIOD_SECONDS = 2.0
+_ERROR_CHARACTERS = 2_000
+
+
+class StorageNotUsableError(HeadraceError):
+    """The stream's storage cannot be written to."""
+
+
+class ReceiverJob:
+    """Runs a stream's receivers until a stop is requested in the ledger. Use once."""
+
+    def __init__(self, context: StreamContext, *, revision: int, holder: str, lease_ms: int = LEASE_MS) -> None:
+        self._context = context
+        self._stream = context.stream
+        self._ledger = context.ledger
+        self._revision = revision
+        self._holder = holder
+        self._lease_ms = lease_ms
+        self._lease: JobLease | None = None
+        self._application: ReceiverApplication | None = None
+        self._launcher: SparkReceiverLauncher | None = None
+        self._watches: list[ProcessWatch] = []
+
+    def run(self) -> int:
+        """Run the job and return the process's exit code. Raises LeaseHeldError if another job is alive."""
+        if under_spark_submit():
+            self._watch(parent_gone())
+        self._lease = self._ledger.jobs.acquire(
+            self._stream.name,
+            holder=self._holder,
+            lease_ms=self._lease_ms,
+            versions=current_versions(),
+            attributes={
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "java_parent": under_spark_submit(),
+                REVISION: self._revision,
+                **self._secret(),
+            },
+        )
+        logger.info(
+            "stream %s by revision %d, receiver job of epoch %d, held by %s",
+            self._stream.name, self._revision, self._lease.epoch, self._holder,
+        )  # fmt: skip
+        try:
+            self._start(self._lease)
+            return self._track(self._lease)
+        except LeaseLostError as lost:
+            logger.error("%s", lost)
+            self._end(JobState.FAILED, str(lost), EXIT_NOT_OURS)
+            return EXIT_NOT_OURS
+        except BaseException as error:
+            logger.error("the receiver job failed: %s", first_cause(error))
+            code = EXIT_TERMINATED if isinstance(error, Terminated) else EXIT_FAILED
+            self._end(JobState.FAILED, first_cause(error)[:_ERROR_CHARACTERS], code)
+            raise
+
+    def _secret(self) -> dict[str, str]:
+        """The attribute with which batches check that they have the same secret; empty without a secret."""
+        secret = os.environ.get(connect_token.SECRET_VARIABLE)
+        return {connect_token.FINGERPRINT: connect_token.fingerprint(secret, self._stream.name)} if secret else {}
+
+    def _start(self, lease: JobLease) -> None:
+        storage = check_storage(self._stream)
+        if storage.error is not None:
+            # Without storage nothing can be received. Problems with Kafka do not end the job: receivers wait.
+            raise StorageNotUsableError(f"{storage.where} cannot be written to: {storage.error}", remedy=storage.remedy)
+        threading.Thread(target=self._look_at_inputs, args=(lease,), name="headrace-check", daemon=True).start()
+        token = None
+        if self._stream.spark.run_batches == "connect":
+            token = connect_token.from_environment(self._stream.name, lease.epoch)
+        started = time.monotonic()
+        with _Renewing(self._ledger, lease):
+            self._application = start_application(self._stream, token=token)
+        spark_context = self._application.spark.sparkContext
+        if not under_spark_submit():
+            self._watch(jvm_gone(spark_context._gateway))
+        self._launcher = SparkReceiverLauncher(spark_context, self._stream)
+        if token is not None:
+            warm_up_connect(str(self._application.connect_url), token)
+        self._ledger.jobs.update(lease, state=JobState.RUNNING, attributes=self._application.attributes())
+        logger.info(
+            "Spark application ready after %.1f s: %s", time.monotonic() - started, self._application.attributes()
+        )
+
+    def _look_at_inputs(self, lease: JobLease) -> None:
+        """Log and record problems with Kafka and topics while Spark starts. After that the tracker does this."""
+        found = [each for source in self._stream.inputs for each in check_input(source)]
+        wrong = [str(each) for each in found if each.error is not None]
+        for text in wrong:
+            logger.error("%s", text)
+        if wrong:
+            with contextlib.suppress(HeadraceError):
+                self._ledger.jobs.renew(lease, attributes={"troubles": wrong})
+
+    def _track(self, lease: JobLease) -> int:
+        if self._launcher is None:
+            raise RuntimeError("the application was not started")
+        report = ReceiverTracker(StreamContext(self._stream, self._ledger), self._launcher, lease).run()
+        logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
+        if report.end is TrackerEnd.LOST:
+            self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)
+            return EXIT_NOT_OURS
+        if report.end is TrackerEnd.WITHOUT_LEDGER:
+            self._end(JobState.FAILED, f"stopped without its ledger: {report.reason}", 0)
+            return 0
+        if self._stream.spark.run_batches == "connect":
+            with contextlib.suppress(LedgerUnavailableError):
+                self._ledger.jobs.update(lease, state=JobState.STOPPING)
+            pending = BatchDrain(self._context, lease).wait()
+            if pending:
+                logger.warning("stopped before the batches of %s were done", times_text(pending[:10]))
+        forced = None if report.end is TrackerEnd.STOPPED else "some receivers had to be cancelled"
+        self._end(JobState.STOPPED, forced, 0)
+        return 0
+
+    def _end(self, state: JobState, error: str | None, exit_code: int) -> None:
+        """End the receivers, then the lease, then Spark. A step that fails does not prevent the next one; if a step
+        hangs, the process ends with ``exit_code``."""
+        release_seconds = _RELEASE_SECONDS if state is JobState.STOPPED else 0.0
+        ending = threading.Timer(_STOP_SECONDS + release_seconds, os._exit, (exit_code,))
+        ending.daemon = True
+        ending.start()
+        for step in (self._cancel_receivers, lambda: self._release(state, error, release_seconds), self._stop_spark):
+            try:
+                step()
+            except Exception:
+                logger.exception("a step of the receiver job's end failed")
+        for watch in self._watches:
+            watch.dismiss()
+        ending.cancel()
+
+    def _cancel_receivers(self) -> None:
+        if self._launcher is not None and not self._launcher.cancel_all(_CANCEL_SECONDS):
+            logger.warning("some receivers did not end in %.0f s; the next epoch fences them", _CANCEL_SECONDS)
+
+    def _release(self, state: JobState, error: str | None, release_seconds: float = 0.0) -> None:
+        """End the lease, with retries for ``release_seconds`` while the ledger does not answer."""
+        if self._lease is None:
+            return
+        until = time.monotonic() + release_seconds
+        while True:
+            try:
+                with contextlib.suppress(LeaseLostError):
+                    self._ledger.jobs.release(self._lease, state, error)
+                return
+            except LedgerUnavailableError as unavailable:
+                if time.monotonic() >= until:
+                    raise
+                logger.warning("the ledger does not answer, so the job's end is not recorded yet: %s", unavailable)
+                time.sleep(_RELEASE_PERIOD_SECONDS)
+
+    def _stop_spark(self) -> None:
+        if self._application is not None:
+            self._application.spark.stop()
+
+    def _watch(self, gone: Callable[[], bool]) -> None:
+        self._watches.append(ProcessWatch(gone, last_wishes=self._jvm_is_gone).start())
+
+    def _jvm_is_gone(self) -> None:
+        """Release the lease: the receivers ended with the JVM, so the next job need not wait for its expiry."""
+        self._release(JobState.FAILED, "the driver's JVM is gone")
+
+
+class _Renewing:
+    """Renews the lease while Spark starts: with slow executors the start can take longer than a lease.
+
+    This is the one exception to the rule that the storing loop renews: nothing is received before the start is done.
+    """
+
+    def __init__(self, ledger: Ledger, lease: JobLease) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="headrace-start", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _renew(self) -> None:
+        # Bounded: a start that hangs must not hold the stream forever.
+        for _ in range(60):
+            if self._over.wait(_RENEW_SECONDS):
+                return
+            with contextlib.suppress(HeadraceError):
+                self._ledger.jobs.renew(self._lease)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command ``spark_jobs/receiver.py`` and return the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    raise_on_sigterm()
+    try:
+        with bounded_log(), Ledger.open(options.ledger, create=False) as ledger:
+            row = ledger.streams.get(options.stream)
+            if options.revision is not None:
+                row = ledger.streams.at_revision(options.stream, options.revision)
+            context = StreamContext(Stream.from_json(row.definition), ledger)
+            job = ReceiverJob(context, revision=row.revision, holder=options.holder, lease_ms=options.lease_ms)
+            return job.run()
+    except Terminated:
+        return EXIT_TERMINATED
+    except LeaseHeldError as held:
+        print(held, file=sys.stderr, flush=True)
+        return EXIT_NOT_OURS
+    except HeadraceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="receiver.py", description="Run a stream's receivers in Spark.")
+    parser.add_argument("--ledger", required=True, help='SQLAlchemy URL without a password, or "connection:<id>"')
+    parser.add_argument("--stream", required=True)
+    parser.add_argument("--revision", type=int, help="of the stream's definition; by default its newest")
+    parser.add_argument("--holder", default=f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}")
+    parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
+    return parser

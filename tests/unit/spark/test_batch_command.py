@@ -1,0 +1,73 @@
+"""The process of an attempt, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.batch.allocation import allocate
+from headrace.hooks.ledger import register
+from headrace.ledger import AttemptState, Ledger
+from headrace.spark import batch_command
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Stream:
+    return Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+
+
+class Unread:
+    """A pipe without a reader."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    flush = write
+
+
+def test_a_process_whose_task_was_killed_names_that_as_the_cause(stream: Stream, monkeypatch: Any) -> None:
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        at_ms = ledger.now_ms() // 10_000 * 10_000
+        allocate(StreamContext(stream, ledger), at_ms)
+        monkeypatch.setattr("sys.stdout", Unread())
+        monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
+        # An empty batch needs no Spark: the table's header is printed to the task, which is gone.
+        command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms)]
+        assert batch_command.main(command) == 1
+        (row,) = ledger.attempts.of_batch("shop", at_ms)
+    assert row.state is AttemptState.FAILED
+    assert "The Airflow task that ran this attempt was killed" in str(row.error)
+    assert "BrokenPipe" not in str(row.error)
+
+
+def test_it_takes_the_definition_that_the_attempt_began_with(stream: Stream, monkeypatch: Any) -> None:
+    old = stream.model_copy(update={"parameters": {"version": "old"}})
+    ran = []
+    monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
+    monkeypatch.setattr(
+        batch_command,
+        "run_attempt",
+        lambda attempt: ran.append((attempt.stream.parameters, attempt.parameters)),
+    )
+    with Ledger.open(stream.ledger) as ledger:
+        revision = register(ledger, old)
+        at_ms = ledger.now_ms() // 10_000 * 10_000
+        allocate(StreamContext(stream, ledger), at_ms)
+        claim: dict[str, Any] = {"holder": "task", "way": "submit", "lease_ms": 60_000, "revision": revision}
+        attempt = ledger.attempts.begin("shop", at_ms, **claim)
+        register(ledger, stream.model_copy(update={"parameters": {"version": "new"}}))
+    command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms), "--way", "submit"]
+    assert batch_command.main([*command, "--attempt", str(attempt.number)]) == 0
+    assert ran == [({"version": "old"}, {"version": "old"})]

@@ -1,0 +1,202 @@
+"""Which outputs a failed attempt reports as possibly written. The ledger is real; rows and writers are not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.batch.allocation import allocate
+from headrace.elasticsearch.errors import ForeignDocumentsError
+from headrace.errors import HeadraceError
+from headrace.hooks.ledger import register
+from headrace.ledger import Ledger
+from headrace.ledger.models import Attempt, AttemptRow
+from headrace.spark import batch_run
+from headrace.spark.batch_attempt import BatchAttempt
+from headrace.spark.batch_plan import WRITTEN, AttemptPlan, OutputPlan, plan_attempt
+from headrace.spark.batch_run import run_attempt
+from headrace.spark.failures import AttemptFailedError
+from headrace.spark.termination import Terminated
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
+
+OUTPUTS = ("first", "second", "third")
+
+
+class Inputs:
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def undecodable(self, _: Any) -> tuple[int, dict[str, Any]]:
+        return 0, {}
+
+    def incarnations(self, *_: Any) -> None:
+        raise AssertionError("nobody asks")
+
+
+class Frames:
+    """An output named in ``broken`` has no rows: its transform fails."""
+
+    broken: frozenset[str] = frozenset()
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> Frames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def of(self, output: ConsoleOutput) -> str:
+        if output.id in self.broken:
+            raise ValueError("the transform said no")
+        return "rows"
+
+
+class Writers:
+    """The writers of all outputs. ``acts`` are called in place of a write, by output."""
+
+    def __init__(self) -> None:
+        self.acts: dict[str, Callable[[], None]] = {}
+        self.called: list[str] = []
+
+    def __call__(self, output: ConsoleOutput) -> Any:
+        writers = self
+
+        class Writer:
+            def write(self, *_: Any) -> dict[str, int]:
+                writers.called.append(output.id)
+                writers.acts.get(output.id, lambda: None)()
+                return {"rows": 1}
+
+        return Writer()
+
+    def fail(self, output: str, error: Exception) -> None:
+        def refuse() -> None:
+            raise error
+
+        self.acts[output] = refuse
+
+
+class Rig:
+    def __init__(self, ledger: Ledger, stream: Stream, claim: Attempt) -> None:
+        self.ledger = ledger
+        self.stream = stream
+        self.claim = claim
+
+    def run(self, session: Any = None) -> None:
+        """Run the attempt; the error that it ends with is raised."""
+
+        def open_session() -> Any:
+            if isinstance(session, Exception):
+                raise session
+            return object()
+
+        attempt = BatchAttempt(StreamContext(self.stream, self.ledger), self.claim, open_session, out=StringIO())
+        attempt.name_jobs = lambda step: None  # type: ignore[method-assign]
+        attempt.cancel_jobs = lambda: None  # type: ignore[method-assign]
+        run_attempt(attempt)
+
+    @property
+    def row(self) -> AttemptRow:
+        (row,) = self.ledger.attempts.of_batch("shop", self.claim.batch_time_ms)
+        return row
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> Writers:
+    writers = Writers()
+    monkeypatch.setattr(batch_run, "writer_of", writers)
+    return writers
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writers: Writers) -> Iterator[Rig]:
+    def with_spark(*given: Any) -> AttemptPlan:
+        plan = plan_attempt(*given)
+        outputs = tuple(OutputPlan(each.output, each.origins, each.fresh, needs_spark=True) for each in plan.outputs)
+        return AttemptPlan(plan.own, plan.leaving, outputs)
+
+    monkeypatch.setattr(batch_run, "BatchInputs", Inputs)
+    monkeypatch.setattr(batch_run, "OutputFrames", Frames)
+    monkeypatch.setattr(batch_run, "plan_attempt", with_spark)
+    monkeypatch.setattr(Frames, "broken", frozenset())
+    stream = Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=tuple(ConsoleOutput(id=name) for name in OUTPUTS),
+        batch_interval="10 s",
+        storage=tmp_path,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+    with Ledger.open(stream.ledger) as ledger:
+        register(ledger, stream)
+        at_ms = ledger.now_ms() // 10_000 * 10_000
+        allocate(StreamContext(stream, ledger), at_ms)
+        claim = ledger.attempts.begin("shop", at_ms, holder="task", way="submit", lease_ms=300)
+        yield Rig(ledger, stream, claim)
+
+
+def test_nothing_is_written_by_an_attempt_that_gets_no_session(rig: Rig) -> None:
+    with pytest.raises(AttemptFailedError, match="no Spark"):
+        rig.run(ConnectionError("no Spark"))
+    assert rig.row.attributes[WRITTEN] == []
+
+
+def test_an_output_may_be_written_once_its_write_has_begun_unless_it_met_foreign_documents(
+    rig: Rig, writers: Writers
+) -> None:
+    writers.fail("first", ForeignDocumentsError("others"))
+    writers.fail("second", OSError("the executor died"))
+    with pytest.raises(AttemptFailedError, match=r"first: .*others; second: .*the executor died; done: third"):
+        rig.run()
+    assert rig.row.attributes[WRITTEN] == ["second", "third"]
+
+
+def test_an_output_whose_transform_fails_is_not_written(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frames, "broken", frozenset({"first"}))
+    with pytest.raises(AttemptFailedError, match="the transform said no"):
+        rig.run()
+    assert rig.row.attributes[WRITTEN] == ["second", "third"]
+
+
+def test_no_output_begins_after_the_attempt_was_terminated(
+    rig: Rig, writers: Writers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew, writing, terminated = rig.ledger.attempts.renew, threading.Event(), threading.Event()
+
+    def renewed(*given: Any, **more: Any) -> int:
+        if writing.is_set() and not terminated.is_set():
+            terminated.set()
+            raise Terminated
+        return renew(*given, **more)
+
+    def write_second() -> None:
+        writing.set()
+        # The attempt's thread notices the end of the attempt only between two steps.
+        assert terminated.wait(10)
+        threading.Event().wait(0.2)
+
+    monkeypatch.setattr(rig.ledger.attempts, "renew", renewed)
+    writers.acts["second"] = write_second
+    with pytest.raises(Terminated):
+        rig.run()
+    assert writers.called == ["first", "second"]
+    assert rig.row.attributes[WRITTEN] == ["first", "second"]
+
+
+def test_a_single_failed_step_raises_its_own_error(rig: Rig, writers: Writers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frames, "broken", frozenset())
+    claim = rig.ledger.attempts.begin(
+        "shop", rig.claim.batch_time_ms, holder="task", way="submit", lease_ms=300, outputs=["first"]
+    )
+    writers.fail("first", ForeignDocumentsError("others"))
+    with pytest.raises(HeadraceError, match="others") as failed:
+        Rig(rig.ledger, rig.stream, claim).run()
+    assert type(failed.value) is ForeignDocumentsError

@@ -1,0 +1,142 @@
+"""How the receiver job's driver starts and ends, without Spark and receivers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.kafka import admin_questions
+from headrace.ledger import JobState, Ledger
+from headrace.ledger.errors import LedgerUnavailableError
+from headrace.receiver.tracker import TrackerEnd, TrackerReport
+from headrace.spark import receiver_driver
+from headrace.spark.receiver_driver import ReceiverJob, StorageNotUsableError
+from headrace.stream import ConsoleOutput, KafkaInput, Stream
+from headrace.stream_context import StreamContext
+
+
+class FlakyJobs:
+    """The ledger's jobs; once the receivers have ended, so many calls fail before one gets through."""
+
+    def __init__(self, jobs: Any) -> None:
+        self._jobs = jobs
+        self.failures = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise LedgerUnavailableError("it does not answer")
+        return getattr(self._jobs, name)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Any:
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.jobs = FlakyJobs(ledger.jobs)  # type: ignore[assignment]
+        yield ledger
+
+
+@pytest.fixture
+def stream(tmp_path: Path, ledger: Ledger) -> Stream:
+    stream = Stream(
+        name="clicks",
+        inputs=KafkaInput(bootstrap_servers="localhost:9", topics="clicks"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=str(tmp_path),
+        ledger=ledger.url,
+    )
+    ledger.streams.register("clicks", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
+    return stream
+
+
+@pytest.fixture
+def spark(monkeypatch: pytest.MonkeyPatch, ledger: Any) -> SimpleNamespace:
+    """The started application. Its receivers end at once; from then on the ledger is away for ``ledger_failures``."""
+    spark = SimpleNamespace(stopped=False, ledger_failures=0)
+    spark.stop = lambda: setattr(spark, "stopped", True)
+    spark.sparkContext = SimpleNamespace(_gateway=None)
+    application = SimpleNamespace(spark=spark, connect_url="sc://localhost:1", attributes=dict)
+
+    class Tracker:
+        def __init__(self, *_: object) -> None: ...
+
+        def run(self) -> TrackerReport:
+            ledger.jobs.failures = spark.ledger_failures
+            return TrackerReport(TrackerEnd.STOPPED, "a test")
+
+    monkeypatch.setenv("HEADRACE_SECRET_KEY", "a secret for the tests")
+    monkeypatch.setattr(receiver_driver, "start_application", lambda *_, **__: application)
+    monkeypatch.setattr(receiver_driver, "check_input", lambda _: [])
+    monkeypatch.setattr(receiver_driver, "jvm_gone", lambda _: lambda: False)
+    monkeypatch.setattr(receiver_driver, "warm_up_connect", lambda *_: None)
+    monkeypatch.setattr(receiver_driver, "ReceiverTracker", Tracker)
+    monkeypatch.setattr(receiver_driver, "_RELEASE_PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.spark.batch_drain._PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail(f"the process was ended with {code}"))
+    return spark
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2, 10])
+def test_a_ledger_that_is_away_for_a_while_fails_no_job_that_stops(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, failures: int
+) -> None:
+    spark.ledger_failures = failures
+    assert ReceiverJob(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
+    job = ledger.jobs.current("clicks")
+    assert (job.state, job.error) == (JobState.STOPPED, None)
+    assert spark.stopped
+
+
+def test_a_ledger_that_stays_away_keeps_no_job_alive(
+    stream: Stream, ledger: Any, spark: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_driver, "_RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.spark.batch_drain._MOST_INTERVALS", 0)
+    spark.ledger_failures = 1_000_000
+    assert ReceiverJob(StreamContext(stream, ledger), revision=1, holder="a test").run() == 0
+    assert spark.stopped
+
+
+def make(tmp_path: Path, storage: str) -> Stream:
+    return Stream(
+        name="shop",
+        inputs=KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks"),
+        outputs=ConsoleOutput(),
+        batch_interval="10 s",
+        storage=storage,
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+    )
+
+
+def test_a_storage_that_cannot_be_written_to_ends_the_job_at_once_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    stream = make(tmp_path, f"{tmp_path}/file/shop")
+    with Ledger.open(stream.ledger) as ledger:
+        ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
+        with pytest.raises(StorageNotUsableError):
+            ReceiverJob(StreamContext(stream, ledger), revision=1, holder="test").run()
+        job = ledger.jobs.current("shop")
+    assert job is not None
+    assert job.state.value == "failed"
+    assert f"{tmp_path}/file" in (job.error or "")
+
+
+def test_a_kafka_that_is_away_is_in_the_jobs_log_and_the_ledger_while_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admin_questions, "_HOPE_SECONDS", 0.2)
+    stream = make(tmp_path, str(tmp_path / "storage"))
+    with Ledger.open(stream.ledger) as ledger:
+        ledger.streams.register("shop", stream.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
+        lease = ledger.jobs.acquire("shop", holder="test", lease_ms=60_000)
+        ReceiverJob(StreamContext(stream, ledger), revision=1, holder="test")._look_at_inputs(lease)
+        job = ledger.jobs.current("shop")
+    assert job is not None
+    (trouble,) = job.attributes["troubles"]
+    assert trouble.startswith("input records: 127.0.0.1:1: Kafka at 127.0.0.1:1 cannot be asked")
+    assert trouble in caplog.text
