@@ -30,9 +30,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.devstack.postgres import PostgresServer
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
-from headrace.ledger.codec import dump_ranges
-from headrace.ledger.runs import BatchBounds
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -41,6 +39,7 @@ from headrace.ledger.tables import (
     events,
     segments,
 )
+from headrace.ledger.run_batch_times import BatchBounds
 
 STREAM, INPUT = "growth", "records"
 RECEIVER = ReceiverId(STREAM, INPUT, 0)
@@ -100,20 +99,17 @@ class Grown:
         self._time("runs.take", ledger.runs.take, STREAM, f"run-{batch_ms}", bounds=BOUNDS, date_ms=batch_ms)
         self._time("allocation", self._allocate, batch_ms)
         for output in OUTPUTS:
-            attempt = self._time("attempt: begin", found.begin_attempt, STREAM, batch_ms, outputs=[output], **RUN)
-            self._time("attempt: record", found.record_output, attempt, output, {"indexed": 1})
-            self._time("attempt: complete", found.complete_attempt, attempt)
+            attempt = self._time("attempt: begin", ledger.attempts.begin, STREAM, batch_ms, outputs=[output], **RUN)
+            self._time("attempt: record", ledger.attempts.record_output, attempt, output, {"indexed": 1})
+            self._time("attempt: complete", ledger.attempts.complete, attempt)
         self._time("mark_checkpointed", found.mark_checkpointed, STREAM, batch_ms, "c")
         self._replay(batch_ms)
         self._look(batch_ms)
 
     def _replay(self, batch_ms: int) -> None:
-        found = self.ledger.batches
-        replay = self._time("replay: begin", found.begin_replay, STREAM, batch_ms, **REPLAY)
-        found.record_output(replay, "index", {})
-        self._time("replay: complete", found.complete_attempt, replay)
-        since_ms = batch_ms - 5 * INTERVAL_MS
-        self._time("replay: unreplayed", found.unreplayed, STREAM, "copy", since_ms, batch_ms)
+        replay = self._time("replay: begin", self.ledger.replays.begin, STREAM, batch_ms, **REPLAY)
+        self.ledger.attempts.record_output(replay, "index", {})
+        self._time("replay: complete", self.ledger.attempts.complete, replay)
 
     def _look(self, batch_ms: int) -> None:
         ledger, found = self.ledger, self.ledger.batches
@@ -141,10 +137,10 @@ class Grown:
 
     def _allocate(self, batch_ms: int) -> object:
         found = self.ledger.batches
-        found.seal(STREAM, batch_ms)
+        self.ledger.allocations.seal(STREAM, batch_ms)
         earlier = found.absorbable(STREAM, batch_ms)
-        taken = found.blocks_of(STREAM, batch_ms, absorb=earlier)
-        return found.allocate(
+        taken = self.ledger.allocations.blocks_of(STREAM, batch_ms, absorb=earlier)
+        return self.ledger.allocations.allocate(
             STREAM, batch_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=len(taken), absorb=earlier
         )
 
@@ -239,7 +235,7 @@ class Grown:
                     "segment_id": place // BLOCKS_PER_SEGMENT + 1,
                     "frame_offset": place % BLOCKS_PER_SEGMENT * 1_000,
                     "frame_length": 1_000,
-                    "ranges": dump_ranges(self._ranges()),
+                    "ranges": self._ranges(),
                     "records": RECORDS * len(PARTITIONS),
                     "payload_bytes": 80_000,
                 }

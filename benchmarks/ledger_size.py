@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpointing import checkpoint_now
+from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.batch.cleanup import clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
@@ -83,9 +83,9 @@ class Source:
         time_ms = START_MS + number * self.interval_ms
         self.clock.advance(time_ms - now_ms)
         allocate(self.context, time_ms)
-        attempt = self.ledger.batches.begin_attempt("size", time_ms, holder="benchmark", way="connect", lease_ms=60_000)
-        self.ledger.batches.record_output(attempt, "console", {"printed": count})
-        self.ledger.batches.complete_attempt(attempt)
+        attempt = self.ledger.attempts.begin("size", time_ms, holder="benchmark", way="connect", lease_ms=60_000)
+        self.ledger.attempts.record_output(attempt, "console", {"printed": count})
+        self.ledger.attempts.complete(attempt)
         checkpoint_now(self.context, time_ms)
         clean_up(self.context)
 

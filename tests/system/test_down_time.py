@@ -119,7 +119,7 @@ def _files() -> dict[str, int]:
 
 def _error(clicks: Clicks, batch_time_ms: int) -> str | None:
     return next(
-        (row.error for row in clicks.ledger.batches.outputs(STREAM, batch_time_ms) if row.error is not None), None
+        (row.error for row in clicks.ledger.attempts.outputs(STREAM, batch_time_ms) if row.error is not None), None
     )
 
 

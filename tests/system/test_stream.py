@@ -60,7 +60,7 @@ def test_kill_9_of_a_batchs_process(orders: Orders) -> None:
     attempts = [
         attempt
         for batch in orders.look().with_records
-        for attempt in orders.ledger.batches.attempts(STREAM, batch.batch_time_ms)
+        for attempt in orders.ledger.attempts.of_batch(STREAM, batch.batch_time_ms)
     ]
     assert killed
     assert any(attempt.number > 1 for attempt in attempts), "no batch was attempted again"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.kafka.offset_ranges import RecordedRange
 from headrace.ledger.errors import AllocationConflictError
-from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
+from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.states import BatchState
 from headrace.stream import Stream
 from headrace.stream_context import StreamContext
@@ -68,12 +68,12 @@ def allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool = F
 
 def _allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool) -> BatchRow:
     batches = context.ledger.batches
-    batches.seal(context.name, batch_time_ms)
+    context.ledger.allocations.seal(context.name, batch_time_ms)
     drawn: list[Manifest] = []
     for _ in range(_CONFLICTS):
         absorb = batches.absorbable(context.name, batch_time_ms) if takes_over else []
-        blocks = batches.blocks_of(context.name, batch_time_ms, absorb=absorb)
-        drawn.append(draw_up(context.stream, batch_time_ms, blocks))
+        blocks = context.ledger.allocations.blocks_of(context.name, batch_time_ms, absorb=absorb)
+        drawn.append(make_manifest(context.stream, batch_time_ms, blocks))
         try:
             batch = _take(context, drawn[-1], blocks=len(blocks), absorb=absorb)
         except AllocationConflictError as error:
@@ -85,8 +85,8 @@ def _allocate(context: StreamContext, batch_time_ms: int, *, takes_over: bool) -
 
 
 def _take(context: StreamContext, manifest: Manifest, *, blocks: int, absorb: list[int]) -> BatchRow:
-    written, sha256 = write_beside(context.storage, manifest)
-    return context.ledger.batches.allocate(
+    written, sha256 = write_manifest(context.storage, manifest)
+    return context.ledger.allocations.allocate(
         context.name,
         manifest.batch_time_ms,
         manifest_uri=written.uri,
@@ -96,7 +96,7 @@ def _take(context: StreamContext, manifest: Manifest, *, blocks: int, absorb: li
     )
 
 
-def write_beside(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]:
+def write_manifest(folder: LogStorage, manifest: Manifest) -> tuple[Manifest, str]:
     """Write a manifest into the stream's folder, under another name if its own is taken by a different manifest.
 
     The different manifest was left by an allocation that crashed before its transaction (for example under another
@@ -129,7 +129,7 @@ def restore_manifest(context: StreamContext, batch: BatchRow) -> bool:
 
     Returns whether the valid manifest is there.
     """
-    stream, batches, folder = context.stream, context.ledger.batches, context.storage
+    stream, ledger, folder = context.stream, context.ledger, context.storage
     path = batch.manifest_uri.removeprefix(f"{stream.folder_url}/")
     if batch.state is BatchState.ABSORBED or path == batch.manifest_uri:
         return True
@@ -138,9 +138,11 @@ def restore_manifest(context: StreamContext, batch: BatchRow) -> bool:
             return True
     except StoredFileMissingError:
         pass
-    manifest = draw_up(stream, batch.batch_time_ms, batches.blocks_of(stream.name, batch.batch_time_ms))
+    manifest = make_manifest(
+        stream, batch.batch_time_ms, ledger.allocations.blocks_of(stream.name, batch.batch_time_ms)
+    )
     if batch.built:
-        manifest = replace(manifest, built=_built_ranges(batches.inputs(stream.name, batch.batch_time_ms)))
+        manifest = replace(manifest, built=_built_ranges(ledger.batches.inputs(stream.name, batch.batch_time_ms)))
     data = replace(manifest, interval_ms=batch.interval_ms).to_bytes()
     if hashlib.sha256(data).hexdigest() != batch.manifest_sha256:
         logger.warning("The manifest %s is missing or damaged, and cannot be written again", batch.manifest_uri)
@@ -157,7 +159,7 @@ def _built_ranges(inputs: Iterable[BatchInputRow]) -> dict[str, tuple[RecordedRa
     return {input_id: tuple(ranges) for input_id, ranges in built.items()}
 
 
-def draw_up(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Manifest:
+def make_manifest(stream: Stream, batch_time_ms: int, blocks: list[StoredBlock]) -> Manifest:
     """Make the manifest of these blocks. It has every input of the stream, also inputs without blocks."""
     by_input: dict[str, list[ManifestBlock]] = defaultdict(list)
     for block in blocks:

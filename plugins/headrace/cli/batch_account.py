@@ -9,13 +9,13 @@ import typer
 
 from headrace.cli.output import duration_text, print_json, print_table
 from headrace.clock import time_text
-from headrace.failure import TAKEN_UP
+from headrace.errors import TAKEN_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import AttemptRow, BatchOrigin, BatchRow
+    from headrace.ledger.models import AttemptRow, BatchOrigin, BatchRow
 
 # The key under which an Elasticsearch output records its concrete index, beside the counts.
 _INDEX = "index"
@@ -34,8 +34,8 @@ def show_batch(ledger: Ledger, stream: str, batch_time_ms: int, *, as_json: bool
         return
     origin = ledger.batches.origins(stream, [batch_time_ms]).get(batch_time_ms)
     inputs = ledger.batches.inputs(stream, batch_time_ms)
-    outputs = ledger.batches.outputs(stream, batch_time_ms)
-    attempts = ledger.batches.attempts(stream, batch_time_ms)
+    outputs = ledger.attempts.outputs(stream, batch_time_ms)
+    attempts = ledger.attempts.of_batch(stream, batch_time_ms)
     revisions = {attempt.number: attempt.revision for attempt in attempts}
     if as_json:
         # Only the batch's own outputs: those of replays are with their attempts.

@@ -11,7 +11,7 @@ from headrace.cli.ledger_option import LedgerUrl, StreamName, opened
 from headrace.clock import time_text
 
 if TYPE_CHECKING:
-    from headrace.ledger.rows import EventRow
+    from headrace.ledger.models import EventRow
 
 
 def events(

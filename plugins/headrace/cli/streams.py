@@ -15,7 +15,7 @@ from headrace.receiver.input_health import InputTrouble, input_troubles, receive
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
+    from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
     from headrace.stream import Stream
 
 _NOT_STOPPED = 4
@@ -255,7 +255,7 @@ def _oldest(unfinished: dict[str, Any] | None) -> str | None:
 
 
 def _slow_runs(ledger: Ledger, row: StreamRow) -> str | None:
-    from headrace.batch.pace import slow_runs
+    from headrace.batch.stream_status import slow_runs
     from headrace.stream import Stream
 
     found = slow_runs(ledger, row.name, coalesces=Stream.from_json(row.definition).coalesces)

@@ -8,7 +8,7 @@ from headrace.clock import time_text
 from headrace.fsck.coverage import partition_text
 from headrace.fsck.findings import Finding, Problem
 from headrace.ledger.allocations import sum_inputs
-from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock
+from headrace.ledger.models import BatchInputRow, BatchRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 

@@ -19,7 +19,7 @@ from headrace.kafka.errors import RangesGoneError
 from headrace.kafka.offset_questions import Kept
 from headrace.kafka.offsets_by_time import OffsetsByTime
 from headrace.kafka.range_reader import RangeClients
-from headrace.ledger.rows import PositionRow
+from headrace.ledger.models import PositionRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import PartitionState
 from headrace.stream import KafkaInput, Stream

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from headrace.blocks import BlockHandle, OffsetRange, ReceiverId
 from headrace.clock import time_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.rows import StoredBlock
+from headrace.ledger.models import StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.wal.errors import DamagedFrameError, PayloadError, SegmentMissingError, WalError, ranges_text
 from headrace.wal.headers import FrameHeader

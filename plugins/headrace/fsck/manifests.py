@@ -10,7 +10,7 @@ from headrace.batch.manifest import Manifest, ManifestError
 from headrace.clock import time_text
 from headrace.fsck.coverage import partition_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.rows import BatchRow, StoredBlock
+from headrace.ledger.models import BatchRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 from headrace.wal.errors import StoredFileMissingError

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from headrace.clock import time_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.outcomes import is_recorded
-from headrace.ledger.rows import BatchRow
+from headrace.ledger.batch_states import is_recorded
+from headrace.ledger.models import BatchRow
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 

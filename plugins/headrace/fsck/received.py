@@ -11,7 +11,7 @@ from headrace.blocks import ReceiverId
 from headrace.clock import time_text
 from headrace.fsck.coverage import InputPartition, partition_text
 from headrace.fsck.findings import Finding, Problem
-from headrace.ledger.rows import SegmentRow, StoredBlock
+from headrace.ledger.models import SegmentRow, StoredBlock
 from headrace.ledger.snapshots import StreamSnapshot
 from headrace.ledger.states import BatchState
 

@@ -1,4 +1,4 @@
-"""The ledger: `Ledger.open(url)`. Rows are in `rows`, errors in `errors`, states and event kinds in `states`."""
+"""The ledger: `Ledger.open(url)`. Tables and rows are in `models`, errors in `errors`, states in `states`."""
 
 from __future__ import annotations
 

@@ -10,24 +10,30 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text, times_text
-from headrace.ledger.batch_rows import find_batch, require_batch
-from headrace.ledger.block_rows import is_late, stored_blocks
+from headrace.ledger.batch_states import find_batch, require_batch
+from headrace.ledger.blocks import is_late, stored_blocks
 from headrace.ledger.built_batches import check_ranges, is_empty, replace
-from headrace.ledger.chunks import chunks
-from headrace.ledger.codec import partition_key
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import AllocationConflictError, BatchRemovedError, BatchTimeError
 from headrace.ledger.events import record
-from headrace.ledger.rows import BatchInputRow, BatchRow, StoredBlock, StreamRow
+from headrace.ledger.models import (
+    BatchInputRow,
+    BatchRow,
+    StoredBlock,
+    StreamRow,
+    batch_inputs,
+    batches,
+    streams,
+    unclaimed_times,
+)
 from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import batch_inputs, batches, streams, unclaimed_times
 
 # Airflow's clock may be ahead of the ledger's by this much, so a batch time is accepted this long before it ends. Times
 # further ahead are refused: sealing one would leave every block until then without a batch.
 CLOCK_SKEW_MS = 5_000
 
 
-class BatchAllocations(Role):
+class Allocations(Repository):
     """Seals batch times and allocates their blocks."""
 
     def seal(self, stream: str, batch_time_ms: int) -> int:
@@ -97,7 +103,7 @@ class BatchAllocations(Role):
                 raise AllocationConflictError(
                     f"Batch {time_text(batch_time_ms)} of stream {stream!r} has {len(taken)} blocks, "
                     f"its manifest {blocks_expected}.",
-                    remedy="Seal the batch time first, then draw up the manifest.",
+                    remedy="Seal the batch time before you list its blocks for the manifest.",
                 )
             base = {
                 "stream": stream,
@@ -146,15 +152,15 @@ def _seal(connection: Connection, locked: LockedStream, batch_time_ms: int) -> i
     stream = locked.row
     if batch_time_ms % stream.batch_interval_ms != 0 or batch_time_ms <= 0:
         raise BatchTimeError(
-            f"{time_text(batch_time_ms)} is no batch time of stream {stream.name!r}: "
-            f"those are multiples of {stream.batch_interval_ms} ms since the Unix epoch.",
+            f"{time_text(batch_time_ms)} is not a batch time of stream {stream.name!r}: "
+            f"batch times are multiples of {stream.batch_interval_ms} ms since the Unix epoch.",
             remedy=f"The next one is {time_text(stream.batch_time_after(batch_time_ms))}.",
         )
     if batch_time_ms > locked.now_ms + CLOCK_SKEW_MS:
         raise BatchTimeError(
-            f"Batch time {time_text(batch_time_ms)} of stream {stream.name!r} comes in "
-            f"{batch_time_ms - locked.now_ms} ms.",
-            remedy="Wait for it; the time is the ledger's (now_ms).",
+            f"Batch time {time_text(batch_time_ms)} of stream {stream.name!r} is "
+            f"{batch_time_ms - locked.now_ms} ms in the future by the ledger's clock.",
+            remedy="Wait until then.",
         )
     if stream.has_removed(batch_time_ms):
         raise BatchRemovedError(stream.name, batch_time_ms, until_ms=stream.removed_until_ms)
@@ -176,8 +182,8 @@ def _check_absorbed(connection: Connection, stream: str, batch_time_ms: int, abs
     if refused:
         raise AllocationConflictError(
             f"Batch {time_text(batch_time_ms)} of stream {stream!r} cannot absorb {times_text(refused)}: "
-            "only earlier times that nobody claimed.",
-            remedy="Read the unclaimed times again and draw up the manifest anew.",
+            "a batch absorbs only earlier batch times that have no batch.",
+            remedy="Read the unclaimed times again, and write a new manifest.",
         )
 
 
@@ -246,19 +252,6 @@ def sum_inputs(stream: str, batch_time_ms: int, taken: Iterable[StoredBlock]) ->
 
 def insert_inputs(connection: Connection, inputs: Iterable[BatchInputRow]) -> None:
     """Insert the inputs of a batch whose row exists, within the caller's transaction."""
-    rows = [
-        {
-            "stream": taken.stream,
-            "batch_time_ms": taken.batch_time_ms,
-            "input_id": taken.input_id,
-            **partition_key(taken.partition),
-            "incarnation": taken.partition.incarnation,
-            "from_offset": taken.from_offset,
-            "until_offset": taken.until_offset,
-            "records": taken.records,
-            "blocks": taken.blocks,
-        }
-        for taken in inputs
-    ]
+    rows = [taken.to_columns() for taken in inputs]
     if rows:
         connection.execute(insert(batch_inputs), rows)

@@ -12,8 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import (
-    attempt_row,
+from headrace.ledger.attempt_statements import (
     end_attempt,
     fence_attempts,
     fenced,
@@ -29,9 +28,9 @@ from headrace.ledger.attempt_rows import (
     wrote_output,
 )
 from headrace.ledger.batch_ordering import check_order, check_slots
-from headrace.ledger.batch_rows import require_batch
-from headrace.ledger.chunks import chunks
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.batch_origins import source_of
+from headrace.ledger.batch_states import is_recorded, require_batch, settle
+from headrace.ledger.database import LockedStream, Repository, chunks
 from headrace.ledger.errors import (
     AlreadyCompletedError,
     BatchAttendedError,
@@ -40,21 +39,26 @@ from headrace.ledger.errors import (
     OutputsMissingError,
 )
 from headrace.ledger.events import record
-from headrace.ledger.origins import source_of
-from headrace.ledger.outcomes import is_recorded, settle
+from headrace.ledger.models import (
+    Attempt,
+    AttemptRow,
+    BatchOutputRow,
+    BatchRow,
+    RecordedOutput,
+    batch_attempts,
+    batch_outputs,
+)
 from headrace.ledger.replays import present_revision, settle_replay
 from headrace.ledger.revisions import at_revision
-from headrace.ledger.rows import Attempt, AttemptRow, BatchOutputRow, BatchRow, RecordedOutput
 from headrace.ledger.states import STATE_STEP, AttemptState, BatchState, EventKind
-from headrace.ledger.tables import batch_attempts, batch_outputs
 
 _ENDED = (AttemptState.COMPLETED, AttemptState.FAILED)
 
 
-class BatchAttempts(Role):
+class Attempts(Repository):
     """Begins attempts, records their results, and ends them."""
 
-    def begin_attempt(
+    def begin(
         self,
         stream: str,
         batch_time_ms: int,
@@ -116,7 +120,7 @@ class BatchAttempts(Role):
             batch = settle(connection, locked, batch, by_records=True)
         raise AlreadyCompletedError(batch, asked)
 
-    def renew_attempt(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
+    def renew(self, attempt: Attempt, *, attributes: Mapping[str, Any] | None = None) -> int:
         """Extend the attempt's lease and add to its attributes (application id, UI address).
 
         Returns the end of the lease.
@@ -164,7 +168,7 @@ class BatchAttempts(Role):
                 payload = {"attempt": attempt.number, "output": output_id, "counts": dict(counts)}
                 _event(connection, locked, attempt, EventKind.OUTPUT_COMPLETED, payload)
 
-    def complete_attempt(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
+    def complete(self, attempt: Attempt, *, code_version: str | None = None) -> BatchRow:
         """End the attempt as completed. Returns the batch's row after that. A second call changes nothing.
 
         The batch is COMPLETED when every required step has a record of success; otherwise its state follows from the
@@ -199,7 +203,7 @@ class BatchAttempts(Role):
                 return batch
             return settle(connection, locked, batch, code_version=code_version)
 
-    def fail_attempt(self, attempt: Attempt, error: str) -> BatchRow:
+    def fail(self, attempt: Attempt, error: str) -> BatchRow:
         """End the attempt with an error. The outputs that it has not recorded have failed, and can be begun again.
 
         Raises:
@@ -217,13 +221,13 @@ class BatchAttempts(Role):
             _event(connection, locked, attempt, EventKind.BATCH_FAILED, payload)
             return settle(connection, locked, batch)
 
-    def attempts(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
+    def of_batch(self, stream: str, batch_time_ms: int) -> list[AttemptRow]:
         """Return the attempts at the batch and at its replays, oldest first."""
         query = select_attempts().where(
             batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms
         )
         with self._database.read() as connection:
-            return [attempt_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
+            return [AttemptRow.from_row(row) for row in connection.execute(query.order_by(batch_attempts.c.number))]
 
     def outputs(self, stream: str, batch_time_ms: int, *, target: str = "") -> list[BatchOutputRow]:
         """Return the newest record or failure of each output, sorted by id. An output being written has neither.
@@ -281,11 +285,13 @@ def _asked(locked: LockedStream, outputs: Sequence[str] | None) -> tuple[str, ..
     if outputs is None:
         return steps
     unknown = [output_id for output_id in outputs if output_id not in steps]
-    if unknown or not outputs:
+    if not outputs:
+        raise BatchStateError("An attempt needs at least one output.", remedy="Name some outputs, or None for all.")
+    if unknown:
         raise BatchStateError(
-            f"Stream {locked.row.name!r} has no output {', '.join(map(repr, unknown)) or 'of no name'}, "
+            f"Stream {locked.row.name!r} has no output {', '.join(map(repr, unknown))}, "
             f"but {', '.join(steps) or 'none'}.",
-            remedy="Name some of them, or none for all.",
+            remedy="Name some of these, or None for all.",
         )
     return tuple(step for step in steps if step in outputs)
 

@@ -5,33 +5,19 @@ from __future__ import annotations
 from sqlalchemy import Connection, select
 
 from headrace.clock import time_text, times_text
-from headrace.ledger.attempt_rows import live_attempts
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.attempt_statements import live_attempts
+from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import NotItsTurnError, SlotBusyError
-from headrace.ledger.rows import BatchRow, EarlierBatch
+from headrace.ledger.models import BatchRow, EarlierBatch, batches, unclaimed_times
 from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batches, unclaimed_times
 
 _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
-
-
-class BatchOrdering(Role):
-    """Finds the batches that a batch waits for."""
-
-    def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> list[EarlierBatch]:
-        """Return the oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first.
-
-        A batch that has completed once is finished, even if it is run again and fails.
-        """
-        with self._database.read() as connection:
-            now_ms = self._database.now_ms(connection)
-            return earlier_unfinished(connection, stream, batch_time_ms, now_ms, limit)
 
 
 def earlier_unfinished(
     connection: Connection, stream: str, batch_time_ms: int, now_ms: int, limit: int
 ) -> list[EarlierBatch]:
-    """`BatchOrdering.earlier_unfinished` within a transaction."""
+    """`Batches.earlier_unfinished` within a transaction."""
     alive = {row.batch_time_ms for row in live_attempts(connection, stream, now_ms) if not row.target}
     found = []
     for state in _UNFINISHED:

@@ -1,29 +1,41 @@
-"""The ledger's API for batches: look-ups here; allocating, running and ending them in the base classes."""
+"""Finds batches and their inputs; marks them checkpointed and cleaned, or abandons them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, and_, literal, or_, select, update
 
 from headrace.blocks import TopicPartition
-from headrace.ledger.allocations import BatchAllocations
-from headrace.ledger.attempts import BatchAttempts
-from headrace.ledger.batch_ordering import BatchOrdering
-from headrace.ledger.batch_rows import batch_input_row, batch_row, find_batch
+from headrace.clock import time_text
+from headrace.ledger.attempt_statements import fence_attempts
+from headrace.ledger.batch_ordering import earlier_unfinished
+from headrace.ledger.batch_origins import origins_of
+from headrace.ledger.batch_states import find_batch, require_batch
 from headrace.ledger.codec import partition_key
-from headrace.ledger.endings import BatchEndings
-from headrace.ledger.errors import BatchNotFoundError
-from headrace.ledger.origins import BatchOrigins
-from headrace.ledger.replays import BatchReplays
-from headrace.ledger.rows import BatchInputRow, BatchRow
-from headrace.ledger.states import BatchState
-from headrace.ledger.tables import batch_inputs, batches, unclaimed_times
-from headrace.ledger.written_outputs import WrittenOutputs
+from headrace.ledger.database import LockedStream, Repository, chunks
+from headrace.ledger.errors import BatchNotFoundError, BatchStateError
+from headrace.ledger.events import record
+from headrace.ledger.gaps import add_gap
+from headrace.ledger.models import (
+    BatchInputRow,
+    BatchOrigin,
+    BatchRow,
+    EarlierBatch,
+    batch_attempts,
+    batch_inputs,
+    batch_outputs,
+    batches,
+    blocks,
+    replays,
+    unclaimed_times,
+)
+from headrace.ledger.states import AttemptState, BatchState, EventKind
 
 
-class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, BatchOrigins, BatchOrdering, WrittenOutputs):
-    """Everything about batches: `seal`, `allocate`, `begin_attempt`, `complete_attempt`, … and these look-ups."""
+class Batches(Repository):
+    """Finds batches, and ends them after their attempts."""
 
     def get(self, stream: str, batch_time_ms: int) -> BatchRow:
         """Return the batch's row.
@@ -60,14 +72,17 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         rows: list[BatchRow] = []
         with self._database.read() as connection:
             for part in parts:
-                rows += [batch_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
+                rows += [BatchRow.from_row(row) for row in connection.execute(part.order_by(order).limit(limit))]
         return sorted(rows, key=lambda row: row.batch_time_ms, reverse=not oldest_first)[:limit]
 
     def uncleaned(self, stream: str, limit: int | None = None) -> list[BatchRow]:
         """Return the oldest ``limit`` batches that may still have blocks in the log; None means all."""
         query = select(batches).where(batches.c.stream == stream, batches.c.cleaned_at_ms.is_(None))
         with self._database.read() as connection:
-            return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))]
+            return [
+                BatchRow.from_row(row)
+                for row in connection.execute(query.order_by(batches.c.batch_time_ms).limit(limit))
+            ]
 
     def inputs(self, stream: str, batch_time_ms: int) -> list[BatchInputRow]:
         """Return the batch's offset range of every partition. They stay when its blocks are deleted."""
@@ -76,7 +91,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         )
         order = (batch_inputs.c.input_id, batch_inputs.c.topic, batch_inputs.c.incarnation, batch_inputs.c.partition)
         with self._database.read() as connection:
-            return [batch_input_row(row) for row in connection.execute(query.order_by(*order))]
+            return [BatchInputRow.from_row(row) for row in connection.execute(query.order_by(*order))]
 
     def containing(self, stream: str, input_id: str, partition: TopicPartition, offset: int) -> BatchInputRow | None:
         """Return the batch input whose range holds the offset, or None."""
@@ -88,7 +103,7 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
         )
         with self._database.read() as connection:
             row = connection.execute(query.order_by(batch_inputs.c.until_offset).limit(1)).one_or_none()
-        return batch_input_row(row) if row is not None and row.from_offset <= offset else None
+        return BatchInputRow.from_row(row) if row is not None and row.from_offset <= offset else None
 
     def next_unclaimed(self, stream: str, *, after_ms: int = 0) -> int | None:
         """Return the earliest batch time after ``after_ms`` that has blocks and no batch, or None."""
@@ -112,3 +127,188 @@ class Batches(BatchAllocations, BatchAttempts, BatchEndings, BatchReplays, Batch
             after_ms = connection.execute(newest_first.limit(1)).scalar_one_or_none() or 0
             query = select(time).where(unclaimed_times.c.stream == stream, time > after_ms, time < batch_time_ms)
             return list(connection.execute(query.order_by(time)).scalars())
+
+    def earlier_unfinished(self, stream: str, batch_time_ms: int, limit: int = 100) -> list[EarlierBatch]:
+        """Return the oldest ``limit`` batch times below this one that are unfinished or unclaimed, oldest first.
+
+        A batch that has completed once is finished, even if it is run again and fails.
+        """
+        with self._database.read() as connection:
+            now_ms = self._database.now_ms(connection)
+            return earlier_unfinished(connection, stream, batch_time_ms, now_ms, limit)
+
+    def written(self, stream: str, output: str, from_ms: int, until_ms: int) -> dict[int, BatchState]:
+        """Return the states of the batches of times ``[from_ms, until_ms)`` that the output holds, oldest first.
+
+        These are the completed batches, and batches in any other state for which the output was ever recorded: for
+        example, another output failed, or they are being run again, or were abandoned.
+        """
+        recorded = batch_outputs.c.batch_time_ms.is_not(None)
+        of_output = and_(
+            batch_outputs.c.stream == batches.c.stream,
+            batch_outputs.c.batch_time_ms == batches.c.batch_time_ms,
+            batch_outputs.c.output_id == output,
+            batch_outputs.c.target == "",
+            batch_outputs.c.state == AttemptState.COMPLETED,
+        )
+        query = (
+            select(batches.c.batch_time_ms, batches.c.state)
+            .select_from(batches.outerjoin(batch_outputs, of_output))
+            .where(
+                batches.c.stream == stream,
+                batches.c.batch_time_ms >= from_ms,
+                batches.c.batch_time_ms < until_ms,
+                or_(batches.c.state == BatchState.COMPLETED, recorded),
+            )
+            .order_by(batches.c.batch_time_ms)
+        )
+        with self._database.read() as connection:
+            return {row.batch_time_ms: row.state for row in connection.execute(query)}
+
+    def origins(self, stream: str, times: Iterable[int], *, abandoned: bool = False) -> dict[int, BatchOrigin]:
+        """Return the source of the records, by batch time, for those of ``times`` that have a batch.
+
+        Absorbed times are left out, since their blocks are in the manifest of the batch that absorbed them. Abandoned
+        batches are left out too, unless ``abandoned``.
+        """
+        left_out = {BatchState.ABSORBED} if abandoned else {BatchState.ABSORBED, BatchState.ABANDONED}
+        wanted = sorted(set(times))
+        with self._database.read() as connection:
+            rows: list[BatchRow] = []
+            for part in chunks(wanted):
+                query = select(batches).where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
+                found = map(BatchRow.from_row, connection.execute(query.order_by(batches.c.batch_time_ms)))
+                rows += [row for row in found if row.state not in left_out]
+            return origins_of(connection, rows)
+
+    def mark_checkpointed(self, stream: str, batch_time_ms: int, uri: str) -> BatchRow:
+        """Note the checkpoint that holds the batch; its log may be deleted from then on. A second call replaces it.
+
+        Raises:
+            BatchStateError: the batch has not completed.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            if batch.state is not BatchState.COMPLETED:
+                raise BatchStateError(
+                    f"Batch {time_text(batch_time_ms)} is {batch.state.value}: only a completed one is checkpointed."
+                )
+            if batch.checkpoint_uri == uri:
+                return batch
+            connection.execute(
+                _this(stream, batch_time_ms).values(checkpointed_at_ms=locked.now_ms, checkpoint_uri=uri, history=0)
+            )
+            _event(connection, locked, EventKind.BATCH_CHECKPOINTED, batch_time_ms, {"uri": uri})
+            return require_batch(connection, stream, batch_time_ms)
+
+    def mark_cleaned(self, stream: str, batch_time_ms: int, details: Mapping[str, Any] | None = None) -> BatchRow:
+        """Note that nothing of the batch is left in the log. A second call changes nothing.
+
+        Raises:
+            BatchStateError: the batch is neither checkpointed nor abandoned, or blocks of it are left.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            if batch.cleaned_at_ms is not None:
+                return batch
+            _check_cleanable(connection, batch)
+            connection.execute(
+                _this(stream, batch_time_ms).values(cleaned_at_ms=locked.now_ms, cleanup=dict(details or {}))
+            )
+            connection.execute(
+                update(batches)
+                .where(batches.c.stream == stream, batches.c.absorbed_by_ms == batch_time_ms)
+                .values(cleaned_at_ms=locked.now_ms)
+            )
+            _event(connection, locked, EventKind.BATCH_CLEANED, batch_time_ms, details or {})
+            return require_batch(connection, stream, batch_time_ms)
+
+    def abandon(self, stream: str, batch_time_ms: int, reason: str) -> BatchRow:
+        """Abandon a batch. This is final: its ranges become gaps, its log may be deleted, and its unfinished replays
+        are abandoned too. A second call changes nothing.
+
+        Raises:
+            BatchNotFoundError: the batch was not allocated.
+            BatchStateError: it has completed once, even if it was run again and failed; or it was absorbed.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            batch = require_batch(connection, stream, batch_time_ms)
+            if batch.state is BatchState.ABANDONED:
+                return batch
+            if batch.state in (BatchState.COMPLETED, BatchState.ABSORBED):
+                raise BatchStateError(
+                    f"Batch {time_text(batch_time_ms)} is {batch.state.value} and cannot be abandoned."
+                )
+            if batch.steps is not None:
+                raise BatchStateError(
+                    f"Batch {time_text(batch_time_ms)} has completed before, so its records are no gap: it cannot "
+                    "be abandoned.",
+                    remedy="Its outputs keep what it wrote. Run it again, or leave it: no other batch waits for it.",
+                )
+            fence_attempts(connection, stream, batch_time_ms, locked.now_ms)
+            connection.execute(_this(stream, batch_time_ms).values(state=BatchState.ABANDONED, error=reason, history=0))
+            _abandon_replays(connection, stream, batch_time_ms, reason)
+            for row in connection.execute(
+                select(batch_inputs).where(
+                    batch_inputs.c.stream == stream, batch_inputs.c.batch_time_ms == batch_time_ms
+                )
+            ).all():
+                taken = BatchInputRow.from_row(row)
+                add_gap(
+                    connection,
+                    locked,
+                    taken.input_id,
+                    taken.partition,
+                    from_offset=taken.from_offset,
+                    until_offset=taken.until_offset,
+                    reason=f"batch abandoned: {reason}",
+                    batch_time_ms=batch_time_ms,
+                )
+            payload = {"reason": reason, "records": batch.records}
+            _event(connection, locked, EventKind.BATCH_ABANDONED, batch_time_ms, payload)
+            return require_batch(connection, stream, batch_time_ms)
+
+
+def _abandon_replays(connection: Connection, stream: str, batch_time_ms: int, reason: str) -> None:
+    of_batch = (batch_attempts.c.stream == stream, batch_attempts.c.batch_time_ms == batch_time_ms)
+    query = select(batch_attempts.c.target).where(*of_batch, batch_attempts.c.target != "").distinct()
+    # By target: in the index it comes before the batch time.
+    targets = connection.execute(query).scalars().all()
+    if targets:
+        unfinished = (
+            replays.c.stream == stream,
+            replays.c.target.in_(targets),
+            replays.c.batch_time_ms == batch_time_ms,
+            replays.c.state != BatchState.COMPLETED,
+        )
+        connection.execute(update(replays).where(*unfinished).values(state=BatchState.ABANDONED, error=reason))
+
+
+def _check_cleanable(connection: Connection, batch: BatchRow) -> None:
+    done = batch.state is BatchState.COMPLETED and batch.checkpointed_at_ms is not None
+    if not done and batch.state is not BatchState.ABANDONED:
+        raise BatchStateError(
+            f"Batch {time_text(batch.batch_time_ms)} is {batch.state.value}: only a batch that has completed and is "
+            "checkpointed, or is abandoned, can be marked cleaned."
+        )
+    own = select(literal(batch.batch_time_ms))
+    absorbed = select(batches.c.batch_time_ms).where(
+        batches.c.stream == batch.stream, batches.c.absorbed_by_ms == batch.batch_time_ms
+    )
+    times = own.union_all(absorbed).subquery()
+    left = select(blocks.c.block_id).where(blocks.c.stream == batch.stream, blocks.c.batch_time_ms.in_(select(times)))
+    if connection.execute(left.limit(1)).first() is not None:
+        raise BatchStateError(
+            f"Blocks of batch {time_text(batch.batch_time_ms)} are still in the log.",
+            remedy="Remove their segments first (cleanup.removable_segments).",
+        )
+
+
+def _this(stream: str, batch_time_ms: int) -> Any:
+    return update(batches).where(batches.c.stream == stream, batches.c.batch_time_ms == batch_time_ms)
+
+
+def _event(
+    connection: Connection, locked: LockedStream, kind: EventKind, batch_time_ms: int, payload: Mapping[str, Any]
+) -> None:
+    record(connection, locked.row.name, locked.now_ms, kind, payload, batch_time_ms=batch_time_ms)

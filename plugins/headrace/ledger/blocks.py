@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Integer, bindparam, func, insert, select, update
+from sqlalchemy import BigInteger, Connection, Integer, Row, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
-from headrace.ledger.block_rows import is_late, stored_block, stored_blocks
-from headrace.ledger.codec import dump_ranges
-from headrace.ledger.database import Database, LockedStream, Role, new_id
+from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.ledger.database import Database, LockedStream, Repository, chunks, new_id
 from headrace.ledger.errors import (
     BlockConflictError,
     LeaseLostError,
@@ -21,10 +19,22 @@ from headrace.ledger.errors import (
     PositionNotFoundError,
 )
 from headrace.ledger.events import record_block
+from headrace.ledger.models import (
+    AddedBlock,
+    EpochEnd,
+    ReceiverLease,
+    StoredBlock,
+    StreamRow,
+    UnclaimedTime,
+    WaitingTimes,
+    blocks,
+    positions,
+    receivers,
+    segments,
+    unclaimed_times,
+)
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.rows import AddedBlock, EpochEnd, ReceiverLease, StoredBlock, UnclaimedTime, WaitingTimes
 from headrace.ledger.segments import segment_for
-from headrace.ledger.tables import blocks, positions, receivers, segments, unclaimed_times
 
 # The statements of `add` are built once, since they run several times a second for every receiver.
 _insert_block = insert(blocks)
@@ -79,7 +89,7 @@ _move_position = (
 )
 
 
-class Blocks(Role):
+class Blocks(Repository):
     """Adds blocks, and finds them by batch time or segment."""
 
     def __init__(self, database: Database) -> None:
@@ -159,7 +169,7 @@ class Blocks(Role):
         query = select(unclaimed_times).where(unclaimed_times.c.stream == stream)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(unclaimed_times.c.batch_time_ms).limit(limit))
-            return [UnclaimedTime(row.batch_time_ms, row.blocks, row.records, row.payload_bytes) for row in rows]
+            return [UnclaimedTime.from_row(row) for row in rows]
 
     def waiting(self, stream: str, until_ms: int) -> WaitingTimes | None:
         """Summarize the batch times up to ``until_ms`` that have blocks and no batch; None if there are none."""
@@ -170,11 +180,6 @@ class Blocks(Role):
         with self._database.read() as connection:
             first_ms, last_ms, times, records = connection.execute(query).one()
         return WaitingTimes(first_ms, last_ms, times, int(records)) if times else None
-
-    def of_batch(self, stream: str, batch_time_ms: int) -> list[StoredBlock]:
-        """Return the blocks of one batch time, in the order of addition. Cleaning the log deletes their rows."""
-        with self._database.read() as connection:
-            return stored_blocks(connection, stream, [batch_time_ms])
 
     def of_segment(self, stream: str, path: str) -> list[StoredBlock]:
         """Return the blocks of a segment, in the order of addition; none if the ledger does not have the segment."""
@@ -299,7 +304,7 @@ def _insert(
                 "segment_id": segment_id,
                 "frame_offset": block.handle.offset,
                 "frame_length": block.handle.length,
-                "ranges": dump_ranges(ranges),
+                "ranges": ranges,
                 "records": block.records,
                 "payload_bytes": block.payload_bytes,
             },
@@ -338,3 +343,38 @@ def _receiver_key(receiver_id: ReceiverId) -> dict[str, Any]:
         "key_input_id": receiver_id.input_id,
         "key_receiver_index": receiver_id.index,
     }
+
+
+def stored_blocks(connection: Connection, stream: str, batch_times_ms: list[int]) -> list[StoredBlock]:
+    """Return the blocks of the batch times, by time, then in the order of addition."""
+    found: list[StoredBlock] = []
+    for part in chunks(sorted(batch_times_ms)):
+        query = (
+            select(blocks, segments.c.path)
+            .join(segments, segments.c.segment_id == blocks.c.segment_id)
+            .where(blocks.c.stream == stream, blocks.c.batch_time_ms.in_(part))
+            .order_by(blocks.c.batch_time_ms, blocks.c.block_id)
+        )
+        found += [stored_block(row) for row in connection.execute(query)]
+    return found
+
+
+def is_late(stream: StreamRow, block: BlockInfo, batch_time_ms: int) -> bool:
+    """Whether the block's batch time is later than that of its event time."""
+    return block.event_time_ms is not None and batch_time_ms > stream.batch_time_after(max(0, block.event_time_ms))
+
+
+def stored_block(row: Row[Any]) -> StoredBlock:
+    """A row of ``blocks`` with its segment's path."""
+    info = BlockInfo(
+        receiver=ReceiverId(row.stream, row.input_id, row.receiver_index),
+        epoch=row.epoch,
+        sequence=row.sequence,
+        cut_time_ms=row.cut_time_ms,
+        handle=BlockHandle(row.path, row.frame_offset, row.frame_length),
+        ranges=row.ranges,
+        records=row.records,
+        payload_bytes=row.payload_bytes,
+        event_time_ms=row.event_time_ms,
+    )
+    return StoredBlock(row.block_id, row.batch_time_ms, row.added_at_ms, info)

@@ -9,14 +9,13 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import fence_attempts
-from headrace.ledger.batch_rows import batch_input_row
+from headrace.ledger.attempt_statements import fence_attempts
 from headrace.ledger.codec import partition_key
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import AllocationConflictError, BatchTimeError
-from headrace.ledger.rows import BatchInputRow, BatchRow
-from headrace.ledger.states import BatchState
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
+    BatchInputRow,
+    BatchRow,
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -25,6 +24,7 @@ from headrace.ledger.tables import (
     replays,
     unclaimed_times,
 )
+from headrace.ledger.states import BatchState
 
 
 def is_empty(connection: Connection, batch: BatchRow) -> bool:
@@ -137,7 +137,7 @@ def _check_range(connection: Connection, row: BatchInputRow) -> None:
         .limit(1)
     ).one_or_none()
     if other is not None and other.from_offset < row.until_offset:
-        found = batch_input_row(other)
+        found = BatchInputRow.from_row(other)
         raise AllocationConflictError(
             f"{what} overlap [{found.from_offset}, {found.until_offset}) of batch {time_text(found.batch_time_ms)}.",
             remedy="A record belongs to one batch: leave out the offsets that have one.",

@@ -11,15 +11,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, update
 
-from headrace.ledger.attempt_rows import live_attempts
-from headrace.ledger.batch_rows import batch_row
-from headrace.ledger.database import Role
+from headrace.ledger.attempt_statements import live_attempts
+from headrace.ledger.database import Repository
 from headrace.ledger.errors import BatchStateError, StreamNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.rows import BatchRow, SegmentRow
-from headrace.ledger.segments import segment_row
-from headrace.ledger.states import AttemptState, BatchState, EventKind
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
+    BatchRow,
+    SegmentRow,
     batch_attempts,
     batches,
     blocks,
@@ -29,6 +27,7 @@ from headrace.ledger.tables import (
     streams,
     unclaimed_times,
 )
+from headrace.ledger.states import AttemptState, BatchState, EventKind
 
 # Rows deleted in one transaction; few enough that receivers wait only milliseconds for the lock.
 FOLD_CHUNK = 2_000
@@ -36,7 +35,7 @@ FOLD_CHUNK = 2_000
 _UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
 
 
-class Cleanup(Role):
+class Cleanup(Repository):
     """Finds segments and batches that are no longer needed, and deletes their rows."""
 
     def needed_from(self, stream: str) -> int:
@@ -65,7 +64,7 @@ class Cleanup(Role):
             now_ms = self._database.now_ms(connection)
             # Each query uses its index: segments within the remember window, most of the log, are not read.
             begun = select(segments).where(segments.c.stream == stream, *_REMOVING).order_by(segments.c.segment_id)
-            rows = [segment_row(row) for row in connection.execute(begun.limit(limit))]
+            rows = [SegmentRow.from_row(row) for row in connection.execute(begun.limit(limit))]
             done = (
                 select(segments)
                 .where(
@@ -79,7 +78,7 @@ class Cleanup(Role):
                 .order_by(segments.c.last_batch_time_ms, segments.c.segment_id)
                 .limit(limit)
             )
-            rows += [segment_row(row) for row in connection.execute(done)]
+            rows += [SegmentRow.from_row(row) for row in connection.execute(done)]
             return rows[:limit]
 
     def claim_removal(
@@ -103,7 +102,7 @@ class Cleanup(Role):
                 segments.c.closed_at_ms.is_not(None),
                 or_(segments.c.removing_at_ms.is_not(None), ~_needed(before_ms, locked.now_ms)),
             )
-            claimed = [segment_row(row) for row in connection.execute(query.order_by(segments.c.segment_id))]
+            claimed = [SegmentRow.from_row(row) for row in connection.execute(query.order_by(segments.c.segment_id))]
             connection.execute(
                 update(segments)
                 .where(
@@ -165,7 +164,7 @@ class Cleanup(Role):
             .limit(limit)
         )
         with self._database.read() as connection:
-            return [batch_row(row) for row in connection.execute(query)]
+            return [BatchRow.from_row(row) for row in connection.execute(query)]
 
 
 def _needed_from(connection: Connection, stream: str, interval_ms: int, now_ms: int) -> int:
@@ -225,7 +224,7 @@ def _claimed(connection: Connection, stream: str, path: str) -> SegmentRow | Non
             f"The removal of segment {path!r} of stream {stream!r} was never claimed.",
             remedy="Call cleanup.claim_removal, delete the file, then fold.",
         )
-    return None if row.removed_at_ms is not None else segment_row(row)
+    return None if row.removed_at_ms is not None else SegmentRow.from_row(row)
 
 
 def _forget(connection: Connection, segment: SegmentRow, now_ms: int) -> None:

@@ -9,7 +9,7 @@ before it waited.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,6 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Engine,
-    Row,
     Select,
     bindparam,
     cast,
@@ -39,9 +38,10 @@ from headrace.ledger.errors import (
     LedgerUnavailableError,
     StreamNotFoundError,
 )
-from headrace.ledger.rows import StreamRow
-from headrace.ledger.tables import streams
+from headrace.ledger.models import StreamRow, streams
 
+# The number of values in one statement: far below the limits, 32,766 parameters in SQLite, 65,535 in Postgres.
+CHUNK = 1_000
 # Transient errors: a read-only transaction (25006), or a transaction that was idle (25P03) or took (25P04) too long.
 _PASSING_SQLSTATES = frozenset({"25006", "25P03", "25P04"})
 
@@ -104,9 +104,7 @@ class Database:
         row = connection.execute(self._lock_stream, {"stream": stream}).one_or_none()
         if row is None:
             raise StreamNotFoundError(stream)
-        fields = dict(row._mapping)
-        now_ms = fields.pop("now_ms")
-        return LockedStream(_stream_row(fields), self.clock.now_ms() if self.clock else now_ms)
+        return LockedStream(StreamRow.from_row(row), self.clock.now_ms() if self.clock else row.now_ms)
 
     def now_ms(self, connection: Connection | None = None) -> int:
         """Return the ledger's time, in milliseconds since the Unix epoch."""
@@ -131,21 +129,17 @@ class Database:
         return select(locked, _database_now().label("now_ms"))
 
 
-class Role:
-    """One part of the ledger's API, over the shared database."""
+class Repository:
+    """The ledger's calls for one noun, over the shared database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
 
-def stream_row(row: Row[Any]) -> StreamRow:
-    """A row of ``streams``."""
-    return _stream_row(dict(row._mapping))
-
-
-def _stream_row(fields: dict[str, Any]) -> StreamRow:
-    fields["outputs"] = tuple(fields["outputs"])
-    return StreamRow(**fields)
+def chunks(values: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the values in order, at most `CHUNK` at a time: databases limit a statement's parameters."""
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
 
 
 def new_id(result: CursorResult[Any]) -> int:

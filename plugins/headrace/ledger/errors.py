@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.blocks import TopicPartition
 from headrace.clock import time_text
-from headrace.errors import HeadraceError
-from headrace.failure import Failure
+from headrace.errors import Failure, HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.ledger.rows import BatchRow
+    from headrace.ledger.models import BatchRow
 
 
 def _rebuild(kind: type[LedgerError], message: str, facts: dict[str, Any]) -> LedgerError:
@@ -106,7 +105,7 @@ class PositionNotFoundError(LedgerError):
         super().__init__(
             f"Stream {stream!r}, input {input_id!r}: no position of {partition.topic}-{partition.partition} "
             f"(topic id {partition.topic_id}).",
-            remedy="Call positions.ensure first.",
+            remedy="Call positions.ensure_all first.",
         )
         self.partition = partition
 

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
-from headrace.ledger.database import Role
-from headrace.ledger.rows import EventRow
+from headrace.ledger.database import Repository
+from headrace.ledger.models import EventRow, events
 from headrace.ledger.states import EventKind
-from headrace.ledger.tables import events
 
 _insert_event = insert(events)
 
@@ -71,7 +70,7 @@ def record_block(connection: Connection, stream: str, now_ms: int, block_id: int
     )
 
 
-class Events(Role):
+class Events(Repository):
     """The append-only events of the streams."""
 
     def append(
@@ -105,7 +104,7 @@ class Events(Role):
         """Return the events of one batch, oldest first."""
         query = _selected().where(events.c.stream == stream, events.c.batch_time_ms == batch_time_ms)
         with self._database.read() as connection:
-            return [_event_row(row) for row in connection.execute(query.order_by(events.c.event_id))]
+            return [EventRow.from_row(row) for row in connection.execute(query.order_by(events.c.event_id))]
 
     def prune(self, stream: str, before_ms: int, limit: int = 5000) -> int:
         """Delete up to ``limit`` of the oldest events, if older than ``before_ms``. Returns the number deleted."""
@@ -124,7 +123,11 @@ class Events(Role):
         # One query per kind uses the index; one query for all kinds would search or sort all events.
         parts = [query] if kinds is None else [query.where(events.c.kind == kind.value) for kind in kinds]
         with self._database.read() as connection:
-            rows = [_event_row(row) for part in parts for row in connection.execute(part.order_by(order).limit(limit))]
+            rows = [
+                EventRow.from_row(row)
+                for part in parts
+                for row in connection.execute(part.order_by(order).limit(limit))
+            ]
         return sorted(rows, key=lambda row: row.event_id, reverse=newest_first)[:limit]
 
 
@@ -132,7 +135,3 @@ def _selected() -> Any:
     return select(
         events.c.event_id, events.c.stream, events.c.at_ms, events.c.kind, events.c.batch_time_ms, events.c.payload
     )
-
-
-def _event_row(row: Row[Any]) -> EventRow:
-    return EventRow(**row._mapping)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, insert, select
 
 from headrace.blocks import TopicPartition
-from headrace.ledger.codec import partition_key, partition_of
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.codec import partition_key
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.events import record
-from headrace.ledger.rows import GapRow
+from headrace.ledger.models import GapRow, gaps
 from headrace.ledger.states import EventKind
-from headrace.ledger.tables import gaps
 
 
 def add_gap(
@@ -41,26 +38,11 @@ def add_gap(
     record(connection, locked.row.name, locked.now_ms, EventKind.GAP, fields, batch_time_ms=batch_time_ms)
 
 
-class Gaps(Role):
-    """The gaps of the streams."""
+class Gaps(Repository):
+    """Finds the gaps of streams."""
 
     def page(self, stream: str, limit: int = 1000) -> list[GapRow]:
         """Return the newest ``limit`` gaps, newest first."""
         query = select(gaps).where(gaps.c.stream == stream).order_by(gaps.c.gap_id.desc()).limit(limit)
         with self._database.read() as connection:
-            return [gap_row(row) for row in connection.execute(query)]
-
-
-def gap_row(row: Row[Any]) -> GapRow:
-    """A row of ``gaps``."""
-    return GapRow(
-        gap_id=row.gap_id,
-        stream=row.stream,
-        input_id=row.input_id,
-        partition=partition_of(row),
-        from_offset=row.from_offset,
-        until_offset=row.until_offset,
-        reason=row.reason,
-        batch_time_ms=row.batch_time_ms,
-        at_ms=row.at_ms,
-    )
+            return [GapRow.from_row(row) for row in connection.execute(query)]

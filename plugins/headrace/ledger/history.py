@@ -11,13 +11,14 @@ from typing import Any
 
 from sqlalchemy import and_, case, func, or_, select, update
 
-from headrace.ledger.attempt_rows import wrote_output
-from headrace.ledger.batch_rows import batch_row
-from headrace.ledger.chunks import chunks
-from headrace.ledger.database import Role
-from headrace.ledger.rows import BatchRow, FiledReplay, MovedBlock, ReplayDefinitionRow
-from headrace.ledger.states import AttemptState, BatchState
-from headrace.ledger.tables import (
+from headrace.ledger.attempt_statements import wrote_output
+from headrace.ledger.database import Repository, chunks
+from headrace.ledger.models import (
+    BatchRow,
+    FiledReplay,
+    MovedBlock,
+    ReplayDefinitionRow,
+    ReplayRow,
     batch_attempts,
     batch_outputs,
     batches,
@@ -27,6 +28,7 @@ from headrace.ledger.tables import (
     streams,
     unclaimed_times,
 )
+from headrace.ledger.states import AttemptState, BatchState
 
 _SETTLED = or_(
     and_(batches.c.state == BatchState.COMPLETED, batches.c.checkpointed_at_ms.is_not(None)),
@@ -34,14 +36,14 @@ _SETTLED = or_(
 )
 
 
-class History(Role):
+class History(Repository):
     """Finds what a checkpoint must hold, and records which batches are filed."""
 
     def unfiled(self, stream: str) -> list[BatchRow]:
         """Return the batches that no history file holds in their present state, oldest first."""
         query = select(batches).where(batches.c.stream == stream, batches.c.history <= 0)
         with self._database.read() as connection:
-            return [batch_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
+            return [BatchRow.from_row(row) for row in connection.execute(query.order_by(batches.c.batch_time_ms))]
 
     def begin_filing(self, stream: str, count: int, *, after: int = 0) -> tuple[int, list[BatchRow]] | None:
         """Mark the oldest ``count`` unfiled batches that are completed and checkpointed, abandoned or absorbed.
@@ -61,7 +63,7 @@ class History(Role):
                     .where(batches.c.stream == stream, batches.c.batch_time_ms.in_(part))
                     .values(history=-number)
                 )
-            return number, [batch_row(row) for row in rows]
+            return number, [BatchRow.from_row(row) for row in rows]
 
     def end_filing(self, stream: str, number: int) -> None:
         """Note that the file is durable. The batches that have not changed since they were marked are filed now."""
@@ -115,13 +117,9 @@ class History(Role):
                     replays.c.stream == stream, replays.c.target.in_(targets), replays.c.batch_time_ms.in_(part)
                 )
                 for row in connection.execute(of_times.order_by(replays.c.batch_time_ms, replays.c.target)):
-                    fields = dict(row._mapping)
-                    fields["outputs"] = tuple(fields["outputs"])
-                    time_ms = fields["batch_time_ms"]
-                    key = (time_ms, fields["target"], fields["revision"])
-                    for own in ("stream", "batch_time_ms"):
-                        fields.pop(own)
-                    found[time_ms].append(FiledReplay(**fields, recorded=counts.get(key, {})))
+                    replay = ReplayRow.from_row(row)
+                    key = (replay.batch_time_ms, replay.target, replay.revision)
+                    found[replay.batch_time_ms].append(FiledReplay.of(replay, counts.get(key, {})))
         return found
 
     def moved(self, stream: str) -> list[MovedBlock]:
@@ -155,7 +153,4 @@ class History(Role):
         query = select(replay_definitions).where(replay_definitions.c.stream == stream)
         order = (replay_definitions.c.target, replay_definitions.c.revision)
         with self._database.read() as connection:
-            return [
-                ReplayDefinitionRow(row.target, row.revision, row.definition, row.created_at_ms)
-                for row in connection.execute(query.order_by(*order))
-            ]
+            return [ReplayDefinitionRow.from_row(row) for row in connection.execute(query.order_by(*order))]

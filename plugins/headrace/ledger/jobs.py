@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
-from headrace.ledger.rows import JobLease, JobRow, JobStatus
-from headrace.ledger.segment_ends import closing
+from headrace.ledger.models import (
+    JobLease,
+    JobRow,
+    JobStatus,
+    closing_values,
+    receiver_jobs,
+    receivers,
+    segments,
+    streams,
+)
 from headrace.ledger.states import EventKind, JobState, ReceiverState
-from headrace.ledger.tables import receiver_jobs, receivers, segments, streams
 
 LIVE_RECEIVERS = (ReceiverState.STARTING, ReceiverState.RUNNING, ReceiverState.STOPPING)
 
 
-class Jobs(Role):
+class Jobs(Repository):
     """Grants, renews and ends the receiver job's lease.
 
     A lease that has expired stays with its holder until another job acquires one: the epoch fences, not the time.
@@ -172,7 +179,7 @@ class Jobs(Role):
         query = select(receiver_jobs).where(receiver_jobs.c.stream == stream)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(receiver_jobs.c.epoch.desc()).limit(limit))
-            return [job_row(row) for row in rows]
+            return [JobRow.from_row(row) for row in rows]
 
     def _touch(
         self, connection: Connection, lease: JobLease, values: dict[str, Any], attributes: Mapping[str, Any] | None
@@ -212,12 +219,7 @@ def _job(connection: Connection, stream: str, epoch: int) -> JobRow | None:
     row = connection.execute(
         select(receiver_jobs).where(receiver_jobs.c.stream == stream, receiver_jobs.c.epoch == epoch)
     ).one_or_none()
-    return None if row is None else job_row(row)
-
-
-def job_row(row: Row[Any]) -> JobRow:
-    """A row of ``receiver_jobs``."""
-    return JobRow(**row._mapping)
+    return None if row is None else JobRow.from_row(row)
 
 
 def _this(stream: str, epoch: int) -> Any:
@@ -227,7 +229,7 @@ def _this(stream: str, epoch: int) -> Any:
 def _end_previous(connection: Connection, previous: JobRow | None, now_ms: int, holder: str) -> None:
     if previous is not None and not previous.state.ended:
         silent_ms = now_ms - previous.heartbeat_ms
-        error = f"not heard of for {silent_ms} ms; {holder} took over"
+        error = f"no heartbeat for {silent_ms} ms; {holder} took over"
         _end(connection, previous.stream, previous.epoch, now_ms=now_ms, state=JobState.FAILED, error=error)
 
 
@@ -245,7 +247,7 @@ def _end(connection: Connection, stream: str, epoch: int, *, now_ms: int, state:
     connection.execute(
         update(segments)
         .where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None), segments.c.closed_at_ms.is_(None))
-        .values(**closing(now_ms))
+        .values(**closing_values(now_ms))
     )
     kind = EventKind.JOB_FAILED if state is JobState.FAILED else EventKind.JOB_STOPPED
     record(connection, stream, now_ms, kind, {"epoch": epoch, "error": error})

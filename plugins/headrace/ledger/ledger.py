@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import Any
 
 from headrace.clock import Clock
+from headrace.ledger.allocations import Allocations
+from headrace.ledger.attempts import Attempts
 from headrace.ledger.batches import Batches
 from headrace.ledger.blocks import Blocks
 from headrace.ledger.cleanup import Cleanup
@@ -20,7 +22,8 @@ from headrace.ledger.positions import Positions
 from headrace.ledger.rebuild import Rebuild
 from headrace.ledger.receivers import Receivers
 from headrace.ledger.removal import Removal
-from headrace.ledger.runs import Runs
+from headrace.ledger.replays import Replays
+from headrace.ledger.run_batch_times import RunBatchTimes
 from headrace.ledger.schema import Migration, ensure_schema, migrate_schema
 from headrace.ledger.segments import Segments
 from headrace.ledger.snapshots import Snapshots
@@ -30,7 +33,7 @@ from headrace.ledger.urls import engine_url
 
 
 class Ledger:
-    """The ledger's parts over one pool of connections. Safe across threads and after a fork; pickled as its URL.
+    """The ledger's repositories over one pool of connections. Safe across threads and after a fork; pickled as its URL.
 
     Every call is one transaction: it is either durable or has no effect. Calls block, so asyncio code must run them in
     a thread.
@@ -47,7 +50,10 @@ class Ledger:
         self.blocks = Blocks(database)
         self.segments = Segments(database)
         self.batches = Batches(database)
-        self.runs = Runs(database)
+        self.allocations = Allocations(database)
+        self.attempts = Attempts(database)
+        self.replays = Replays(database)
+        self.runs = RunBatchTimes(database)
         self.cleanup = Cleanup(database)
         self.history = History(database)
         self.removal = Removal(database)

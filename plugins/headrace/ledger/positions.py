@@ -14,33 +14,27 @@ from sqlalchemy import Connection, insert, select, update
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.clock import time_text
 from headrace.ledger.codec import partition_key, partition_of
-from headrace.ledger.database import LockedStream
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import (
     LeaseHeldError,
     LedgerError,
     PartitionNotAssignedError,
     PositionConflictError,
     PositionNotFoundError,
+    StreamNotFoundError,
 )
 from headrace.ledger.events import record
 from headrace.ledger.gaps import add_gap
 from headrace.ledger.jobs import require_job
-from headrace.ledger.position_rows import PositionWatermarks, position_row
+from headrace.ledger.models import LIVE, JobLease, PositionRow, ReceiverLease, positions, streams
 from headrace.ledger.receivers import find_receiver, require_receiver
-from headrace.ledger.rows import JobLease, PositionRow, ReceiverLease
 from headrace.ledger.states import EventKind, PartitionState
-from headrace.ledger.tables import positions
-from headrace.ledger.tables.receiving import LIVE
 
 _NO_EPOCH_END: dict[str, Any] = {"leader_epoch": None, "epoch_end_offset": None}
 
 
-class Positions(PositionWatermarks):
+class Positions(Repository):
     """Keeps positions, and assigns partitions to receivers."""
-
-    def ensure(self, job: JobLease, input_id: str, partition: TopicPartition, starting_offset: int) -> None:
-        """Set the starting position of a partition that has none; see `ensure_all`."""
-        self.ensure_all(job, input_id, {partition: starting_offset})
 
     def ensure_all(self, job: JobLease, input_id: str, starting_offsets: Mapping[TopicPartition, int]) -> None:
         """Set the starting positions of partitions that have none, in one transaction. Existing ones stay.
@@ -158,7 +152,7 @@ class Positions(PositionWatermarks):
             PositionConflictError: the position is not ``from_offset``.
         """
         if until_offset < from_offset:
-            raise LedgerError(f"A position does not go back, from {from_offset} to {until_offset} of {partition}.")
+            raise LedgerError(f"The position of {partition} cannot move back from {from_offset} to {until_offset}.")
         receiver_id = lease.receiver_id
         with self._database.write_stream(receiver_id.stream) as (connection, locked):
             row = _row_of_owner(connection, locked, lease, partition)
@@ -223,6 +217,30 @@ class Positions(PositionWatermarks):
             for row in _rows(connection, job.stream, input_id, partitions):
                 _set_state(connection, locked, row, PartitionState(state), error)
 
+    def unpassed(self, stream: str, batch_time_ms: int) -> list[PositionRow]:
+        """Return the partitions that delay a batch by timestamp, since they may still get records of earlier times.
+
+        A partition has passed the batch time when a stored record has that timestamp or a later one, or when everything
+        that Kafka had of it was stored at the batch time plus the stream's allowed lateness, or later. Only active
+        partitions delay a batch.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.read() as connection:
+            lateness = select(streams.c.allowed_lateness_ms).where(streams.c.name == stream)
+            lateness_ms = connection.execute(lateness).scalar_one_or_none()
+            if lateness_ms is None:
+                raise StreamNotFoundError(stream)
+            query = select(positions).where(
+                positions.c.stream == stream,
+                positions.c.state == PartitionState.ACTIVE,
+                positions.c.watermark_ms < batch_time_ms,
+                positions.c.drained_ms < batch_time_ms + lateness_ms,
+            )
+            order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
+            return [PositionRow.from_row(row) for row in connection.execute(query.order_by(*order))]
+
     def all(self, stream: str, input_id: str | None = None, *, live: bool = False) -> list[PositionRow]:
         """Return the positions of a stream, or of one input, sorted by input, topic, incarnation and partition.
 
@@ -236,7 +254,7 @@ class Positions(PositionWatermarks):
             query = query.where(positions.c.input_id == input_id)
         order = (positions.c.input_id, positions.c.topic, positions.c.incarnation, positions.c.partition)
         with self._database.read() as connection:
-            return [position_row(row) for row in connection.execute(query.order_by(*order))]
+            return [PositionRow.from_row(row) for row in connection.execute(query.order_by(*order))]
 
 
 def _row_of_owner(
@@ -319,7 +337,7 @@ def _rows(
     query = _of_input(stream, input_id)
     if len(wanted) == 1:
         query = query.where(*(positions.c[name] == value for name, value in partition_key(wanted[0]).items()))
-    known = {_identity(row.partition): row for row in map(position_row, connection.execute(query))}
+    known = {_identity(row.partition): row for row in map(PositionRow.from_row, connection.execute(query))}
     for partition in wanted:
         if _identity(partition) not in known:
             raise PositionNotFoundError(stream, input_id, partition)

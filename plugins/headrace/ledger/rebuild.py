@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import live_attempts
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.attempt_statements import live_attempts
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import LeaseHeldError, LedgerError, StreamNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.found import FoundStream
 from headrace.ledger.jobs import job_of
-from headrace.ledger.rebuilt_batches import insert_batches
-from headrace.ledger.rebuilt_receiving import (
-    insert_blocks,
-    insert_gaps,
-    insert_positions,
-    insert_receivers,
-    insert_segments,
-)
-from headrace.ledger.revisions import insert_revision
-from headrace.ledger.states import EventKind
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
+    Declared,
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -42,6 +30,17 @@ from headrace.ledger.tables import (
     topics,
     unclaimed_times,
 )
+from headrace.ledger.rebuild_batches import insert_batches
+from headrace.ledger.rebuild_data import FoundStream
+from headrace.ledger.rebuild_receiving import (
+    insert_blocks,
+    insert_gaps,
+    insert_positions,
+    insert_receivers,
+    insert_segments,
+)
+from headrace.ledger.revisions import insert_revision
+from headrace.ledger.states import EventKind
 
 # In the order in which their rows can be deleted. Events are kept.
 _TABLES = (
@@ -64,7 +63,7 @@ _TABLES = (
 )
 
 
-class Rebuild(Role):
+class Rebuild(Repository):
     """Rebuilds a lost ledger."""
 
     def is_new(self, stream: str) -> bool:
@@ -105,7 +104,7 @@ class Rebuild(Role):
                     connection.execute(delete(table).where(table.c.stream == stream))
             _put_stream(connection, found)
             for known in found.revisions:
-                insert_revision(connection, stream, known.revision, known, known.created_at_ms)
+                insert_revision(connection, stream, known.revision, Declared.of(known), known.created_at_ms)
             locked = self._database.lock_stream(connection, stream)
             insert_positions(connection, found)
             insert_receivers(connection, locked, found)
@@ -149,8 +148,7 @@ def _refuse_while_alive(connection: Connection, locked: LockedStream) -> None:
 
 
 def _put_stream(connection: Connection, found: FoundStream) -> None:
-    row = dataclasses.asdict(found.stream)
-    row["outputs"] = list(row["outputs"])
+    row = found.stream.to_columns()
     name = row.pop("name")
     if not connection.execute(update(streams).where(streams.c.name == name).values(**row)).rowcount:
         connection.execute(insert(streams).values(name=name, **row))

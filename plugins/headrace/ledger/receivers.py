@@ -9,19 +9,29 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
 from headrace.blocks import ReceiverId, TopicPartition
-from headrace.ledger.codec import partition_of
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.codec import partition_key, partition_of
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import JobStoppingError, LeaseLostError, LedgerError
 from headrace.ledger.events import record
 from headrace.ledger.jobs import job_of, require_job
-from headrace.ledger.position_rows import drain
-from headrace.ledger.rows import AssignedPartition, EpochEnd, JobLease, ReceiverLease, ReceiverOrders, ReceiverRow
-from headrace.ledger.segment_ends import closing
+from headrace.ledger.models import (
+    AssignedPartition,
+    EpochEnd,
+    JobLease,
+    ReceiverLease,
+    ReceiverOrders,
+    ReceiverRow,
+    closing_values,
+    positions,
+    receiver_jobs,
+    receivers,
+    segments,
+    streams,
+)
 from headrace.ledger.states import EventKind, ReceiverState
-from headrace.ledger.tables import positions, receiver_jobs, receivers, segments, streams
 
 
-class Receivers(Role):
+class Receivers(Repository):
     """Registers receivers, takes their heartbeats and returns their orders."""
 
     def register(self, job: JobLease, receiver_id: ReceiverId, *, host: str, lease_ms: int) -> ReceiverLease:
@@ -36,8 +46,8 @@ class Receivers(Role):
             current = job_of(connection, locked)
             if current is not None and current.stop_requested_at_ms is not None:
                 raise JobStoppingError(
-                    f"Receiver {receiver_id} came too late: its job is stopping ({current.stop_reason}).",
-                    remedy="End it.",
+                    f"Receiver {receiver_id} cannot register: its job is stopping ({current.stop_reason}).",
+                    remedy="End the receiver.",
                 )
             row = find_receiver(connection, receiver_id)
             epoch = 1 if row is None else row.epoch + 1
@@ -115,7 +125,7 @@ class Receivers(Role):
                 values["last_error"] = error
             connection.execute(_this(lease.receiver_id).values(**values))
             if drained:
-                drain(connection, lease.receiver_id, drained, now_ms)
+                _drain(connection, lease.receiver_id, drained, now_ms)
             assigned, revoked = _owned(connection, lease.receiver_id)
             stop = row.stop_requested or row.stop_requested_at_ms is not None
             return ReceiverOrders(assigned, revoked, stop, values["lease_until_ms"], now_ms, row.max_rate)
@@ -174,7 +184,7 @@ class Receivers(Role):
         order = (receivers.c.input_id, receivers.c.receiver_index)
         with self._database.read() as connection:
             rows = connection.execute(select(receivers).where(receivers.c.stream == stream).order_by(*order))
-            return [receiver_row(row) for row in rows]
+            return [ReceiverRow.from_row(row) for row in rows]
 
     def unsealed(self, stream: str, batch_time_ms: int) -> list[ReceiverRow]:
         """Return the live receivers that may still add blocks cut before ``batch_time_ms``."""
@@ -187,7 +197,7 @@ class Receivers(Role):
                     receivers.c.sealed_through_ms < batch_time_ms,
                 )
             )
-            return [receiver for receiver in map(receiver_row, rows) if receiver.alive(now_ms)]
+            return [receiver for receiver in map(ReceiverRow.from_row, rows) if receiver.alive(now_ms)]
 
 
 def require_receiver(connection: Connection, locked: LockedStream, lease: ReceiverLease) -> Row[Any]:
@@ -270,6 +280,34 @@ def _owned(connection: Connection, receiver_id: ReceiverId) -> tuple[dict[Any, A
     return assigned, frozenset(revoked)
 
 
+def _drain(connection: Connection, receiver_id: ReceiverId, drained: Mapping[TopicPartition, int], now_ms: int) -> None:
+    """Note until when partitions are drained. Partitions that the receiver no longer owns are skipped."""
+    owner = {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
+    connection.execute(
+        _DRAIN,
+        [
+            {
+                **{f"key_{name}": value for name, value in (owner | partition_key(partition)).items()},
+                "until_ms": min(until_ms, now_ms),
+            }
+            for partition, until_ms in drained.items()
+        ],
+    )
+
+
+_DRAIN = (
+    update(positions)
+    .where(
+        *(
+            positions.c[name] == bindparam(f"key_{name}")
+            for name in ("stream", "input_id", "receiver_index", "topic", "topic_id", "partition")
+        ),
+        positions.c.drained_ms < bindparam("until_ms"),
+    )
+    .values(drained_ms=bindparam("until_ms"))
+)
+
+
 def _key(receiver_id: ReceiverId) -> dict[str, Any]:
     return {"stream": receiver_id.stream, "input_id": receiver_id.input_id, "receiver_index": receiver_id.index}
 
@@ -290,16 +328,7 @@ def find_receiver(connection: Connection, receiver_id: ReceiverId) -> ReceiverRo
             receivers.c.receiver_index == receiver_id.index,
         )
     ).one_or_none()
-    return None if row is None else receiver_row(row)
-
-
-def receiver_row(row: Row[Any]) -> ReceiverRow:
-    """A row of ``receivers``."""
-    fields = dict(row._mapping)
-    receiver_id = ReceiverId(fields.pop("stream"), fields.pop("input_id"), fields.pop("receiver_index"))
-    for own in ("lease_ms", "segment_id"):
-        fields.pop(own)
-    return ReceiverRow(receiver_id=receiver_id, **fields)
+    return None if row is None else ReceiverRow.from_row(row)
 
 
 def _close_segments(connection: Connection, receiver_id: ReceiverId, before_epoch: int, now_ms: int) -> None:
@@ -314,5 +343,5 @@ def _close_segments(connection: Connection, receiver_id: ReceiverId, before_epoc
             segments.c.receiver_index == receiver_id.index,
             segments.c.epoch < before_epoch,
         )
-        .values(**closing(now_ms))
+        .values(**closing_values(now_ms))
     )

@@ -11,10 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, select, update
 
-from headrace.ledger.attempt_rows import live_attempts
-from headrace.ledger.database import LockedStream, Role
-from headrace.ledger.states import BatchState
-from headrace.ledger.tables import (
+from headrace.ledger.attempt_statements import live_attempts
+from headrace.ledger.database import LockedStream, Repository
+from headrace.ledger.models import (
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -26,6 +25,7 @@ from headrace.ledger.tables import (
     streams,
     unclaimed_times,
 )
+from headrace.ledger.states import BatchState
 
 # Batches per transaction. With a hundred partitions each has a hundred rows, and receivers wait for the lock.
 CHUNK = 20
@@ -34,7 +34,7 @@ CHUNK = 20
 _TABLES = (batch_runs, replays, batch_outputs, batch_inputs, batch_attempts, batches)
 
 
-class Removal(Role):
+class Removal(Repository):
     """Removes the oldest batches of a stream."""
 
     def oldest(self, stream: str) -> int | None:

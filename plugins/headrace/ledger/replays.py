@@ -6,27 +6,40 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, func, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from headrace.clock import time_text
-from headrace.ledger.attempt_rows import fence_attempts, insert_attempt, newest_outputs, revision_of, running_attempts
-from headrace.ledger.batch_rows import require_batch
-from headrace.ledger.database import LockedStream, Role
+from headrace.ledger.attempt_statements import (
+    fence_attempts,
+    insert_attempt,
+    newest_outputs,
+    revision_of,
+    running_attempts,
+    wrote_output,
+)
+from headrace.ledger.batch_origins import source_of
+from headrace.ledger.batch_states import outcome, require_batch
+from headrace.ledger.database import LockedStream, Repository
 from headrace.ledger.errors import BatchStateError, LedgerError
 from headrace.ledger.events import record
-from headrace.ledger.origins import source_of
-from headrace.ledger.outcomes import outcome
-from headrace.ledger.rows import Attempt, ReplayRow
-from headrace.ledger.states import BatchState, EventKind
-from headrace.ledger.tables import batches, replay_definitions, replays
+from headrace.ledger.models import (
+    Attempt,
+    ReplayRow,
+    batch_attempts,
+    batch_outputs,
+    batches,
+    replay_definitions,
+    replays,
+)
+from headrace.ledger.states import AttemptState, BatchState, EventKind
 
 _KINDS = {BatchState.COMPLETED: EventKind.REPLAY_COMPLETED, BatchState.FAILED: EventKind.REPLAY_FAILED}
 
 
-class BatchReplays(Role):
+class Replays(Repository):
     """Begins replays of batches, and finds their states."""
 
-    def begin_replay(
+    def begin(
         self,
         stream: str,
         batch_time_ms: int,
@@ -92,7 +105,7 @@ class BatchReplays(Role):
             record(connection, stream, locked.now_ms, EventKind.REPLAY_STARTED, payload, batch_time_ms=batch_time_ms)
             return attempt
 
-    def replays(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[ReplayRow]:
+    def between(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[ReplayRow]:
         """Return the states of the batches of times ``[from_ms, until_ms)`` in a replay, oldest first."""
         query = select(replays).where(
             replays.c.stream == stream,
@@ -101,32 +114,30 @@ class BatchReplays(Role):
             replays.c.batch_time_ms < until_ms,
         )
         with self._database.read() as connection:
-            return [replay_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
+            return [ReplayRow.from_row(row) for row in connection.execute(query.order_by(replays.c.batch_time_ms))]
 
-    def unreplayed(self, stream: str, target: str, from_ms: int, until_ms: int) -> list[int]:
-        """Return the completed batches of times ``[from_ms, until_ms)`` that the replay has not completed.
-
-        Oldest first. Includes those that it completed with another definition than its newest.
-        """
-        newest = select(func.max(replay_definitions.c.revision)).where(
+    def written_by(self, stream: str, target: str, output: str, from_ms: int, until_ms: int) -> dict[int, str]:
+        """Return the replay's definition that last wrote the output, for each batch time of ``[from_ms, until_ms)``."""
+        query = (
+            select(batch_outputs.c.batch_time_ms, batch_attempts.c.replay_revision)
+            .join(batch_attempts, wrote_output())
+            .where(
+                batch_outputs.c.stream == stream,
+                batch_outputs.c.batch_time_ms >= from_ms,
+                batch_outputs.c.batch_time_ms < until_ms,
+                batch_outputs.c.target == target,
+                batch_outputs.c.output_id == output,
+                batch_outputs.c.state == AttemptState.COMPLETED,
+            )
+            .order_by(batch_outputs.c.batch_time_ms, batch_outputs.c.attempt)
+        )
+        named = select(replay_definitions.c.revision, replay_definitions.c.definition).where(
             replay_definitions.c.stream == stream, replay_definitions.c.target == target
         )
-        done = exists().where(
-            replays.c.stream == batches.c.stream,
-            replays.c.target == target,
-            replays.c.batch_time_ms == batches.c.batch_time_ms,
-            replays.c.state == BatchState.COMPLETED,
-            replays.c.revision == newest.scalar_subquery(),
-        )
-        query = select(batches.c.batch_time_ms).where(
-            batches.c.stream == stream,
-            batches.c.state == BatchState.COMPLETED,
-            batches.c.batch_time_ms >= from_ms,
-            batches.c.batch_time_ms < until_ms,
-            ~done,
-        )
         with self._database.read() as connection:
-            return list(connection.execute(query.order_by(batches.c.batch_time_ms)).scalars())
+            definitions = {row.revision: row.definition for row in connection.execute(named)}
+            found = {row.batch_time_ms: row.replay_revision for row in connection.execute(query)}
+        return {batch_time_ms: definitions[revision] for batch_time_ms, revision in found.items()}
 
 
 def settle_replay(
@@ -230,10 +241,3 @@ def _key(attempt: Attempt) -> tuple[Any, ...]:
         replays.c.target == attempt.target,
         replays.c.batch_time_ms == attempt.batch_time_ms,
     )
-
-
-def replay_row(row: Row[Any]) -> ReplayRow:
-    """A row of ``replays``."""
-    fields = dict(row._mapping)
-    fields["outputs"] = tuple(fields["outputs"])
-    return ReplayRow(**fields)

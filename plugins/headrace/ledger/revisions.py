@@ -7,14 +7,12 @@ is registered. The same content always has the same revision.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from headrace.ledger.database import LockedStream
 from headrace.ledger.errors import RevisionNotFoundError
-from headrace.ledger.rows import Declared, StreamRevision, StreamRow
-from headrace.ledger.tables import stream_revisions
+from headrace.ledger.models import Declared, StreamRow, stream_revisions
 
 
 def keep_revision(connection: Connection, stream: str, declared: Declared, now_ms: int) -> tuple[int, bool]:
@@ -55,15 +53,9 @@ def require_revision(connection: Connection, stream: StreamRow, revision: int) -
     return as_declared(stream, Declared.of(row), revision)
 
 
-def revision_row(row: Row[Any]) -> StreamRevision:
-    """A row of ``stream_revisions``."""
-    declared = dataclasses.asdict(Declared.of(row))
-    return StreamRevision(**declared, revision=row.revision, created_at_ms=row.created_at_ms)
-
-
 def as_declared(stream: StreamRow, declared: Declared, revision: int) -> StreamRow:
     """Return the stream's row with this definition in place of its own."""
-    return dataclasses.replace(stream, **{**declared.columns(), "outputs": declared.outputs}, revision=revision)
+    return dataclasses.replace(stream, **declared.columns(), revision=revision)
 
 
 def at_revision(connection: Connection, locked: LockedStream, revision: int | None) -> LockedStream:

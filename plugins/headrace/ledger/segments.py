@@ -7,32 +7,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from headrace.blocks import ReceiverId
-from headrace.ledger.database import LockedStream, Role, new_id
+from headrace.ledger.database import LockedStream, Repository, new_id
 from headrace.ledger.errors import BlockConflictError, SegmentRemovedError
+from headrace.ledger.models import ReceiverLease, SegmentRow, blocks, closing_values, receivers, segments
 from headrace.ledger.receivers import require_receiver
-from headrace.ledger.rows import ReceiverLease, SegmentRow
-from headrace.ledger.segment_ends import closing
-from headrace.ledger.tables import blocks, receivers, segments
 
 
-class Segments(Role):
+class Segments(Repository):
     """Opens and closes segments; `cleanup` removes them."""
-
-    def opened(self, lease: ReceiverLease, path: str) -> SegmentRow:
-        """Note a new segment of the receiver, which closes the previous one. Optional; a second call is harmless.
-
-        Raises:
-            LeaseLostError: the receiver's or its job's epoch is stale.
-            BlockConflictError: the path belongs to another writer.
-            SegmentRemovedError: it has been removed.
-        """
-        with self._database.write_stream(lease.receiver_id.stream) as (connection, locked):
-            row = require_receiver(connection, locked, lease)
-            segment_id = segment_for(connection, locked, lease, row, path)
-            if segment_id != row.segment_id:
-                connection.execute(update(receivers).where(*_receiver(lease.receiver_id)).values(segment_id=segment_id))
-            found = connection.execute(select(segments).where(segments.c.segment_id == segment_id)).one()
-            return segment_row(found)
 
     def closed(self, lease: ReceiverLease, path: str, size: int | None = None) -> None:
         """Note that the writer has finished a segment of ``size`` bytes: no block will be added to it.
@@ -49,7 +31,7 @@ class Segments(Role):
                     segments.c.path == path,
                     segments.c.closed_at_ms.is_(None),
                 )
-                .values(**closing(locked.now_ms), bytes=size)
+                .values(**closing_values(locked.now_ms), bytes=size)
             )
 
     def get(self, stream: str, path: str) -> SegmentRow | None:
@@ -57,14 +39,14 @@ class Segments(Role):
         query = select(segments).where(segments.c.stream == stream, segments.c.path == path)
         with self._database.read() as connection:
             row = connection.execute(query).one_or_none()
-            return None if row is None else segment_row(row)
+            return None if row is None else SegmentRow.from_row(row)
 
     def page(self, stream: str, limit: int = 1000) -> list[SegmentRow]:
         """Return the oldest ``limit`` segments that have not been removed."""
         query = select(segments).where(segments.c.stream == stream, segments.c.removed_at_ms.is_(None))
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(segments.c.segment_id).limit(limit))
-            return [segment_row(row) for row in rows]
+            return [SegmentRow.from_row(row) for row in rows]
 
     def stored_bytes(self, stream: str) -> int:
         """Return the bytes of the segments that have not been removed.
@@ -97,13 +79,13 @@ def segment_for(
     stream, receiver_id = locked.row.name, lease.receiver_id
     row = connection.execute(select(segments).where(segments.c.stream == stream, segments.c.path == path)).one_or_none()
     if row is not None:
-        _check_writer(segment_row(row), lease)
+        _check_writer(SegmentRow.from_row(row), lease)
         return int(row.segment_id)
     if receiver.segment_id is not None:
         connection.execute(
             update(segments)
             .where(segments.c.segment_id == receiver.segment_id, segments.c.closed_at_ms.is_(None))
-            .values(**closing(locked.now_ms))
+            .values(**closing_values(locked.now_ms))
         )
     inserted = connection.execute(
         insert(segments).values(
@@ -137,10 +119,3 @@ def _receiver(receiver_id: ReceiverId) -> tuple[Any, ...]:
         receivers.c.input_id == receiver_id.input_id,
         receivers.c.receiver_index == receiver_id.index,
     )
-
-
-def segment_row(row: Row[Any]) -> SegmentRow:
-    """A row of ``segments``."""
-    fields = dict(row._mapping)
-    receiver_id = ReceiverId(fields["stream"], fields.pop("input_id"), fields.pop("receiver_index"))
-    return SegmentRow(receiver_id=receiver_id, **fields)

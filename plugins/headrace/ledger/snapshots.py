@@ -9,17 +9,11 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from headrace.ledger.attempt_rows import attempt_row, select_attempts
-from headrace.ledger.batch_rows import batch_input_row, batch_row
-from headrace.ledger.block_rows import stored_block
-from headrace.ledger.database import Role, stream_row
+from headrace.ledger.attempt_statements import select_attempts
+from headrace.ledger.blocks import stored_block
+from headrace.ledger.database import Repository
 from headrace.ledger.errors import StreamNotFoundError
-from headrace.ledger.gaps import gap_row
-from headrace.ledger.jobs import job_row
-from headrace.ledger.position_rows import position_row
-from headrace.ledger.receivers import receiver_row
-from headrace.ledger.replays import replay_row
-from headrace.ledger.rows import (
+from headrace.ledger.models import (
     AttemptRow,
     BatchInputRow,
     BatchOutputRow,
@@ -34,10 +28,6 @@ from headrace.ledger.rows import (
     StreamRow,
     TopicRow,
     UnclaimedTime,
-)
-from headrace.ledger.segments import segment_row
-from headrace.ledger.states import AttemptState
-from headrace.ledger.tables import (
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -53,7 +43,7 @@ from headrace.ledger.tables import (
     topics,
     unclaimed_times,
 )
-from headrace.ledger.topics import topic_row
+from headrace.ledger.states import AttemptState
 
 
 @dataclass(frozen=True)
@@ -117,7 +107,7 @@ class StreamSnapshot:
         return batch_time_ms if batch is None or batch.absorbed_by_ms is None else batch.absorbed_by_ms
 
 
-class Snapshots(Role):
+class Snapshots(Repository):
     """Reads all of a stream in one transaction."""
 
     def take(self, stream: str) -> StreamSnapshot:
@@ -153,29 +143,30 @@ def _read(connection: Connection, stream: str, now_ms: int) -> StreamSnapshot:
     )
     outputs: dict[tuple[int, str], dict[str, BatchOutputRow]] = defaultdict(dict)
     for output in rows(batch_outputs, batch_outputs.c.batch_time_ms, batch_outputs.c.attempt):
-        outputs[output.batch_time_ms, output.target][output.output_id] = BatchOutputRow(**output._mapping)
+        outputs[output.batch_time_ms, output.target][output.output_id] = BatchOutputRow.from_row(output)
     allocated = rows(batches, batches.c.batch_time_ms).all()
     return StreamSnapshot(
         now_ms=now_ms,
-        stream=stream_row(row),
-        jobs=tuple(job_row(each) for each in rows(receiver_jobs, receiver_jobs.c.epoch)),
+        stream=StreamRow.from_row(row),
+        jobs=tuple(JobRow.from_row(each) for each in rows(receiver_jobs, receiver_jobs.c.epoch)),
         receivers=tuple(
-            receiver_row(each) for each in rows(receivers, receivers.c.input_id, receivers.c.receiver_index)
+            ReceiverRow.from_row(each) for each in rows(receivers, receivers.c.input_id, receivers.c.receiver_index)
         ),
-        topics=tuple(topic_row(each) for each in rows(topics, topics.c.input_id, topics.c.topic)),
-        positions=tuple(position_row(each) for each in rows(positions, positions.c.input_id, positions.c.topic)),
-        segments=tuple(segment_row(each) for each in rows(segments, segments.c.segment_id)),
+        topics=tuple(TopicRow.from_row(each) for each in rows(topics, topics.c.input_id, topics.c.topic)),
+        positions=tuple(
+            PositionRow.from_row(each) for each in rows(positions, positions.c.input_id, positions.c.topic)
+        ),
+        segments=tuple(SegmentRow.from_row(each) for each in rows(segments, segments.c.segment_id)),
         blocks=tuple(stored_block(each) for each in connection.execute(stored)),
-        batches=tuple(batch_row(each) for each in allocated),
+        batches=tuple(BatchRow.from_row(each) for each in allocated),
         filed={each.batch_time_ms: each.history for each in allocated if each.history > 0},
-        inputs=tuple(batch_input_row(each) for each in rows(batch_inputs, *along, batch_inputs.c.until_offset)),
-        running=tuple(attempt_row(each) for each in connection.execute(running)),
+        inputs=tuple(BatchInputRow.from_row(each) for each in rows(batch_inputs, *along, batch_inputs.c.until_offset)),
+        running=tuple(AttemptRow.from_row(each) for each in connection.execute(running)),
         newest_attempts={time_ms: number for time_ms, number in connection.execute(newest)},
         outputs=dict(outputs),
-        replays=tuple(replay_row(each) for each in rows(replays, replays.c.target, replays.c.batch_time_ms)),
-        gaps=tuple(gap_row(each) for each in rows(gaps, gaps.c.gap_id)),
+        replays=tuple(ReplayRow.from_row(each) for each in rows(replays, replays.c.target, replays.c.batch_time_ms)),
+        gaps=tuple(GapRow.from_row(each) for each in rows(gaps, gaps.c.gap_id)),
         unclaimed=tuple(
-            UnclaimedTime(each.batch_time_ms, each.blocks, each.records, each.payload_bytes)
-            for each in rows(unclaimed_times, unclaimed_times.c.batch_time_ms)
+            UnclaimedTime.from_row(each) for each in rows(unclaimed_times, unclaimed_times.c.batch_time_ms)
         ),
     )

@@ -7,16 +7,24 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, exists, insert, select, update
 
-from headrace.ledger.database import Role, stream_row
+from headrace.ledger.database import Repository
 from headrace.ledger.errors import LedgerConflictError, LedgerError, StreamChangedError, StreamNotFoundError
 from headrace.ledger.events import record
-from headrace.ledger.revisions import as_declared, insert_revision, keep_revision, require_revision, revision_row
-from headrace.ledger.rows import Declared, StreamRevision, StreamRow
+from headrace.ledger.models import (
+    Declared,
+    StreamRevision,
+    StreamRow,
+    batches,
+    blocks,
+    stream_revisions,
+    streams,
+    unclaimed_times,
+)
+from headrace.ledger.revisions import as_declared, insert_revision, keep_revision, require_revision
 from headrace.ledger.states import DesiredState, EventKind
-from headrace.ledger.tables import batches, blocks, stream_revisions, streams, unclaimed_times
 
 
-class Streams(Role):
+class Streams(Repository):
     """Registers streams and finds them."""
 
     def register(
@@ -142,12 +150,12 @@ class Streams(Role):
         )
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(stream_revisions.c.revision))
-            return [revision_row(row) for row in rows]
+            return [StreamRevision.from_row(row) for row in rows]
 
     def all(self) -> list[StreamRow]:
         """Return all streams, sorted by name."""
         with self._database.read() as connection:
-            return [stream_row(row) for row in connection.execute(select(streams).order_by(streams.c.name))]
+            return [StreamRow.from_row(row) for row in connection.execute(select(streams).order_by(streams.c.name))]
 
     def set_desired_state(self, name: str, state: DesiredState | str) -> StreamRow:
         """Set the state that a person wants for the stream. It does not stop a live job: see ``jobs.request_stop``.
@@ -171,7 +179,7 @@ def _get(connection: Connection, name: str) -> StreamRow:
     row = connection.execute(select(streams).where(streams.c.name == name)).one_or_none()
     if row is None:
         raise StreamNotFoundError(name)
-    return stream_row(row)
+    return StreamRow.from_row(row)
 
 
 def _declared(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
-from sqlalchemy import Connection, Row, exists, func, insert, select, update
+from sqlalchemy import Connection, exists, func, insert, select, update
 
-from headrace.ledger.database import Role
+from headrace.ledger.database import Repository
 from headrace.ledger.events import record
 from headrace.ledger.jobs import require_job
-from headrace.ledger.rows import JobLease, TopicRow
+from headrace.ledger.models import JobLease, TopicRow, topics
 from headrace.ledger.states import EventKind
-from headrace.ledger.tables import topics
 
 
-class Topics(Role):
+class Topics(Repository):
     """Records topics and counts their incarnations."""
 
     def observe(self, job: JobLease, input_id: str, topic: str, topic_id: str, partitions: int) -> TopicRow:
@@ -62,7 +60,7 @@ class Topics(Role):
         if input_id is not None:
             query = query.where(topics.c.input_id == input_id)
         with self._database.read() as connection:
-            return [topic_row(row) for row in connection.execute(query.order_by(*order))]
+            return [TopicRow.from_row(row) for row in connection.execute(query.order_by(*order))]
 
 
 def _observe(
@@ -123,7 +121,7 @@ def _see(
         first_seen_ms=now_ms,
         changed_at_ms=now_ms,
     )
-    connection.execute(insert(topics).values(**asdict(row)))
+    connection.execute(insert(topics).values(row.to_columns()))
     payload = {
         "input": input_id,
         "topic": topic,
@@ -145,7 +143,7 @@ def _change(connection: Connection, row: TopicRow, partitions: int, now_ms: int)
     )
     connection.execute(update(topics).where(*this, topics.c.topic_id != row.topic_id).values(current=False))
     changed = replace(row, partitions=max(partitions, row.partitions), current=True, changed_at_ms=now_ms)
-    connection.execute(update(topics).where(*this, topics.c.topic_id == row.topic_id).values(**asdict(changed)))
+    connection.execute(update(topics).where(*this, topics.c.topic_id == row.topic_id).values(changed.to_columns()))
     if partitions > row.partitions:
         payload = {
             "input": row.input_id,
@@ -172,9 +170,4 @@ def _find(connection: Connection, stream: str, input_id: str, topic: str, topic_
             topics.c.topic_id == topic_id,
         )
     ).one_or_none()
-    return None if row is None else topic_row(row)
-
-
-def topic_row(row: Row[Any]) -> TopicRow:
-    """A row of ``topics``."""
-    return TopicRow(**row._mapping)
+    return None if row is None else TopicRow.from_row(row)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow, StreamRow
+    from headrace.ledger.models import JobRow, StreamRow
     from headrace.stream import Stream
 
 # The job's own heartbeat interval is about this long; a poll of the ledger takes a millisecond.
@@ -253,8 +253,7 @@ class KafkaReceiverOperator(BaseOperator):
         )
         if self.deferrable:
             self.defer(trigger=trigger, method_name="wanted")
-        while trigger.look(ledger) is None:
-            time.sleep(trigger.poll_interval)
+        trigger.look_until_it_fires(ledger)
         return self.execute(context)
 
     def wanted(self, context: Context, event: dict[str, Any]) -> None:  # noqa: ARG002 - Airflow's signature

@@ -18,7 +18,7 @@ from headrace.ledger.errors import (
     PositionConflictError,
     SegmentRemovedError,
 )
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.receiver.disk_space import room_for
 from headrace.receiver.errors import StoreFailedError
 from headrace.receiver.event_times import by_event_time

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from headrace.blocks import TopicPartition
 from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import ReceiverLease, ReceiverOrders
+from headrace.ledger.models import ReceiverLease, ReceiverOrders
 from headrace.ledger.states import EventKind, ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.end_offset_tracker import EndOffsetTracker

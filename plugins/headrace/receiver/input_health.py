@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.ledger.rows import JobRow, ReceiverRow
+    from headrace.ledger.models import JobRow, ReceiverRow
 
 INPUTS = "inputs"
 """The attribute of a receiver job that holds the tracker's view, by input id."""

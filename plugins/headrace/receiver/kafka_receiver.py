@@ -20,7 +20,7 @@ from headrace.blocks import TopicPartition
 from headrace.clock import Clock, SystemClock
 from headrace.kafka.admin_questions import plain
 from headrace.kafka.record_batches import Cursor, RecordChunk, chunks_of, convert
-from headrace.ledger.rows import EpochEnd
+from headrace.ledger.models import EpochEnd
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.leader_epochs import LeaderEpochs
 from headrace.receiver.offset_commits import OffsetCommits

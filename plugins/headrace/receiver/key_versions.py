@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from headrace.ledger.rows import TopicRow
+from headrace.ledger.models import TopicRow
 from headrace.receiver.errors import KeyVersionsError
 from headrace.stream import ElasticsearchOutput, KeyIds, Stream
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.record_batches import EpochRecords
-from headrace.ledger.rows import EpochEnd
+from headrace.ledger.models import EpochEnd
 
 # Covers the elections between reading a record and storing it, which takes seconds.
 _MOST_KEPT = 100

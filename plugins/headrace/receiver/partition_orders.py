@@ -8,7 +8,7 @@ from functools import partial
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.record_batches import RecordChunk
-from headrace.ledger.rows import AssignedPartition, ReceiverLease, ReceiverOrders
+from headrace.ledger.models import AssignedPartition, ReceiverLease, ReceiverOrders
 from headrace.ledger.states import PartitionState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.event_times import EventTimes

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from headrace.blocks import TopicPartition
 from headrace.ledger.errors import LeaseHeldError
-from headrace.ledger.rows import JobLease, PositionRow, TopicRow
+from headrace.ledger.models import JobLease, PositionRow, TopicRow
 from headrace.ledger.states import PartitionState
 from headrace.receiver.assignment import assign
 from headrace.receiver.discovery import Discovery, Known, PartitionKey

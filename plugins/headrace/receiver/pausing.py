@@ -6,7 +6,7 @@ import logging
 from functools import partial
 
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.receiver.disk_space import DiskReserve, space_of
 from headrace.receiver.log_budget import LogBudget, only_receiving_helps

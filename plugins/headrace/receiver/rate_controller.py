@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from headrace.blocks import ReceiverId
-from headrace.ledger.rows import BatchRow, JobLease
+from headrace.ledger.models import BatchRow, JobLease
 from headrace.ledger.states import BatchState
 from headrace.receiver.pid_rate_estimator import PidRateEstimator
 from headrace.stream_context import StreamContext

@@ -4,7 +4,7 @@ its log when it took over, and offsets that Kafka took back after they were read
 from __future__ import annotations
 
 from headrace.ledger import Ledger
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import EventKind
 from headrace.receiver.partition_state import Gap
 from headrace.wal.errors import ranges_text

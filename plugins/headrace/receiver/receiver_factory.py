@@ -16,7 +16,7 @@ from headrace.kafka.range_reader import RangeClients
 from headrace.kafka.record_batches import RecordChunk
 from headrace.kafka.topic_ids import AdminTopicIds, IncarnationGuard, RecreatedTopics, TopicIds
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.block_generator import BlockGenerator
 from headrace.receiver.block_store import BlockStore, StoreCounts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.blocks import ReceiverId
 from headrace.ledger import Ledger
 from headrace.ledger.errors import JobStoppingError, LeaseLostError
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.garbage_collection import collector_off
 from headrace.receiver.heartbeat import LEASE_MS

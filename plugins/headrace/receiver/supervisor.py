@@ -16,7 +16,7 @@ from functools import partial
 from headrace.blocks import ReceiverId
 from headrace.kafka.record_batches import RecordChunk
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import ReceiverState
 from headrace.receiver.block_generator import BlockGenerator, GeneratedBlock
 from headrace.receiver.block_store import BlockStore, StoreCounts

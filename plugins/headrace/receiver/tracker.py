@@ -19,7 +19,7 @@ from functools import partial
 from headrace.blocks import ReceiverId
 from headrace.errors import HeadraceError
 from headrace.ledger.errors import LeaseLostError, LedgerUnavailableError
-from headrace.ledger.rows import JobLease, JobStatus, ReceiverRow
+from headrace.ledger.models import JobLease, JobStatus, ReceiverRow
 from headrace.ledger.states import EventKind
 from headrace.receiver.discovery import Discoverer, Discovery, KafkaDiscoverer
 from headrace.receiver.heartbeat import LEASE_MS

@@ -11,7 +11,7 @@ from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow, PositionRow, ReceiverRow, StreamRow
+    from headrace.ledger.models import JobRow, PositionRow, ReceiverRow, StreamRow
     from headrace.receiver.input_health import InputTrouble
 
 # How many partitions a reason names; it gives the number of the others.
@@ -139,7 +139,7 @@ def _received_by(job: JobRow | None, row: StreamRow, live: Sequence[ReceiverRow]
         return batch_by, ""
     return batch_by, (
         f"; the stream is by {row.batch_by}, but its receiver job of epoch {job.epoch} still receives by {batch_by}: "
-        "`headrace stop` and `headrace start` let it begin anew"
+        "`headrace stop` and `headrace start` restart it"
     )
 
 

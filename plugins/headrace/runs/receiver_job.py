@@ -13,7 +13,7 @@ from headrace.stream import Stream
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import JobRow, ReceiverRow
+    from headrace.ledger.models import JobRow, ReceiverRow
     from headrace.receiver.input_health import InputTrouble
 
 _REPORTED_PARTITIONS = 5

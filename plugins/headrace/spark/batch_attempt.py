@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt
+    from headrace.ledger.models import Attempt
     from headrace.stream import Stream, Window
     from headrace.stream_context import StreamContext
 
@@ -29,7 +29,7 @@ class BatchAttempt:
 
     Args:
         context: the stream, with the definition that the attempt began with; of a replay, the replay's definition.
-        claim: the attempt's token, from ``ledger.batches.begin_attempt``.
+        claim: the attempt's token, from ``ledger.attempts.begin``.
         open_session: opens a Spark session, classic or Connect. It is called once, when a step first needs Spark.
         parameters: the value of ``batch.parameters`` for transforms; by default the stream's own.
         partitions: the approximate number of tasks that read an input; by default the session's parallelism.

@@ -21,7 +21,7 @@ from headrace.clock import time_text
 from headrace.errors import HeadraceError
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_run import BatchResult, run_attempt
 from headrace.spark.batch_session import open_connect_session, open_own_session
@@ -122,7 +122,7 @@ def _session(context: StreamContext, claim: Attempt, way: str) -> SparkSession:
     application = spark.sparkContext
     if not under_spark_submit():
         ProcessWatch(jvm_gone(application._gateway)).start()
-    context.ledger.batches.renew_attempt(
+    context.ledger.attempts.renew(
         claim, attributes={"application_id": str(application.applicationId), "ui_url": application.uiWebUrl}
     )
     return spark
@@ -150,7 +150,7 @@ def _begin(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
     given = None if options.parameters is None else parameters.parse(options.parameters)
     # Checked before the attempt begins: an attempt that cannot be run must not take the batch from another one.
     parameters.merged(Stream.from_json(newest.definition), given)
-    attempt = ledger.batches.begin_attempt(
+    attempt = ledger.attempts.begin(
         options.stream,
         options.batch_time,
         holder=f"{socket.gethostname()}:{os.getpid()}:{time.time_ns() // 1_000_000}",
@@ -169,7 +169,7 @@ def _begun(options: argparse.Namespace, ledger: Ledger) -> tuple[Attempt, Any]:
 
     They are not on the command line, which every user of the machine can read.
     """
-    for row in ledger.batches.attempts(options.stream, options.batch_time):
+    for row in ledger.attempts.of_batch(options.stream, options.batch_time):
         if row.number == options.attempt:
             return row.claim(), row.attributes.get(parameters.ATTRIBUTE)
     raise AttemptUnknownError(

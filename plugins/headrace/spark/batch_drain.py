@@ -11,7 +11,7 @@ from headrace.ledger.errors import LedgerUnavailableError
 from headrace.spark.versions import REPLACED_BY
 
 if TYPE_CHECKING:
-    from headrace.ledger.rows import JobLease, JobRow
+    from headrace.ledger.models import JobLease, JobRow
     from headrace.stream_context import StreamContext
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class BatchDrain:
         alive = {
             batch_time_ms
             for batch_time_ms in running
-            if any(attempt.alive(now_ms) for attempt in self._ledger.batches.attempts(name, batch_time_ms))
+            if any(attempt.alive(now_ms) for attempt in self._ledger.attempts.of_batch(name, batch_time_ms))
         }
         job = self._ledger.jobs.current(name)
         if not self._somebody_runs_batches(job) or (job is not None and REPLACED_BY in job.attributes):

@@ -24,7 +24,7 @@ from headrace.stream import ConsoleOutput, ElasticsearchOutput, KafkaOutput
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.ledger.rows import BatchOrigin
+    from headrace.ledger.models import BatchOrigin
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import OutputPlan
     from headrace.stream import KafkaInput, Output, Stream

@@ -21,7 +21,7 @@ from headrace.stream.model import milliseconds
 
 if TYPE_CHECKING:
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, AttemptRow, BatchOrigin, BatchRow
+    from headrace.ledger.models import Attempt, AttemptRow, BatchOrigin, BatchRow
     from headrace.stream import Output, Stream
     from headrace.stream_context import StreamContext
 
@@ -168,7 +168,7 @@ def _is_in_state(context: StreamContext, time_ms: int, until_ms: int) -> bool:
     if built_on is not None:
         return built_on
     # The ledger is updated after the version is written, so it lacks attempts that died in between.
-    outputs = context.ledger.batches.outputs(context.name, time_ms)
+    outputs = context.ledger.attempts.outputs(context.name, time_ms)
     return any(row.output_id == STATE_STEP and row.state is AttemptState.COMPLETED for row in outputs)
 
 
@@ -215,5 +215,5 @@ def tried_before(ledger: Ledger, attempt: Attempt) -> frozenset[str]:
 
 
 def _earlier_attempts(ledger: Ledger, attempt: Attempt) -> list[AttemptRow]:
-    rows = ledger.batches.attempts(attempt.stream, attempt.batch_time_ms)
+    rows = ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms)
     return [row for row in rows if row.number < attempt.number and row.target == attempt.target]

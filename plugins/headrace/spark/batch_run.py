@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.batch.stream_status import WARNING
 from headrace.elasticsearch.errors import ForeignDocumentsError
-from headrace.errors import HeadraceError
-from headrace.failure import FAILURE, TRIED_WITH, Failure
+from headrace.errors import FAILURE, TRIED_WITH, Failure, HeadraceError
 from headrace.ledger import BatchState
 from headrace.ledger.errors import AttemptFencedError, LedgerUnavailableError
 from headrace.spark.batch_frames import BatchInputs, OutputFrames, sharing_frames
@@ -41,7 +40,7 @@ from headrace.stream import STATE_STEP, ElasticsearchOutput
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.ledger.rows import BatchRow
+    from headrace.ledger.models import BatchRow
     from headrace.spark.batch_attempt import BatchAttempt
     from headrace.spark.batch_plan import AttemptPlan, OutputPlan
     from headrace.spark.incarnations import BatchIncarnations
@@ -165,7 +164,7 @@ class _BatchRun:
             return
         counts = {**counts, "duration_seconds": round(time.monotonic() - started, 3)}
         version = code_version(self._attempt.stream, [step])
-        self._ledger.batches.record_output(self._claim, step, counts, code_version=version)
+        self._ledger.attempts.record_output(self._claim, step, counts, code_version=version)
         self._results[step] = counts
         self._attempt.report(f"{name}: {_counts_line(counts)}")
 
@@ -229,9 +228,7 @@ class _BatchRun:
         while not self._ended.wait(period):
             try:
                 warning = self._attempt.warning
-                self._ledger.batches.renew_attempt(
-                    self._claim, attributes=None if warning is None else {WARNING: warning}
-                )
+                self._ledger.attempts.renew(self._claim, attributes=None if warning is None else {WARNING: warning})
                 held_until = time.monotonic() + self._claim.lease_ms / 1000
             except LedgerUnavailableError:
                 # The attempt goes on until its lease expires; then another attempt may have begun.
@@ -253,7 +250,7 @@ class _BatchRun:
         A later attempt interrupts this one's jobs in Spark, so a step can fail before the fencing is noticed.
         """
         try:
-            self._ledger.batches.renew_attempt(self._claim)
+            self._ledger.attempts.renew(self._claim)
         except AttemptFencedError as fenced:
             raise fenced from failure
         except LedgerUnavailableError:
@@ -263,7 +260,7 @@ class _BatchRun:
     def _complete(self, batch: BatchRow, plan: AttemptPlan, started: float) -> BatchResult:
         claim = self._claim
         version = code_version(self._attempt.stream, claim.outputs)
-        after = self._ledger.batches.complete_attempt(claim, code_version=version)
+        after = self._ledger.attempts.complete(claim, code_version=version)
         seconds = round(time.monotonic() - started, 3)
         if claim.target:
             self._attempt.report(f"replayed into {claim.target} in {seconds} s")
@@ -297,8 +294,8 @@ class _BatchRun:
                 attributes[TRIED_WITH] = tried_with(self._attempt.stream, self._claim.outputs)
         with contextlib.suppress(HeadraceError):
             # The decision about another try reads these attributes.
-            self._ledger.batches.renew_attempt(self._claim, attributes=attributes)
-            self._ledger.batches.fail_attempt(self._claim, reason_of(error)[:_ERROR_CHARACTERS])
+            self._ledger.attempts.renew(self._claim, attributes=attributes)
+            self._ledger.attempts.fail(self._claim, reason_of(error)[:_ERROR_CHARACTERS])
 
     def _written(self) -> list[str]:
         """The outputs that may hold documents of this attempt, as `WRITTEN` defines it."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.ledger import Ledger
-    from headrace.ledger.rows import Attempt, AttemptRow, JobRow
+    from headrace.ledger.models import Attempt, AttemptRow, JobRow
     from headrace.stream import Stream
     from headrace.stream_context import StreamContext
 
@@ -100,7 +100,7 @@ def end_earlier_attempts(ledger: Ledger, attempt: Attempt, url: str, token: str)
     Attempts at other outputs of the batch, and replays, run concurrently and are not interrupted.
     """
     interrupted = []
-    for earlier in ledger.batches.attempts(attempt.stream, attempt.batch_time_ms):
+    for earlier in ledger.attempts.of_batch(attempt.stream, attempt.batch_time_ms):
         if earlier.way == "connect" and replaces(attempt, earlier):
             interrupted += end_session(url, token, attempt_session_id(earlier), attempt_tag(earlier))
     return interrupted

@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.fsck.connecting import check_input, check_storage
 from headrace.ledger import JobState, Ledger
 from headrace.ledger.errors import LeaseHeldError, LeaseLostError, LedgerUnavailableError
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.definition_adoption import REVISION
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd
 from headrace.spark import connect_token
@@ -148,7 +148,7 @@ class ReceiverJob:
     def _track(self, lease: JobLease) -> int:
         if self._launcher is None:
             raise RuntimeError("the application was not started")
-        report = ReceiverTracker(StreamContext(self._stream, self._ledger), self._launcher, lease).run()
+        report = ReceiverTracker(self._context, self._launcher, lease).run()
         logger.info("the receivers have ended: %s (%s)", report.end, report.reason)
         if report.end is TrackerEnd.LOST:
             self._end(JobState.FAILED, report.reason, EXIT_NOT_OURS)

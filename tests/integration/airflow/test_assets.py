@@ -81,7 +81,7 @@ def failed_in_spark(installation) -> dict | None:
     failed = [run for run in installation.api.runs("clicks_batches") if run["state"] == "failed"]
     with installation.ledger() as ledger:
         for run in failed:
-            attempts = ledger.batches.attempts("clicks", batch_time(run))
+            attempts = ledger.attempts.of_batch("clicks", batch_time(run))
             if attempts and attempts[-1].state is AttemptState.FAILED:
                 return run
     return None

@@ -109,7 +109,7 @@ def test_what_was_missed_while_the_scheduler_was_down_is_caught_up_each_batch_ti
             for taken in ledger.batches.inputs("clicks", batch.batch_time_ms):
                 assert taken.from_offset == reached
                 reached = taken.until_offset
-            for block in ledger.blocks.of_batch("clicks", batch.batch_time_ms):
+            for block in ledger.allocations.blocks_of("clicks", batch.batch_time_ms):
                 assert batch.batch_time_ms - INTERVAL_MS <= block.info.cut_time_ms < batch.batch_time_ms
         (position,) = ledger.positions.all("clicks")
         assert reached == position.next_offset
@@ -174,7 +174,7 @@ def test_the_user_interface_runs_what_failed_again(installation, run_backfill, t
     assert run["state"] == "failed"
     assert batch_of(installation, failing).state.value == "failed"
     with installation.ledger() as ledger:
-        written = {row.output_id: row.state.value for row in ledger.batches.outputs("clicks", failing)}
+        written = {row.output_id: row.state.value for row in ledger.attempts.outputs("clicks", failing)}
         assert written == {"search": "completed", "lake": "failed"}
     # As the form sends it: with the session's cookie, all fields, and the params as it shows them.
     body = {
@@ -193,7 +193,7 @@ def test_the_user_interface_runs_what_failed_again(installation, run_backfill, t
     assert attempts(installation, times) == [3, 5, 3, 3]
     with installation.ledger() as ledger:
         # What had been written was not written again.
-        written = {row.output_id: row.attempt for row in ledger.batches.outputs("clicks", failing)}
+        written = {row.output_id: row.attempt for row in ledger.attempts.outputs("clicks", failing)}
         assert written == {"search": 4, "lake": 5}
 
 
@@ -207,7 +207,7 @@ def test_a_run_for_one_batch_time_does_what_its_conf_says(installation, times):
         date = date_of(at_ms) + timedelta(seconds=seconds)
         installation.api.wait_for_run(BATCHES, installation.api.trigger(BATCHES, conf=conf, logical_date=date))
     with installation.ledger() as ledger:
-        rows = {row.output_id: row for row in ledger.batches.outputs("clicks", at_ms)}
+        rows = {row.output_id: row for row in ledger.attempts.outputs("clicks", at_ms)}
         assert ledger.batches.get("clicks", at_ms).state.value == "completed"
     assert {output: row.attempt for output, row in rows.items()} == {"search": 4, "lake": 3}
     assert rows["search"].counts["parameters"] == {"factor": 7}
@@ -237,9 +237,8 @@ def test_history_is_replayed_beside_the_stream(installation, run_backfill, times
     assert [batch_time(run) for run in runs] == (times[::-1] if backwards else times)
     assert {run["state"] for run in runs} == {"success"}
     with installation.ledger() as ledger:
-        rows = ledger.batches.replays("clicks", "v2", 0, 2**60)
+        rows = ledger.replays.between("clicks", "v2", 0, 2**60)
         assert [(row.batch_time_ms, row.state.value) for row in rows] == [(at_ms, "completed") for at_ms in times]
-        assert ledger.batches.unreplayed("clicks", "v2", times[0], times[-1] + 1) == []
     assert [batch_of(installation, at_ms).completed_at_ms for at_ms in times] == [row.completed_at_ms for row in before]
 
 

@@ -24,7 +24,7 @@ arguments = parser.parse_args()
 fail_if = Path(os.environ["FAIL_IF"])
 
 with Ledger.open(arguments.ledger) as ledger:
-    rows = ledger.batches.attempts(arguments.stream, arguments.batch_time)
+    rows = ledger.attempts.of_batch(arguments.stream, arguments.batch_time)
     row = next(row for row in rows if row.number == arguments.attempt)
     attempt = row.claim()
     print(f"toy batch, attempt {attempt.number}", flush=True)
@@ -32,11 +32,11 @@ with Ledger.open(arguments.ledger) as ledger:
     if hold.exists():
         hold.with_name(f"held.{attempt.batch_time_ms}.{attempt.number}.{os.getpid()}").touch()
     while hold.exists():
-        ledger.batches.renew_attempt(attempt)
+        ledger.attempts.renew(attempt)
         time.sleep(0.1)
     failing = (fail_if.read_text().split() or attempt.outputs) if fail_if.exists() else ()
     for output in attempt.outputs:
         if output in failing:
             sys.exit("the transform said no")
-        ledger.batches.record_output(attempt, output, {"indexed": 1, "parameters": row.attributes.get("parameters")})
-    ledger.batches.complete_attempt(attempt)
+        ledger.attempts.record_output(attempt, output, {"indexed": 1, "parameters": row.attributes.get("parameters")})
+    ledger.attempts.complete(attempt)

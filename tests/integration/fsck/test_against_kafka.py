@@ -16,7 +16,7 @@ from headrace.blocks import TopicPartition as Partition
 from headrace.fsck.findings import Problem, Report
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import Ledger
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 
 INPUT = "clicks"
@@ -44,7 +44,7 @@ class Rig:
         self.job = self.ledger.jobs.acquire("shop", holder="test", lease_ms=600_000)
         self.partition = Partition(self.topic, self.topic_id(), 0)
         self.ledger.topics.observe(self.job, INPUT, self.topic, self.partition.topic_id, 1)
-        self.ledger.positions.ensure(self.job, INPUT, self.partition, 0)
+        self.ledger.positions.ensure_all(self.job, INPUT, {self.partition: 0})
         self.ledger.positions.assign(self.job, INPUT, {self.partition: 0})
         self.lease: ReceiverLease = self.ledger.receivers.register(
             self.job, ReceiverId("shop", INPUT, 0), host="here", lease_ms=600_000

@@ -175,7 +175,7 @@ class Rig:
         blocks = [
             block
             for each in self.ledger.blocks.unclaimed("air", limit=100_000)
-            for block in self.ledger.blocks.of_batch("air", each.batch_time_ms)
+            for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms)
         ]
         return [row for block in blocks for row in read_block(log, block.info.handle)[1].to_pylist()]
 
@@ -190,7 +190,7 @@ class Rig:
         log = open_storage(self.stream.folder_url).below("log")
         found = []
         for each in self.ledger.blocks.unclaimed("air", limit=100_000):
-            for block in self.ledger.blocks.of_batch("air", each.batch_time_ms):
+            for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms):
                 batch = read_block(log, block.info.handle)[1]
                 milliseconds = batch.column("timestamp").cast("int64").to_pylist()
                 found += list(zip(batch.column("offset").to_pylist(), milliseconds, strict=True))

@@ -59,7 +59,7 @@ class Timed:
         log = open_storage(self.rig.stream.folder_url).below("log")
         found: dict[float, list[tuple[int, int, float]]] = {}
         for each in self.rig.ledger.blocks.unclaimed("air", limit=100_000):
-            for block in self.rig.ledger.blocks.of_batch("air", each.batch_time_ms):
+            for block in self.rig.ledger.allocations.blocks_of("air", each.batch_time_ms):
                 rows = read_block(log, block.info.handle)[1].to_pylist()
                 batch = found.setdefault((each.batch_time_ms - self.zero) / SECOND, [])
                 batch += [(row["partition"], row["offset"], float(row["value"])) for row in rows]
@@ -117,7 +117,7 @@ def test_late_records_join_the_next_open_batch(timed: Timed) -> None:
     timed.produce(0, 1.5)
     timed.begin()
     timed.await_positions(1, 0, 0)
-    timed.rig.ledger.batches.seal("air", timed.zero + 4 * SECOND)
+    timed.rig.ledger.allocations.seal("air", timed.zero + 4 * SECOND)
     timed.produce(0, 1.6, 2.6)
     timed.produce(1, 3.9, 8.5)
     timed.await_positions(3, 2, 0)
@@ -168,7 +168,7 @@ def test_an_open_transaction_holds_back_what_others_wrote_behind_it(timed: Timed
         timed.begin()
         timed.rig.eventually(lambda: len(timed.drained()) == 3 and min(timed.drained()) > 0)
         assert timed.batches() == {}
-        timed.rig.ledger.batches.seal("air", timed.zero + 4 * SECOND)
+        timed.rig.ledger.allocations.seal("air", timed.zero + 4 * SECOND)
     # With the marker of its end.
     timed.await_positions(4, 0, 0)
     timed.rig.end()

@@ -64,7 +64,7 @@ def epochs_of_blocks(rig: Any) -> list[int]:
     return [
         block.info.epoch
         for each in rig.ledger.blocks.unclaimed("air", limit=100_000)
-        for block in rig.ledger.blocks.of_batch("air", each.batch_time_ms)
+        for block in rig.ledger.allocations.blocks_of("air", each.batch_time_ms)
     ]
 
 

@@ -41,7 +41,7 @@ job = ledger.jobs.acquire("air", holder="test", lease_ms=600_000)
 topic_id = kafka.create("flights", 1)
 row = ledger.topics.observe(job, "records", "flights", topic_id, 1)
 partition = TopicPartition("flights", topic_id, 0, row.incarnation)
-ledger.positions.ensure(job, "records", partition, 0)
+ledger.positions.ensure_all(job, "records", {partition: 0})
 ledger.positions.assign(job, "records", {partition: 0})
 
 def eventually(what, condition, seconds=60):
@@ -117,7 +117,7 @@ log = open_storage(stream.folder_url).below("log")
 offsets = [
     offset
     for each in ledger.blocks.unclaimed("air", limit=10_000)
-    for block in ledger.blocks.of_batch("air", each.batch_time_ms)
+    for block in ledger.allocations.blocks_of("air", each.batch_time_ms)
     for offset in read_block(log, block.info.handle)[1].column("offset").to_pylist()
 ]
 assert offsets == list(range(produced)), "each record once"

@@ -24,7 +24,7 @@ def blocks_of(rig: Any) -> list[BlockInfo]:
     return [
         block.info
         for each in rig.ledger.blocks.unclaimed("air", limit=100_000)
-        for block in rig.ledger.blocks.of_batch("air", each.batch_time_ms)
+        for block in rig.ledger.allocations.blocks_of("air", each.batch_time_ms)
     ]
 
 

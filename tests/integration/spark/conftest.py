@@ -24,7 +24,7 @@ from headrace.batch.manifest import Manifest, ManifestBlock
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.devstack.cluster import SparkCluster
 from headrace.ledger import JobState, Ledger
-from headrace.ledger.rows import Attempt, JobRow, ReceiverLease
+from headrace.ledger.models import Attempt, JobRow, ReceiverLease
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_run import BatchResult, run_attempt
 from headrace.spark.sessions import classic_session
@@ -132,7 +132,7 @@ class BatchLedger:
         partition, first = block.ranges[0].partition, block.ranges[0].from_offset
         if first == 0:
             self.ledger.topics.observe(self._job, input_id, partition.topic, partition.topic_id, 1)
-            self.ledger.positions.ensure(self._job, input_id, partition, 0)
+            self.ledger.positions.ensure_all(self._job, input_id, {partition: 0})
             self.ledger.positions.assign(self._job, input_id, {partition: 0})
         info = BlockInfo(
             lease.receiver_id, lease.epoch, sequence, 0, block.handle, block.ranges, block.records, block.payload_bytes
@@ -142,7 +142,7 @@ class BatchLedger:
     def begin_partition(self, partition: TopicPartition, offset: int, *, input_id: str = "records") -> None:
         """Know of a partition that the stream reads from this offset on."""
         self.ledger.topics.observe(self._job, input_id, partition.topic, partition.topic_id, 1)
-        self.ledger.positions.ensure(self._job, input_id, partition, offset)
+        self.ledger.positions.ensure_all(self._job, input_id, {partition: offset})
 
     def allocate(self) -> int:
         """Allocate the next batch time; the batch time."""
@@ -159,7 +159,7 @@ class BatchLedger:
         force: bool = False,
         outputs: Sequence[str] | None = None,
     ) -> Attempt:
-        return self.ledger.batches.begin_attempt(
+        return self.ledger.attempts.begin(
             self.stream.name, batch_time_ms, holder="test", way=way, lease_ms=30_000, force=force, outputs=outputs
         )
 

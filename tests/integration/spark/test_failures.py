@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 from headrace.elasticsearch.cluster import Cluster
 from headrace.elasticsearch.errors import UnsuitableTargetError
 from headrace.elasticsearch.options import IndexingOptions
-from headrace.elasticsearch.output_options import sink_options
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AttemptFencedError
 from headrace.spark.elasticsearch_sink import ElasticsearchWriter
@@ -186,7 +185,7 @@ def test_multiple_failures_with_map(index: Index, make: Make, tmp_path: Path, mo
 
         return crash
 
-    failures = [unlucky_task, blocked_index, crashed_at("record_output"), crashed_at("complete_attempt")]
+    failures = [unlucky_task, blocked_index, crashed_at("record_output"), crashed_at("complete")]
     records = 0
     for _ in range(2):
         blocks = [[b"{}"] * chance.randrange(20, 50) for _ in range(2)]
@@ -210,7 +209,7 @@ def test_an_old_attempt_that_still_writes_beside_the_new_one_changes_nothing_and
     runs = make("waiting", outputs=index.output(bulk_actions=5))
     time_ms = runs.allocate([b"{}"] * 60)
     # Its lease is long, so that it notices nothing before its end.
-    old = runs.ledger.batches.begin_attempt("clicks", time_ms, holder="old", way="submit", lease_ms=600_000)
+    old = runs.ledger.attempts.begin("clicks", time_ms, holder="old", way="submit", lease_ms=600_000)
     ended: list[BaseException] = []
 
     def run_old() -> None:
@@ -230,7 +229,7 @@ def test_an_old_attempt_that_still_writes_beside_the_new_one_changes_nothing_and
     thread.join(240)
     assert isinstance(ended[0], AttemptFencedError)
     assert {hit["_id"]: (hit["_version"], hit["_seq_no"]) for hit in index.hits()} == before
-    states = [row.state for row in runs.ledger.batches.attempts("clicks", time_ms)]
+    states = [row.state for row in runs.ledger.attempts.of_batch("clicks", time_ms)]
     assert states == [AttemptState.FENCED, AttemptState.COMPLETED]
     assert runs.state(time_ms) is BatchState.COMPLETED
 
@@ -257,9 +256,10 @@ def test_batches_of_aggregates_run_again_out_of_order_change_nothing(
     assert index.documents() == before
 
 
-def test_an_index_that_is_made_anew_while_a_batch_is_written_fails_the_batch(index: Index) -> None:
+def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: Index, tmp_path: Path) -> None:
     """Elasticsearch makes a deleted index again at the next write, without what it held."""
-    options = IndexingOptions.from_strings(sink_options(index.output()))
+    report = f"file://{tmp_path}/report.json"
+    options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=None, report=report)
     columns = {"topic": ["t"] * 2, "partition": [0] * 2, "offset": [0, 1], "value": [b"{}"] * 2}
     rows = pa.record_batch(columns)
     index.ask("PUT", f"/{index.name}")

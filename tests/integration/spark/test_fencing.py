@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from headrace.ledger import AttemptState, BatchState, JobState
-from headrace.ledger.rows import AttemptRow
+from headrace.ledger.models import AttemptRow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,7 +51,7 @@ def application(application_of: Callable[[str], Any]) -> Iterator[Any]:
 
 
 def attempts(application: Any, time_ms: int) -> list[AttemptRow]:
-    return application.ledger.batches.attempts("clicks", time_ms)  # type: ignore[no-any-return]
+    return application.ledger.attempts.of_batch("clicks", time_ms)  # type: ignore[no-any-return]
 
 
 def suspend_past_lease(application: Any, process: subprocess.Popen[str], over: Callable[[], bool]) -> None:

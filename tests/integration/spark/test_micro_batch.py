@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
-from headrace.batch.building import build_from_kafka
+from headrace.batch.build_from_kafka import build_from_kafka
 from headrace.batch.manifest import ManifestError
 from headrace.batch.stream_status import last_error
 from headrace.blocks import TopicPartition
@@ -117,11 +117,11 @@ def test_work_that_a_later_attempt_ended_is_fenced_and_not_failed(
 
     with pytest.raises(AttemptFencedError):
         batch.run(ended_session, first)
-    states = [attempt.state for attempt in batch.ledger.batches.attempts(batch.stream.name, time_ms)]
+    states = [attempt.state for attempt in batch.ledger.attempts.of_batch(batch.stream.name, time_ms)]
     assert states == [AttemptState.FENCED, AttemptState.RUNNING]
 
 
-def test_an_elasticsearch_that_is_away_is_told_of_long_before_the_batch_fails(
+def test_an_unavailable_elasticsearch_is_reported_long_before_the_batch_fails(
     spark: SparkSession, make_batch_ledger: Make, make_records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the process that asks, which hears it from Spark's workers."""
@@ -130,14 +130,14 @@ def test_an_elasticsearch_that_is_away_is_told_of_long_before_the_batch_fails(
     batch.add(make_records([b"{}"]))
     reported: list[tuple[float, str]] = []
     listed: list[str | None] = []
-    renew = batch.ledger.batches.renew_attempt
+    renew = batch.ledger.attempts.renew
 
     def renewed(*given: Any, **options: Any) -> int:
         until_ms = renew(*given, **options)
         listed.append(last_error(batch.ledger, batch.ledger.batches.get("clicks", 10_000)))
         return until_ms
 
-    monkeypatch.setattr(batch.ledger.batches, "renew_attempt", renewed)
+    monkeypatch.setattr(batch.ledger.attempts, "renew", renewed)
     with pytest.raises(AttemptFailedError, match="made no progress for 12 s"):
         run(spark, batch, report=lambda line: reported.append((time.monotonic(), line)))
     ended = time.monotonic()
@@ -164,7 +164,7 @@ def test_records_are_printed_and_the_batch_completes(
     assert (result.records, result.blocks, result.attempt) == (2, 1, 1)
     row = batch.ledger.batches.get("clicks", 10_000)
     assert row.state is BatchState.COMPLETED
-    (output,) = batch.ledger.batches.outputs("clicks", 10_000)
+    (output,) = batch.ledger.attempts.outputs("clicks", 10_000)
     assert (output.output_id, output.counts["printed"]) == ("console", 1)
     assert reported[0] == "2 records in 1 blocks"
 
@@ -179,7 +179,7 @@ def test_word_count_as_in_sparks_quick_example(
     assert printed.splitlines()[3:7] == ["('be', 2)", "('not', 1)", "('or', 1)", "('to', 2)"]
 
 
-def test_a_transform_is_told_its_batch(
+def test_a_transform_gets_its_batchs_time_and_attempt(
     spark: SparkSession, make_batch_ledger: Make, make_records: Records, transforms: Any
 ) -> None:
     batch = make_batch_ledger(**transforms("timed"))
@@ -209,7 +209,7 @@ def test_an_input_that_nobody_uses_and_nobody_writes_to_is_no_error(
     assert (result.records, printed.splitlines()[3]) == (1, "l")
 
 
-def test_an_empty_batch_spares_spark_but_prints_its_header(make_batch_ledger: Make) -> None:
+def test_an_empty_batch_prints_its_header_without_spark(make_batch_ledger: Make) -> None:
     batch = make_batch_ledger()
     result, printed = run(refuse, batch)
     assert printed.splitlines()[1] == "Time: 10000 ms (1970-01-01T00:00:10Z)"
@@ -217,7 +217,7 @@ def test_an_empty_batch_spares_spark_but_prints_its_header(make_batch_ledger: Ma
     assert batch.ledger.batches.get("clicks", 10_000).state is BatchState.COMPLETED
 
 
-def test_an_empty_batch_runs_where_rows_can_come_of_nothing(
+def test_an_empty_batch_runs_if_a_transform_can_make_rows_without_records(
     spark: SparkSession, make_batch_ledger: Make, transforms: Any
 ) -> None:
     _, printed = run(spark, make_batch_ledger(**transforms("count")))
@@ -250,7 +250,7 @@ def test_a_fenced_attempt_cancels_its_own_spark_jobs_and_no_others(
     batch = make_batch_ledger(**transforms("slow"))
     batch.add(make_records([b"x"]))
     time_ms = batch.allocate()
-    first = batch.ledger.batches.begin_attempt("clicks", time_ms, holder="first", way="submit", lease_ms=1_500)
+    first = batch.ledger.attempts.begin("clicks", time_ms, holder="first", way="submit", lease_ms=1_500)
     failures: list[BaseException] = []
 
     def attempt() -> None:
@@ -280,7 +280,7 @@ def test_a_fenced_attempt_cancels_its_own_spark_jobs_and_no_others(
     assert isinstance(failures[0], AttemptFencedError)
     assert others == [5]
     assert not tracker.getActiveJobsIds()
-    states = [row.state for row in batch.ledger.batches.attempts("clicks", time_ms)]
+    states = [row.state for row in batch.ledger.attempts.of_batch("clicks", time_ms)]
     assert states == [AttemptState.FENCED, AttemptState.RUNNING]
 
 
@@ -305,7 +305,7 @@ def command() -> Iterator[Callable[..., int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_command_runs_the_outputs_that_it_is_told(
+def test_the_command_runs_only_the_given_outputs(
     command: Callable[..., int], make_batch_ledger: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch = make_batch_ledger(outputs=(ConsoleOutput(id="first"), ConsoleOutput(id="second")))
@@ -329,9 +329,9 @@ def test_the_command_refuses_parameters_before_it_takes_the_batch(
     for given in ('{"limit": 1}', "[]", "{"):
         assert command(batch, time_ms, "--parameters", given) == 1
     assert "has no parameter limit, but threshold" in capsys.readouterr().err
-    assert not batch.ledger.batches.attempts("clicks", time_ms)
+    assert not batch.ledger.attempts.of_batch("clicks", time_ms)
     assert command(batch, time_ms, "--parameters", '{"threshold": 1}') == 0
-    (attempt,) = batch.ledger.batches.attempts("clicks", time_ms)
+    (attempt,) = batch.ledger.attempts.of_batch("clicks", time_ms)
     assert attempt.attributes["parameters"] == {"threshold": 1}
 
 
@@ -347,7 +347,7 @@ def test_an_attempt_that_the_caller_began_has_the_parameters_of_its_row(
 
     monkeypatch.setattr("headrace.spark.batch_command.run_attempt", noted)
     time_ms = batch.allocate()
-    attempt = batch.ledger.batches.begin_attempt(
+    attempt = batch.ledger.attempts.begin(
         "clicks", time_ms, holder="test", way="submit", lease_ms=30_000, attributes={"parameters": {"threshold": 5}}
     )
     with pytest.raises(SystemExit):

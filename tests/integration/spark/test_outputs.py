@@ -121,7 +121,7 @@ def state(batch: Any) -> BatchState:
 
 
 def recorded(batch: Any) -> dict[str, AttemptState]:
-    return {row.output_id: row.state for row in batch.ledger.batches.outputs("clicks", 10_000)}
+    return {row.output_id: row.state for row in batch.ledger.attempts.outputs("clicks", 10_000)}
 
 
 def test_each_output_has_its_own_transform(spark: SparkSession, make: Make) -> None:
@@ -162,7 +162,7 @@ def test_an_output_that_fails_does_not_stop_the_others(spark: SparkSession, make
     assert state(batch) is BatchState.FAILED
     with pytest.raises(AttemptFailedError, match="The batch failed"):
         run(spark, batch)
-    assert batch.ledger.batches.attempts("clicks", 10_000)[-1].outputs == ("broken",), "that one alone is run again"
+    assert batch.ledger.attempts.of_batch("clicks", 10_000)[-1].outputs == ("broken",), "that one alone is run again"
 
 
 def test_all_that_failed_are_named(spark: SparkSession, make: Make) -> None:
@@ -173,7 +173,7 @@ def test_all_that_failed_are_named(spark: SparkSession, make: Make) -> None:
     assert error.startswith("first: ValueError: this value is wrong; second: KeyError")
 
 
-def test_a_transform_that_outputs_share_is_computed_once_and_let_go(
+def test_a_shared_transform_is_computed_once_and_its_frame_is_released(
     spark: SparkSession, make: Make, code: str, tmp_path: Path
 ) -> None:
     folders = [tmp_path / name for name in ("first", "second")]
@@ -204,7 +204,7 @@ def test_each_batch_records_the_version_of_its_code(spark: SparkSession, make: M
     result, _ = run(spark, batch)
     assert result.code_version.startswith(f"{code}:upper ")
     assert batch.ledger.batches.get("clicks", 10_000).code_version == result.code_version
-    (attempt,) = batch.ledger.batches.attempts("clicks", 10_000)
+    (attempt,) = batch.ledger.attempts.of_batch("clicks", 10_000)
     assert attempt.code_version == result.code_version
 
 
@@ -226,12 +226,12 @@ def test_outputs_of_one_batch_run_side_by_side(spark: SparkSession, make: Make, 
     assert state(batch) is BatchState.COMPLETED
 
 
-def test_a_replay_is_a_run_of_its_own(spark: SparkSession, make: Make, code: str) -> None:
+def test_a_replay_runs_without_changing_the_batch(spark: SparkSession, make: Make, code: str) -> None:
     batch = make(first="upper", second="lower", more={"parameters": {"threshold": 3}})
     run(spark, batch)
     before = batch.ledger.batches.get("clicks", 10_000)
     definition = replayed(batch.stream, {"first": {}}, transform=f"{code}:parameters")
-    attempt = batch.ledger.batches.begin_replay(
+    attempt = batch.ledger.replays.begin(
         "clicks",
         10_000,
         target="fixed",
@@ -248,7 +248,7 @@ def test_a_replay_is_a_run_of_its_own(spark: SparkSession, make: Make, code: str
     assert (result.target, list(result.outputs)) == ("fixed", ["first"])
     assert reported[-1].startswith("replayed into fixed")
     assert batch.ledger.batches.get("clicks", 10_000) == before
-    (replay,) = batch.ledger.batches.replays("clicks", "fixed", 0, 20_000)
+    (replay,) = batch.ledger.replays.between("clicks", "fixed", 0, 20_000)
     assert (replay.state, replay.code_version) == (BatchState.COMPLETED, result.code_version)
 
 
@@ -294,7 +294,7 @@ def test_processes_at_two_outputs_of_a_batch_share_the_warm_application(
     slow = application.start(application.batch_command(time_ms, "--outputs", "slow", "--json"), "slow")
 
     def attempts() -> dict[tuple[str, ...], AttemptState]:
-        return {row.outputs: row.state for row in batches.attempts("clicks", time_ms)}
+        return {row.outputs: row.state for row in application.ledger.attempts.of_batch("clicks", time_ms)}
 
     application.until("the slow output's attempt", lambda: attempts().get(("slow",)))
     quick = application.run_batch(time_ms, "--outputs", "quick")

@@ -65,7 +65,7 @@ def test_a_batch_runs_in_the_receivers_application(application: Any) -> None:
     assert "has completed by attempt 1" in again.stderr
 
 
-def test_the_lease_tells_versions_and_where_to_connect(application: Any) -> None:
+def test_the_lease_has_the_versions_and_the_connect_url(application: Any) -> None:
     job = application.job()
     assert job.versions["pyspark"]
     assert job.attributes["connect_url"].startswith("sc://localhost:")
@@ -139,7 +139,7 @@ def test_a_later_attempt_ends_the_earlier_ones_work(application: Any) -> None:
     second = application.run_batch(time_ms)
     assert second.returncode == 0, second.stderr
     assert first.wait(FIRST_LOOK_SECONDS) == 75, application.log("first")
-    states = [attempt.state for attempt in application.ledger.batches.attempts("clicks", time_ms)]
+    states = [attempt.state for attempt in application.ledger.attempts.of_batch("clicks", time_ms)]
     assert states == [AttemptState.FENCED, AttemptState.COMPLETED]
 
 

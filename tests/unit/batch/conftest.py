@@ -12,7 +12,7 @@ from headrace.batch.allocation import Allocation, allocate
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.rows import AddedBlock
+from headrace.ledger.models import AddedBlock
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
@@ -49,7 +49,7 @@ class Receiving:
         self.receiver = ReceiverId("shop", "clicks", 0)
         self.new_segment()
         self.ledger.topics.observe(self.job, "clicks", PARTITION.topic, PARTITION.topic_id, 1)
-        self.ledger.positions.ensure(self.job, "clicks", PARTITION, 0)
+        self.ledger.positions.ensure_all(self.job, "clicks", {PARTITION: 0})
         self.ledger.positions.assign(self.job, "clicks", {PARTITION: 0})
         self.position = 0
 
@@ -109,11 +109,9 @@ class Receiving:
         )
 
     def complete(self, batch_time_ms: int) -> None:
-        attempt = self.ledger.batches.begin_attempt(
-            "shop", batch_time_ms, holder="test", way="connect", lease_ms=60_000
-        )
-        self.ledger.batches.record_output(attempt, "console", {"printed": 1})
-        self.ledger.batches.complete_attempt(attempt)
+        attempt = self.ledger.attempts.begin("shop", batch_time_ms, holder="test", way="connect", lease_ms=60_000)
+        self.ledger.attempts.record_output(attempt, "console", {"printed": 1})
+        self.ledger.attempts.complete(attempt)
 
     def segments(self) -> list[str]:
         return self.storage.paths("shop/log")

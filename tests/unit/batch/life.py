@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpointing import checkpoint_now
+from headrace.batch.checkpoint_writer import checkpoint_now
 from headrace.batch.cleanup import clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import BatchState, Ledger, PartitionState, ReceiverState
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.stream import ConsoleOutput, KafkaInput, Limits, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
@@ -253,11 +253,10 @@ class Life:
             self.run(time_ms, self.random.choice(("no", "yes", "yes", "yes", "half", "fail", "begin")))
 
     def run(self, time_ms: int, how: str) -> None:
-        batches = self.ledger.batches
         if how == "no":
             return
         try:
-            attempt = batches.begin_attempt(NAME, time_ms, holder="test", way="connect", lease_ms=1)
+            attempt = self.ledger.attempts.begin(NAME, time_ms, holder="test", way="connect", lease_ms=1)
         except Exception as error:
             assert "slot" in type(error).__name__.lower() or "turn" in type(error).__name__.lower(), error
             return
@@ -265,11 +264,11 @@ class Life:
             return
         for output in attempt.outputs[: 1 if how == "half" else None]:
             if how != "fail":
-                batches.record_output(attempt, output, {"written": time_ms % 97}, code_version="v1")
+                self.ledger.attempts.record_output(attempt, output, {"written": time_ms % 97}, code_version="v1")
         if how == "yes":
-            batches.complete_attempt(attempt, code_version="v1")
+            self.ledger.attempts.complete(attempt, code_version="v1")
         else:
-            batches.fail_attempt(attempt, "boom")
+            self.ledger.attempts.fail(attempt, "boom")
 
     def finish(self) -> None:
         """Complete what can be, oldest first."""
@@ -283,7 +282,7 @@ class Life:
         if not done:
             return
         time_ms = self.random.choice(done).batch_time_ms
-        attempt = self.ledger.batches.begin_replay(
+        attempt = self.ledger.replays.begin(
             NAME,
             time_ms,
             target=self.random.choice(("march", "april")),
@@ -294,8 +293,8 @@ class Life:
             lease_ms=1,
         )
         if self.random.random() < 0.8:
-            self.ledger.batches.record_output(attempt, "again", {"n": 1})
-            self.ledger.batches.complete_attempt(attempt)
+            self.ledger.attempts.record_output(attempt, "again", {"n": 1})
+            self.ledger.attempts.complete(attempt)
 
     def abandon(self) -> None:
         for batch in self.ledger.batches.page(NAME, 50, [BatchState.FAILED])[:1]:

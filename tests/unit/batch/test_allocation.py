@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.batch.allocation import draw_up
+from headrace.batch.allocation import make_manifest
 from headrace.batch.manifest import Manifest, ManifestError
 from headrace.ledger.errors import BatchTimeError
 from headrace.wal.errors import StorageError
@@ -87,7 +87,7 @@ def test_nothing_is_allocated_when_the_manifest_cannot_be_written(receiving: Rec
 def test_a_crash_between_seal_and_allocation_loses_nothing(receiving: Receiving) -> None:
     receiving.store(3)
     receiving.clock.advance(10_000)
-    receiving.ledger.batches.seal("shop", T1)
+    receiving.ledger.allocations.seal("shop", T1)
     receiving.store(1, cut_time_ms=T1 - 1)
     assert take(receiving, T1).batch.records == 3
 
@@ -100,7 +100,7 @@ def test_an_allocator_that_was_overtaken_leaves_the_manifest(receiving: Receivin
     find = receiving.ledger.batches.find
     answers = iter([None])
     receiving.ledger.batches.find = lambda *key: next(answers, find(*key))  # type: ignore[method-assign]
-    receiving.ledger.batches.blocks_of = lambda *_, **__: []  # type: ignore[method-assign]
+    receiving.ledger.allocations.blocks_of = lambda *_, **__: []  # type: ignore[method-assign]
     assert take(receiving, T1).batch == first.batch
     manifest = Manifest.load(first.batch.manifest_uri, sha256=first.batch.manifest_sha256)
     assert offsets(receiving, manifest) == [0, 1, 2]
@@ -108,7 +108,7 @@ def test_an_allocator_that_was_overtaken_leaves_the_manifest(receiving: Receivin
 
 def test_what_a_crashed_allocation_left_is_replaced(receiving: Receiving) -> None:
     receiving.clock.advance(10_000)
-    draw_up(receiving.stream.model_copy(update={"inputs": ()}), T1, []).write(
+    make_manifest(receiving.stream.model_copy(update={"inputs": ()}), T1, []).write(
         receiving.storage.below("shop"), replace=False
     )
     batch = take(receiving, T1).batch
@@ -137,6 +137,6 @@ def test_a_manifest_that_was_lost_is_written_again_as_it_was(receiving: Receivin
     assert folder.read(path) == whole
     # Only the same: not what is drawn up after its blocks' rows have gone.
     break_it()
-    receiving.ledger.batches.blocks_of = lambda *_, **__: []  # type: ignore[method-assign]
+    receiving.ledger.allocations.blocks_of = lambda *_, **__: []  # type: ignore[method-assign]
     assert take(receiving, T1).batch == batch
     assert not folder.exists(path) or folder.read(path) == whole[:-5]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import Allocation, allocate
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.batch.manifest import Manifest
 from headrace.ledger import BatchState
@@ -87,17 +87,16 @@ def test_times_before_another_batch_are_left_to_a_batch_of_their_own(coalescing:
 
 
 def test_a_time_that_is_claimed_meanwhile_is_left_out(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = coalescing.ledger.batches
-    blocks_of = batches.blocks_of
+    blocks_of = coalescing.ledger.allocations.blocks_of
     claimed: list[int] = []
 
     def claim_one_meanwhile(*key: Any, **absorb: Any) -> Any:
         if not claimed:
             claimed.append(T1)
-            batches.allocate("shop", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
+            coalescing.ledger.allocations.allocate("shop", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
         return blocks_of(*key, **absorb)
 
-    monkeypatch.setattr(batches, "blocks_of", claim_one_meanwhile)
+    monkeypatch.setattr(coalescing.ledger.allocations, "blocks_of", claim_one_meanwhile)
     taken = take(coalescing, T3)
     assert (taken.batch.absorbed, manifest_of(taken).records) == ((T2,), 20)
 
@@ -106,7 +105,7 @@ def test_quarrels_end(coalescing: Receiving, monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: Any, **__: Any) -> None:
         raise AllocationConflictError("claimed")
 
-    monkeypatch.setattr(coalescing.ledger.batches, "allocate", refuse)
+    monkeypatch.setattr(coalescing.ledger.allocations, "allocate", refuse)
     with pytest.raises(AllocationConflictError):
         take(coalescing, T3)
 
@@ -118,8 +117,7 @@ def manifests(receiving: Receiving) -> list[str]:
 def test_an_allocator_that_was_overtaken_harms_no_manifest_and_takes_its_own_away(
     coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = coalescing.ledger.batches
-    allocate_in_ledger = batches.allocate
+    allocate_in_ledger = coalescing.ledger.allocations.allocate
     calls: list[int] = []
 
     def overtaken(*key: Any, **arguments: Any) -> Any:
@@ -131,7 +129,7 @@ def test_an_allocator_that_was_overtaken_harms_no_manifest_and_takes_its_own_awa
             assert manifest_of(overtaking).records == 20
         return allocate_in_ledger(*key, **arguments)
 
-    monkeypatch.setattr(batches, "allocate", overtaken)
+    monkeypatch.setattr(coalescing.ledger.allocations, "allocate", overtaken)
     taken = take(coalescing, T3)
     assert (taken.batch.absorbed, manifest_of(taken).records) == ((T2,), 20)
     (left,) = manifests(coalescing)
@@ -141,14 +139,13 @@ def test_an_allocator_that_was_overtaken_harms_no_manifest_and_takes_its_own_awa
 def test_a_crash_while_another_allocates_leaves_the_manifest_that_counts(
     coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = coalescing.ledger.batches
-    allocate_in_ledger = batches.allocate
+    allocate_in_ledger = coalescing.ledger.allocations.allocate
 
     def crash(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(batches, "allocate", crash)
+        patch.setattr(coalescing.ledger.allocations, "allocate", crash)
         take(coalescing, T3)
     allocate_in_ledger("shop", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
 
@@ -162,7 +159,7 @@ def test_a_crash_while_another_allocates_leaves_the_manifest_that_counts(
     plain = f"{coalescing.stream.folder_url}/manifests/{T3}.json"
     sha256 = hashlib.sha256(coalescing.storage.read(f"shop/manifests/{T3}.json")).hexdigest()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(batches, "allocate", overtaken)
+        patch.setattr(coalescing.ledger.allocations, "allocate", overtaken)
         take(coalescing, T3)
     again = take(coalescing, T3)
     assert again.batch.manifest_uri == plain
@@ -172,15 +169,14 @@ def test_a_crash_while_another_allocates_leaves_the_manifest_that_counts(
 def test_a_time_that_is_absorbed_while_it_is_allocated_leaves_no_manifest(
     coalescing: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = coalescing.ledger.batches
-    allocate_in_ledger = batches.allocate
+    allocate_in_ledger = coalescing.ledger.allocations.allocate
 
     def absorbed(*key: Any, **arguments: Any) -> Any:
-        monkeypatch.setattr(batches, "allocate", allocate_in_ledger)
+        monkeypatch.setattr(coalescing.ledger.allocations, "allocate", allocate_in_ledger)
         take(coalescing, T3)
         return allocate_in_ledger(*key, **arguments)
 
-    monkeypatch.setattr(batches, "allocate", absorbed)
+    monkeypatch.setattr(coalescing.ledger.allocations, "allocate", absorbed)
     assert take(coalescing, T1).batch.state is BatchState.ABSORBED
     assert manifests(coalescing) == [f"manifests/{T3}.json"]
     assert manifest_of(take(coalescing, T3)).records == 30

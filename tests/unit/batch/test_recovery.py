@@ -11,18 +11,19 @@ from sqlalchemy import select
 
 from headrace.batch.allocation import restore_manifest
 from headrace.batch.checkpoint import checkpoint_paths
-from headrace.batch.history import HistoryError
-from headrace.batch.kept_state import read_kept
+from headrace.batch.checksummed_json import decode_document, encode_document
+from headrace.batch.history_files import HistoryError, read_history
 from headrace.batch.manifest import ManifestError
 from headrace.batch.recovery.lost_ledger import LostLedgerError, refuse_if_lost
 from headrace.batch.recovery.recover import RecoveryRefusedError, Step, recover
+from headrace.batch.saved_state import read_saved_state
 from headrace.blocks import BlockHandle
 from headrace.fsck.coverage import Hole, check_coverage
 from headrace.fsck.stream_check import check_stream
 from headrace.ledger import BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.rows import StoredBlock
-from headrace.ledger.tables import (
+from headrace.ledger.models import (
+    StoredBlock,
     batch_attempts,
     batch_inputs,
     batch_outputs,
@@ -228,7 +229,7 @@ def test_what_no_checkpoint_saw_comes_back_from_the_log(
 def all_blocks(ledger: Ledger) -> dict[BlockHandle, StoredBlock]:
     with ledger.streams._database.read() as connection:
         times = connection.execute(select(blocks.c.batch_time_ms).distinct()).scalars().all()
-    return {block.info.handle: block for time_ms in times for block in ledger.blocks.of_batch(NAME, time_ms)}
+    return {block.info.handle: block for time_ms in times for block in ledger.allocations.blocks_of(NAME, time_ms)}
 
 
 def holes(ledger: Ledger) -> list[Hole]:
@@ -336,7 +337,7 @@ def test_old_writers_and_attempts_stay_fenced(live: Callable[..., Life], new_url
     life.finish()
     old = dict(life.receivers)
     attempts = {
-        batch.batch_time_ms: [attempt.number for attempt in life.ledger.batches.attempts(NAME, batch.batch_time_ms)]
+        batch.batch_time_ms: [attempt.number for attempt in life.ledger.attempts.of_batch(NAME, batch.batch_time_ms)]
         for batch in life.ledger.batches.page(NAME, 1000)
     }
     life.ledger = rebuild(life, new_url)
@@ -347,7 +348,7 @@ def test_old_writers_and_attempts_stay_fenced(live: Callable[..., Life], new_url
     for receiver_id, receiver in life.receivers.items():
         assert receiver.lease.epoch > old[receiver_id].lease.epoch + 100
     for batch in life.ledger.batches.page(NAME, 1000, [BatchState.COMPLETED]):
-        begun = life.ledger.batches.begin_attempt(
+        begun = life.ledger.attempts.begin(
             NAME, batch.batch_time_ms, holder="new", way="connect", lease_ms=1, force=True
         )
         assert begun.number > max(attempts[batch.batch_time_ms])
@@ -365,7 +366,7 @@ def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life])
     assert set(recover(NAME, life.ledger, folder, dry_run=True).steps) == {Step.CHECKPOINT_WRITTEN}
     assert checkpoint_paths(folder) == []
     assert set(recover(NAME, life.ledger, folder).steps) == {Step.CHECKPOINT_WRITTEN}
-    kept = {time_ms: batch.row.state for time_ms, batch in read_kept(folder).batches.items()}
+    kept = {time_ms: batch.row.state for time_ms, batch in read_saved_state(folder).batches.items()}
     assert kept == {row.batch_time_ms: row.state for row in life.ledger.batches.page(NAME, 1000)}
     assert life.ledger.events.page(NAME, kinds=[EventKind.CHECKPOINT_REWRITTEN])
     newest = checkpoint_paths(folder)[-1]
@@ -374,11 +375,25 @@ def test_lost_checkpoints_are_written_from_the_ledger(live: Callable[..., Life])
     assert recover(NAME, life.ledger, folder).steps == {}
 
 
+def test_manifests_and_history_files_of_another_version_are_refused(live: Callable[..., Life], new_url: str) -> None:
+    life = live(1)
+    life.finish()
+    folder, path = life.context.storage, life.context.storage.paths("manifests")[0]
+    folder.write_atomically(path, encode_document({**decode_document(folder.read(path)), "version": 9}))
+    with Ledger.open(new_url, clock=life.clock) as ledger, pytest.raises(ManifestError, match="version 9"):
+        recover(NAME, ledger, folder)
+    folder.write_atomically(
+        "history/0000000000007.json", encode_document({"version": 2, "stream": NAME, "batches": []})
+    )
+    with pytest.raises(HistoryError, match="is of version 2, this headrace reads 1"):
+        read_history(folder, 7)
+
+
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
 def test_lost_history_and_manifests_are_written_from_the_ledger(
     live: Callable[..., Life], new_url: str, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.batch.history.FILED", 2)
+    monkeypatch.setattr("headrace.batch.history_files.FILED", 2)
     life = live(2)
     life.finish()
     life.checkpoint()
@@ -463,7 +478,7 @@ def test_a_block_that_came_after_its_time_was_sealed_keeps_the_one_it_got(
 
     def add_late(*block: Any) -> Any:
         life.clock.advance(40_000)
-        life.ledger.batches.seal(NAME, life.clock.now_ms() // 10_000 * 10_000)
+        life.ledger.allocations.seal(NAME, life.clock.now_ms() // 10_000 * 10_000)
         return add(*block)
 
     with monkeypatch.context() as patch:
@@ -492,4 +507,4 @@ def test_a_block_that_came_too_late_for_an_allocated_batch_waits_for_the_next_on
     with Ledger.open(new_url, clock=receiving.clock) as ledger:
         recover(NAME, ledger, receiving.storage.below(NAME), definition=receiving.stream)
         assert [(time.batch_time_ms, time.records) for time in ledger.blocks.unclaimed(NAME)] == [(T2, 2)]
-        assert [block.info.records for block in ledger.batches.blocks_of(NAME, T1)] == [1]
+        assert [block.info.records for block in ledger.allocations.blocks_of(NAME, T1)] == [1]

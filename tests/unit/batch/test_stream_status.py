@@ -28,7 +28,7 @@ class Shop:
         self.lease = ledger.receivers.register(self.job, self.receiver, host="h", lease_ms=3_600_000)
         self.partition = TopicPartition("clicks", TOPIC_ID, 0)
         ledger.topics.observe(self.job, "records", "clicks", TOPIC_ID, 1)
-        ledger.positions.ensure(self.job, "records", self.partition, 0)
+        ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         ledger.positions.assign(self.job, "records", {self.partition: 0})
         ledger.jobs.update(self.job, state="running")
         self.beat()
@@ -105,9 +105,9 @@ def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_
     shop.clock.advance(15_000)
     allocate(StreamContext(shop.stream, shop.ledger), at_ms)
     begin = {"holder": "test", "way": "connect", "lease_ms": 60_000}
-    attempt = shop.ledger.batches.begin_attempt("shop", at_ms, **begin)  # type: ignore[arg-type]
-    shop.ledger.batches.fail_attempt(attempt, "the index is read-only")
-    shop.ledger.batches.begin_attempt("shop", at_ms, **begin)  # type: ignore[arg-type]
+    attempt = shop.ledger.attempts.begin("shop", at_ms, **begin)  # type: ignore[arg-type]
+    shop.ledger.attempts.fail(attempt, "the index is read-only")
+    shop.ledger.attempts.begin("shop", at_ms, **begin)  # type: ignore[arg-type]
     batch = shop.ledger.batches.get("shop", at_ms)
     assert (batch.state.value, batch.error) == ("running", None)
     assert last_error(shop.ledger, batch) == "the index is read-only"
@@ -115,8 +115,8 @@ def test_a_batch_that_fails_is_the_oldest_with_its_error_also_while_it_is_tried_
     assert found.health == "failing"
     assert found.oldest_unfinished is not None
     assert found.oldest_unfinished.error == "the index is read-only"
-    attempts = shop.ledger.batches.attempts("shop", at_ms)
-    shop.ledger.batches.renew_attempt(attempts[-1].claim(), attributes={"warning": "Elasticsearch does not answer"})
+    attempts = shop.ledger.attempts.of_batch("shop", at_ms)
+    shop.ledger.attempts.renew(attempts[-1].claim(), attributes={"warning": "Elasticsearch does not answer"})
     assert last_error(shop.ledger, batch) == "Elasticsearch does not answer"
 
 
@@ -124,10 +124,10 @@ def test_the_delays_are_of_the_last_batch(shop: Shop) -> None:
     shop.clock.advance(10_500)
     at_ms = T + 10_000
     allocate(StreamContext(shop.stream, shop.ledger), at_ms)
-    attempt = shop.ledger.batches.begin_attempt("shop", at_ms, holder="test", way="connect", lease_ms=60_000)
+    attempt = shop.ledger.attempts.begin("shop", at_ms, holder="test", way="connect", lease_ms=60_000)
     shop.clock.advance(2_000)
-    shop.ledger.batches.record_output(attempt, "console", {})
-    shop.ledger.batches.complete_attempt(attempt)
+    shop.ledger.attempts.record_output(attempt, "console", {})
+    shop.ledger.attempts.complete(attempt)
     found = shop.status()
     assert (found.scheduling_delay_seconds, found.total_delay_seconds) == (0.5, 2.5)
 

@@ -40,16 +40,16 @@ def batch_time_ms(stream: Stream) -> int:
         time_ms = ledger.now_ms() // INTERVAL_MS * INTERVAL_MS
         allocate(StreamContext(stream, ledger), time_ms)
         claim: dict[str, Any] = {"way": "connect", "lease_ms": 60_000}
-        first = ledger.batches.begin_attempt("shop", time_ms, holder="one", outputs=["console"], **claim)
-        ledger.batches.record_output(first, "console", {"printed": 7})
-        ledger.batches.complete_attempt(first, code_version="shop:show 3f9c2a10")
-        second = ledger.batches.begin_attempt("shop", time_ms, holder="two", outputs=["second"], **claim)
-        ledger.batches.fail_attempt(second, "the paper is out")
-        replay = ledger.batches.begin_replay(
+        first = ledger.attempts.begin("shop", time_ms, holder="one", outputs=["console"], **claim)
+        ledger.attempts.record_output(first, "console", {"printed": 7})
+        ledger.attempts.complete(first, code_version="shop:show 3f9c2a10")
+        second = ledger.attempts.begin("shop", time_ms, holder="two", outputs=["second"], **claim)
+        ledger.attempts.fail(second, "the paper is out")
+        replay = ledger.replays.begin(
             "shop", time_ms, target="v2", definition=stream.to_json(), outputs=["console"], holder="three", **claim
         )
-        ledger.batches.record_output(replay, "console", {"printed": 8})
-        ledger.batches.complete_attempt(replay)
+        ledger.attempts.record_output(replay, "console", {"printed": 8})
+        ledger.attempts.complete(replay)
     return time_ms
 
 
@@ -93,9 +93,9 @@ def test_the_definition_and_the_index_of_each_output_and_attempt_are_shown(strea
     with Ledger.open(stream.ledger) as ledger:
         revision = register(ledger, stream.model_copy(update={"parameters": {"deployed": "again"}}))
         claim: dict[str, Any] = {"way": "connect", "lease_ms": 60_000, "holder": "four", "revision": revision}
-        again = ledger.batches.begin_attempt("shop", batch_time_ms, outputs=["second"], **claim)
-        ledger.batches.record_output(again, "second", {"indexed": 7, "index": "orders-2026-11"})
-        ledger.batches.complete_attempt(again)
+        again = ledger.attempts.begin("shop", batch_time_ms, outputs=["second"], **claim)
+        ledger.attempts.record_output(again, "second", {"indexed": 7, "index": "orders-2026-11"})
+        ledger.attempts.complete(again)
         register(ledger, stream)
     text = shown(stream, batch_time_ms)
     assert "The outputs of this batch were written under different definitions of the stream: 1, 2." in text
@@ -110,7 +110,7 @@ def test_what_a_batch_took_over_is_told_on_both_sides(stream: Stream) -> None:
         register(ledger, coalescing)
         last_ms = ledger.now_ms() // INTERVAL_MS * INTERVAL_MS
         first_ms = last_ms - INTERVAL_MS
-        ledger.batches.allocate(
+        ledger.allocations.allocate(
             "shop", last_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=0, absorb=[first_ms]
         )
     assert "It took over the blocks of 1 earlier batch time(s) that nobody ran" in shown(stream, last_ms)

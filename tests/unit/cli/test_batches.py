@@ -26,7 +26,7 @@ def url(tmp_path: Path) -> str:
         ledger.streams.register("shop", '{"outputs": [{"id": "a"}]}', batch_interval_ms=1_000, block_interval_ms=200)
         job = ledger.jobs.acquire("shop", holder="driver", lease_ms=60_000)
         ledger.topics.observe(job, "kafka", "clicks", "id-1", 1)
-        ledger.positions.ensure(job, "kafka", PARTITION, 0)
+        ledger.positions.ensure_all(job, "kafka", {PARTITION: 0})
         ledger.positions.assign(job, "kafka", {PARTITION: 0})
         lease = ledger.receivers.register(job, ReceiverId("shop", "kafka", 0), host="here", lease_ms=60_000)
         first_ms = ledger.now_ms() // 1_000 * 1_000 - 10_000
@@ -38,7 +38,7 @@ def url(tmp_path: Path) -> str:
                     (OffsetRange(PARTITION, number * 5, number * 5 + 5, 5),), records=5, payload_bytes=50,
                 ),
             )  # fmt: skip
-        ledger.batches.allocate("shop", first_ms + 1_000, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
+        ledger.allocations.allocate("shop", first_ms + 1_000, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
     return url
 
 
@@ -83,9 +83,9 @@ def test_the_error_of_a_batch_whose_output_failed_is_listed(run: Callable[..., R
     with Ledger.open(url) as ledger:
         (batch,) = ledger.batches.page("shop")
         begin = {"holder": "test", "way": "connect", "lease_ms": 60_000}
-        attempt = ledger.batches.begin_attempt("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
-        ledger.batches.fail_attempt(attempt, "the index is read-only")
-        ledger.batches.begin_attempt("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
+        attempt = ledger.attempts.begin("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
+        ledger.attempts.fail(attempt, "the index is read-only")
+        ledger.attempts.begin("shop", batch.batch_time_ms, **begin)  # type: ignore[arg-type]
     (reported,) = json.loads(run("list", "shop", "--json").stdout)["batches"]
     assert (reported["state"], reported["error"]) == ("running", "the index is read-only")
     assert "the index is read-only" in run("list", "shop").stdout
@@ -97,7 +97,7 @@ def test_unclaimed_batch_times_are_listed_by_themselves(run: Callable[..., Resul
     assert len(json.loads(run("unclaimed", "shop", "--limit", "1", "--json").stdout)) == 1
     with Ledger.open(url) as ledger:
         for time in reported:
-            ledger.batches.allocate(
+            ledger.allocations.allocate(
                 "shop", time["batch_time_ms"], manifest_uri="m", manifest_sha256="0", blocks_expected=1
             )
     assert "Every batch time" in run("unclaimed", "shop").stdout

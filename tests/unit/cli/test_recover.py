@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.cli.main import app
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
@@ -34,9 +34,9 @@ def stream(tmp_path: Path) -> Stream:
     with Ledger.open(f"sqlite:///{tmp_path}/lost.db", clock=clock) as ledger:
         ledger.streams.register("shop", made.to_json(), batch_interval_ms=10_000, block_interval_ms=200)
         allocate(StreamContext(made, ledger), LONG_AGO_MS)
-        attempt = ledger.batches.begin_attempt("shop", LONG_AGO_MS, holder="task", way="connect", lease_ms=1)
-        ledger.batches.record_output(attempt, "console", {})
-        ledger.batches.complete_attempt(attempt)
+        attempt = ledger.attempts.begin("shop", LONG_AGO_MS, holder="task", way="connect", lease_ms=1)
+        ledger.attempts.record_output(attempt, "console", {})
+        ledger.attempts.complete(attempt)
         write_checkpoint(StreamContext(made, ledger), LONG_AGO_MS)
     return made
 

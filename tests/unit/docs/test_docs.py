@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import COMMANDS
-from headrace.ledger import tables
+from headrace.ledger.models import metadata
 from headrace.stream import (
     Backpressure,
     BatchTrigger,
@@ -113,7 +113,7 @@ def test_no_field_is_told_that_does_not_exist() -> None:
 def test_every_table_of_the_ledger_is_told() -> None:
     text = (ROOT / "docs" / "ledger.md").read_text()
     reported = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-    assert reported == set(tables.metadata.tables)
+    assert reported == set(metadata.tables)
 
 
 def test_commands_that_are_told_exist() -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.batch.cleanup import Cleaned, clean_up
 from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
@@ -21,7 +21,7 @@ from headrace.fsck.coverage import check_coverage
 from headrace.fsck.findings import Report
 from headrace.fsck.stream_check import check_ledger, check_stream
 from headrace.ledger import Ledger
-from headrace.ledger.rows import AddedBlock, Attempt, BatchRow
+from headrace.ledger.models import AddedBlock, Attempt, BatchRow
 from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.wal.payload import RECORD_SCHEMA
@@ -77,7 +77,7 @@ class Shop:
         self.ledger.topics.observe(self.job, INPUT, "clicks", self.topic_id, self.partitions)
         for number in range(self.partitions):
             self.positions.setdefault(number, 0)
-            self.ledger.positions.ensure(self.job, INPUT, self.partition(number), 0)
+            self.ledger.positions.ensure_all(self.job, INPUT, {self.partition(number): 0})
             self.ledger.positions.assign(self.job, INPUT, {self.partition(number): 0})
 
     def new_epoch(self) -> None:
@@ -144,26 +144,24 @@ class Shop:
         return allocate(self.context, time_ms).batch
 
     def begin(self, time_ms: int, *, force: bool = False) -> Attempt:
-        return self.ledger.batches.begin_attempt(
-            STREAM, time_ms, holder="task", way="connect", lease_ms=60_000, force=force
-        )
+        return self.ledger.attempts.begin(STREAM, time_ms, holder="task", way="connect", lease_ms=60_000, force=force)
 
     def complete(self, time_ms: int, *, force: bool = False) -> None:
         attempt = self.begin(time_ms, force=force)
         for output in attempt.outputs:
-            self.ledger.batches.record_output(attempt, output, {"printed": 1})
-        self.ledger.batches.complete_attempt(attempt)
+            self.ledger.attempts.record_output(attempt, output, {"printed": 1})
+        self.ledger.attempts.complete(attempt)
 
     def begin_replay(self, time_ms: int) -> Attempt:
-        return self.ledger.batches.begin_replay(
+        return self.ledger.replays.begin(
             STREAM, time_ms, target="copy", definition='{"outputs": [{"id": "a"}]}', outputs=["a"],
             holder="task", way="connect", lease_ms=1000,
         )  # fmt: skip
 
     def replay(self, time_ms: int) -> None:
         attempt = self.begin_replay(time_ms)
-        self.ledger.batches.record_output(attempt, "a", {})
-        self.ledger.batches.complete_attempt(attempt)
+        self.ledger.attempts.record_output(attempt, "a", {})
+        self.ledger.attempts.complete(attempt)
 
     def checkpoint(self, time_ms: int) -> None:
         # Checkpoints are named by the millisecond.
@@ -266,6 +264,6 @@ def shop(make_shop: Callable[..., Shop]) -> Shop:
     shop.store()
     shop.run(TIMES[0])
     shop.allocate(TIMES[1])
-    shop.ledger.batches.fail_attempt(shop.begin(TIMES[1]), "no disk")
+    shop.ledger.attempts.fail(shop.begin(TIMES[1]), "no disk")
     shop.allocate(TIMES[2])
     return shop

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from headrace.batch import history
+from headrace.batch import history_files
 from headrace.ledger.errors import (
     AllocationConflictError,
     AlreadyCompletedError,
@@ -22,7 +22,7 @@ from headrace.ledger.errors import (
     NotItsTurnError,
     SlotBusyError,
 )
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 from headrace.ledger.snapshots import StreamSnapshot
 
 from .conftest import INTERVAL_MS, STREAM, TIMES, Shop
@@ -110,14 +110,13 @@ class AnyOperations(RuleBasedStateMachine):
         if not self.attempts:
             return
         attempt = self.attempts.pop(data.draw(st.integers(0, len(self.attempts) - 1)))
-        batches = self.shop.ledger.batches
         with contextlib.suppress(BatchStateError, AttemptFencedError):
             if not well:
-                batches.fail_attempt(attempt, "as it happens")
+                self.shop.ledger.attempts.fail(attempt, "as it happens")
                 return
             for output in attempt.outputs:
-                batches.record_output(attempt, output, {})
-            batches.complete_attempt(attempt)
+                self.shop.ledger.attempts.record_output(attempt, output, {})
+            self.shop.ledger.attempts.complete(attempt)
 
     @rule(back=st.integers(0, 4))
     def run(self, back: int) -> None:
@@ -156,7 +155,7 @@ def test_whatever_is_done_there_are_no_findings(
     tmp_path: Path, empty_ledger: Path, coalesce: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few are in a file of the history that there are some.
-    monkeypatch.setattr(history, "FILED", 2)
+    monkeypatch.setattr(history_files, "FILED", 2)
     machine = type("Machine", (AnyOperations,), {"folder": tmp_path, "empty": empty_ledger, "coalesce": coalesce})
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,

@@ -13,7 +13,7 @@ import pytest
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.rows import AddedBlock, BatchRow, JobLease, ReceiverLease
+from headrace.ledger.models import AddedBlock, BatchRow, JobLease, ReceiverLease
 
 NOW_MS = 1_700_000_000_000
 INTERVAL_MS = 1_000
@@ -99,21 +99,20 @@ class World:
 
     def allocate(self, batch_time_ms: int, **overrides: Any) -> BatchRow:
         """Seal and allocate as the allocation task does."""
-        batches = self.ledger.batches
-        batches.seal(STREAM, batch_time_ms)
+        self.ledger.allocations.seal(STREAM, batch_time_ms)
         arguments: dict[str, Any] = {"manifest_uri": f"m/{batch_time_ms}", "manifest_sha256": "0" * 64}
-        arguments["blocks_expected"] = len(batches.blocks_of(STREAM, batch_time_ms))
-        return batches.allocate(STREAM, batch_time_ms, **(arguments | overrides))
+        arguments["blocks_expected"] = len(self.ledger.allocations.blocks_of(STREAM, batch_time_ms))
+        return self.ledger.allocations.allocate(STREAM, batch_time_ms, **(arguments | overrides))
 
     def complete(self, batch_time_ms: int, *, checkpoint: bool = True, **overrides: Any) -> BatchRow:
         """Run a batch to its end."""
         batches = self.ledger.batches
-        attempt = batches.begin_attempt(
+        attempt = self.ledger.attempts.begin(
             STREAM, batch_time_ms, **({"holder": "task", "way": "connect", "lease_ms": 5_000} | overrides)
         )
         for output in attempt.outputs:
-            batches.record_output(attempt, output, {"indexed": 1})
-        batch = batches.complete_attempt(attempt)
+            self.ledger.attempts.record_output(attempt, output, {"indexed": 1})
+        batch = self.ledger.attempts.complete(attempt)
         return batches.mark_checkpointed(STREAM, batch_time_ms, "c/1") if checkpoint else batch
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, TopicPartition
 from headrace.ledger import Ledger
 from headrace.ledger.errors import AllocationConflictError, AttemptFencedError, LeaseHeldError, LedgerError
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.ledger.states import BatchState
 
 
@@ -55,11 +55,13 @@ def add_many(ledger: Ledger, me: str, lease: ReceiverLease, tp: TopicPartition, 
 
 def allocate(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list[Any]]:
     """Seal and allocate each time as the allocation task does; whose manifest stands, and the blocks in it."""
-    batches, allocated = ledger.batches, []
+    allocated = []
     for time_ms in times:
-        batches.seal(stream, time_ms)
-        blocks = batches.blocks_of(stream, time_ms)
-        row = batches.allocate(stream, time_ms, manifest_uri=me, manifest_sha256="0", blocks_expected=len(blocks))
+        ledger.allocations.seal(stream, time_ms)
+        blocks = ledger.allocations.blocks_of(stream, time_ms)
+        row = ledger.allocations.allocate(
+            stream, time_ms, manifest_uri=me, manifest_sha256="0", blocks_expected=len(blocks)
+        )
         allocated.append([row.manifest_uri, row.blocks, [block.block_id for block in blocks]])
     return allocated
 
@@ -87,10 +89,10 @@ def attempt(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list
     """Begin each batch, and complete it unless fenced; batch time, attempt, whether it completed it."""
     ended = []
     for time_ms in times:
-        mine = ledger.batches.begin_attempt(stream, time_ms, holder=me, way="connect", lease_ms=60_000, force=True)
+        mine = ledger.attempts.begin(stream, time_ms, holder=me, way="connect", lease_ms=60_000, force=True)
         try:
-            ledger.batches.record_output(mine, "index", {"by": me})
-            ledger.batches.complete_attempt(mine)
+            ledger.attempts.record_output(mine, "index", {"by": me})
+            ledger.attempts.complete(mine)
         except AttemptFencedError:
             ended.append([time_ms, mine.number, 0])
         else:
@@ -103,9 +105,9 @@ def write_output(ledger: Ledger, me: str, stream: str, times: list[int], outputs
     states = []
     for time_ms in times:
         begun = {"holder": me, "way": "connect", "lease_ms": 60_000, "outputs": [outputs[me]]}
-        mine = ledger.batches.begin_attempt(stream, time_ms, **begun)
-        ledger.batches.record_output(mine, outputs[me], {"by": me})
-        states.append(ledger.batches.complete_attempt(mine).state.value)
+        mine = ledger.attempts.begin(stream, time_ms, **begun)
+        ledger.attempts.record_output(mine, outputs[me], {"by": me})
+        states.append(ledger.attempts.complete(mine).state.value)
     return states
 
 
@@ -119,12 +121,12 @@ def absorb(ledger: Ledger, me: str, stream: str, times: list[int]) -> list[list[
     """Allocate each time with all unclaimed ones before it; the times that each batch took."""
     taken = []
     for time_ms in times:
-        ledger.batches.seal(stream, time_ms)
+        ledger.allocations.seal(stream, time_ms)
         while True:
             earlier = ledger.batches.absorbable(stream, time_ms)
-            count = len(ledger.batches.blocks_of(stream, time_ms, absorb=earlier))
+            count = len(ledger.allocations.blocks_of(stream, time_ms, absorb=earlier))
             try:
-                row = ledger.batches.allocate(
+                row = ledger.allocations.allocate(
                     stream,
                     time_ms,
                     manifest_uri=me,

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from headrace.clock import ManualClock
 from headrace.ledger import AttemptState, BatchState, Ledger
 from headrace.ledger.errors import AlreadyCompletedError, AttemptFencedError, BatchStateError, OutputsMissingError
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 
 NOW_MS = 1_700_000_000_000
 STEPS = ("index", "files", "topic")
@@ -43,7 +43,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.ledger = Ledger.open(f"sqlite:///{path}", clock=self.clock)
         self.batches = self.ledger.batches
         self.register(STEPS)
-        self.batches.allocate("s", NOW_MS, manifest_uri="m", manifest_sha256="0")
+        self.ledger.allocations.allocate("s", NOW_MS, manifest_uri="m", manifest_sha256="0")
         self.attempts: list[Attempt] = []
         # By target and output: the attempt that has it, and whether it has recorded or failed it.
         self.owners: dict[tuple[str, str], int] = {}
@@ -63,10 +63,10 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self, outputs: set[str] | None, force: bool) -> None:
         if not (outputs or set()) <= set(self.steps):
             with pytest.raises(BatchStateError):
-                self.batches.begin_attempt("s", NOW_MS, outputs=sorted(outputs or ()), force=force, **RUN)
+                self.ledger.attempts.begin("s", NOW_MS, outputs=sorted(outputs or ()), force=force, **RUN)
             return
         try:
-            attempt = self.batches.begin_attempt(
+            attempt = self.ledger.attempts.begin(
                 "s", NOW_MS, outputs=None if outputs is None else sorted(outputs), force=force, **RUN
             )
         except AlreadyCompletedError as error:
@@ -74,7 +74,7 @@ class AnyOrder(RuleBasedStateMachine):
             for step in outputs or ALWAYS:
                 assert self.results["", step] is AttemptState.COMPLETED
             # One that is at an output which the stream has lost may live, and completes the batch when it ends.
-            rows = self.batches.attempts("s", NOW_MS)
+            rows = self.ledger.attempts.of_batch("s", NOW_MS)
             lost = [row for row in rows if row.alive(self.clock.now_ms()) and not set(row.outputs) <= set(self.steps)]
             assert outputs is not None or lost or error.batch.state is BatchState.COMPLETED
             return
@@ -90,7 +90,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(outputs=st.sets(st.sampled_from(("index", "files")), min_size=1), name=st.sampled_from(("v2", "v3")))
     def begin_replay(self, outputs: set[str], name: str) -> None:
         before = self.batches.get("s", NOW_MS)
-        self.take(self.batches.begin_replay("s", NOW_MS, target=name, definition=COPY, outputs=sorted(outputs), **RUN))
+        self.take(self.ledger.replays.begin("s", NOW_MS, target=name, definition=COPY, outputs=sorted(outputs), **RUN))
         assert self.batches.get("s", NOW_MS) == before
 
     def take(self, attempt: Attempt) -> None:
@@ -112,23 +112,23 @@ class AnyOrder(RuleBasedStateMachine):
     def record(self, which: int, output: int) -> None:
         for attempt in self.one(which):
             name = attempt.outputs[output % len(attempt.outputs)]
-            if self.allowed(attempt, self.batches.record_output, name, {"by": attempt.number}):
+            if self.allowed(attempt, self.ledger.attempts.record_output, name, {"by": attempt.number}):
                 self.results[attempt.target, name] = AttemptState.COMPLETED
 
     @rule(which=CHOICE)
     def complete(self, which: int) -> None:
         for attempt in self.one(which):
-            again = self.batches.attempts("s", NOW_MS)[attempt.number - 1].state is AttemptState.COMPLETED
+            again = self.ledger.attempts.of_batch("s", NOW_MS)[attempt.number - 1].state is AttemptState.COMPLETED
             with contextlib.suppress(OutputsMissingError):
                 if again:
-                    self.batches.complete_attempt(attempt)
-                elif self.allowed(attempt, self.batches.complete_attempt):
+                    self.ledger.attempts.complete(attempt)
+                elif self.allowed(attempt, self.ledger.attempts.complete):
                     self.ended.add(attempt.number)
 
     @rule(which=CHOICE)
     def fail(self, which: int) -> None:
         for attempt in self.one(which):
-            if self.allowed(attempt, self.batches.fail_attempt, "boom"):
+            if self.allowed(attempt, self.ledger.attempts.fail, "boom"):
                 self.ended.add(attempt.number)
                 for output in attempt.outputs:
                     self.results.setdefault((attempt.target, output), AttemptState.FAILED)
@@ -140,7 +140,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(which=CHOICE)
     def renew(self, which: int) -> None:
         for attempt in self.one(which):
-            self.allowed(attempt, self.batches.renew_attempt)
+            self.allowed(attempt, self.ledger.attempts.renew)
 
     def one(self, which: int) -> list[Attempt]:
         return [self.attempts[-1 - which % len(self.attempts)]] if self.attempts else []
@@ -157,7 +157,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def outputs_are_the_newest_attempts(self) -> None:
         for target in ("", "v2", "v3"):
-            found = {row.output_id: row for row in self.batches.outputs("s", NOW_MS, target=target)}
+            found = {row.output_id: row for row in self.ledger.attempts.outputs("s", NOW_MS, target=target)}
             expected = {output: state for (of, output), state in self.results.items() if of == target}
             assert {output: row.state for output, row in found.items()} == expected
             for output, row in found.items():
@@ -166,7 +166,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def the_state_is_that_of_the_outputs(self) -> None:
         batch = self.batches.get("s", NOW_MS)
-        running = [row for row in self.batches.attempts("s", NOW_MS) if row.state is AttemptState.RUNNING]
+        running = [row for row in self.ledger.attempts.of_batch("s", NOW_MS) if row.state is AttemptState.RUNNING]
         own = [row for row in running if not row.target]
         recorded = [self.results.get(("", step)) for step in STEPS]
         # What it completed by stays, whatever is done to it then.

@@ -40,18 +40,18 @@ def filled(world: Any) -> Any:
 
 def test_sealing_moves_forward_only(world: Any) -> None:
     world.clock.advance(3000)
-    assert world.ledger.batches.seal("flights", T2) == T2
-    assert world.ledger.batches.seal("flights", T1) == T2
+    assert world.ledger.allocations.seal("flights", T2) == T2
+    assert world.ledger.allocations.seal("flights", T1) == T2
     assert world.ledger.streams.get("flights").sealed_until_ms == T2
 
 
 def test_a_time_off_the_grid_or_in_the_future_is_refused(world: Any) -> None:
     with pytest.raises(BatchTimeError, match=f"next one is {time_text(T1)}"):
-        world.ledger.batches.seal("flights", NOW_MS + 1)
+        world.ledger.allocations.seal("flights", NOW_MS + 1)
     # A scheduler's clock may be a little ahead of the ledger's.
-    world.ledger.batches.seal("flights", NOW_MS + 5000)
-    with pytest.raises(BatchTimeError, match="comes in 6000 ms"):
-        world.ledger.batches.seal("flights", NOW_MS + 6000)
+    world.ledger.allocations.seal("flights", NOW_MS + 5000)
+    with pytest.raises(BatchTimeError, match="is 6000 ms in the future"):
+        world.ledger.allocations.seal("flights", NOW_MS + 6000)
 
 
 def test_a_batch_takes_exactly_its_blocks(filled: Any) -> None:
@@ -92,7 +92,7 @@ def test_an_empty_batch_is_a_batch(world: Any) -> None:
 
 def test_a_manifest_drawn_up_before_the_seal_is_refused(filled: Any) -> None:
     with pytest.raises(AllocationConflictError, match="has 2 blocks, its manifest 1"):
-        filled.ledger.batches.allocate("flights", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
+        filled.ledger.allocations.allocate("flights", T1, manifest_uri="m", manifest_sha256="0", blocks_expected=1)
     assert filled.ledger.batches.find("flights", T1) is None
     # Refused, the transaction left the time unsealed too.
     assert filled.ledger.streams.get("flights").sealed_until_ms == 0
@@ -101,12 +101,12 @@ def test_a_manifest_drawn_up_before_the_seal_is_refused(filled: Any) -> None:
 def test_a_batch_absorbs_earlier_times_that_nobody_claimed(filled: Any) -> None:
     batch = filled.allocate(T2, absorb=[T1], blocks_expected=3)
     assert (batch.absorbed, batch.blocks, batch.records) == ((T1,), 3, 35)
-    assert [block.batch_time_ms for block in filled.ledger.batches.blocks_of("flights", T2)] == [T1, T1, T2]
+    assert [block.batch_time_ms for block in filled.ledger.allocations.blocks_of("flights", T2)] == [T1, T1, T2]
     absorbed = filled.allocate(T1)
     assert (absorbed.state, absorbed.absorbed_by_ms, absorbed.blocks) == (BatchState.ABSORBED, T2, 0)
     assert filled.ledger.blocks.unclaimed("flights") == []
     with pytest.raises(BatchStateError, match="Run that one"):
-        filled.ledger.batches.begin_attempt("flights", T1, **RUN)
+        filled.ledger.attempts.begin("flights", T1, **RUN)
 
 
 def test_a_claimed_or_later_time_is_not_absorbed(filled: Any) -> None:
@@ -139,20 +139,19 @@ def test_an_offset_leads_to_its_batch(filled: Any) -> None:
 
 def test_an_attempt_completes_when_every_output_has_reported(filled: Any) -> None:
     filled.allocate(T1)
-    batches = filled.ledger.batches
-    attempt = pickle.loads(pickle.dumps(batches.begin_attempt("flights", T1, **RUN)))  # noqa: S301
+    attempt = pickle.loads(pickle.dumps(filled.ledger.attempts.begin("flights", T1, **RUN)))  # noqa: S301
     assert (attempt.number, attempt.outputs) == (1, ("index",))
     with pytest.raises(OutputsMissingError, match="index"):
-        batches.complete_attempt(attempt)
+        filled.ledger.attempts.complete(attempt)
     with pytest.raises(BatchStateError, match="no output 'other'"):
-        batches.record_output(attempt, "other", {})
-    batches.record_output(attempt, "index", {"indexed": 1})
-    batches.record_output(attempt, "index", {"indexed": 25})
+        filled.ledger.attempts.record_output(attempt, "other", {})
+    filled.ledger.attempts.record_output(attempt, "index", {"indexed": 1})
+    filled.ledger.attempts.record_output(attempt, "index", {"indexed": 25})
     filled.clock.advance(10)
-    batch = batches.complete_attempt(attempt)
+    batch = filled.ledger.attempts.complete(attempt)
     assert (batch.state, batch.completed_at_ms - batch.started_at_ms) == (BatchState.COMPLETED, 10)
-    assert batches.complete_attempt(attempt) == batch
-    (output,) = batches.outputs("flights", T1)
+    assert filled.ledger.attempts.complete(attempt) == batch
+    (output,) = filled.ledger.attempts.outputs("flights", T1)
     assert (output.output_id, output.counts) == ("index", {"indexed": 25})
     kinds = [event.kind for event in filled.ledger.events.of_batch("flights", T1)]
     assert kinds == [
@@ -169,37 +168,36 @@ def test_a_completed_batch_runs_again_only_by_force(filled: Any) -> None:
     filled.complete(T1)
     batches = filled.ledger.batches
     with pytest.raises(AlreadyCompletedError) as refused:
-        batches.begin_attempt("flights", T1, **RUN)
+        filled.ledger.attempts.begin("flights", T1, **RUN)
     assert refused.value.batch.attempt == 1
-    assert batches.begin_attempt("flights", T1, **RUN, force=True).number == 2
+    assert filled.ledger.attempts.begin("flights", T1, **RUN, force=True).number == 2
     assert batches.get("flights", T1).completed_at_ms is None
 
 
 def test_a_newer_attempt_fences_the_older(filled: Any) -> None:
     filled.allocate(T1)
-    batches = filled.ledger.batches
-    old = batches.begin_attempt("flights", T1, **RUN)
-    new = batches.begin_attempt("flights", T1, holder="second try", way="submit", lease_ms=5_000)
+    old = filled.ledger.attempts.begin("flights", T1, **RUN)
+    new = filled.ledger.attempts.begin("flights", T1, holder="second try", way="submit", lease_ms=5_000)
     for step in (
-        lambda: batches.renew_attempt(old),
-        lambda: batches.record_output(old, "index", {}),
-        lambda: batches.complete_attempt(old),
-        lambda: batches.fail_attempt(old, "late"),
+        lambda: filled.ledger.attempts.renew(old),
+        lambda: filled.ledger.attempts.record_output(old, "index", {}),
+        lambda: filled.ledger.attempts.complete(old),
+        lambda: filled.ledger.attempts.fail(old, "late"),
     ):
         with pytest.raises(AttemptFencedError):
             step()
     with pytest.raises(OutputsMissingError):
-        batches.complete_attempt(new)
-    batches.record_output(new, "index", {"indexed": 25})
-    batches.complete_attempt(new)
-    states = [(row.number, row.way, row.state) for row in batches.attempts("flights", T1)]
+        filled.ledger.attempts.complete(new)
+    filled.ledger.attempts.record_output(new, "index", {"indexed": 25})
+    filled.ledger.attempts.complete(new)
+    states = [(row.number, row.way, row.state) for row in filled.ledger.attempts.of_batch("flights", T1)]
     assert states == [(1, "connect", AttemptState.FENCED), (2, "submit", AttemptState.COMPLETED)]
 
 
 def test_a_failed_attempt_leaves_the_batch_to_the_next(filled: Any) -> None:
     filled.allocate(T1)
     batches = filled.ledger.batches
-    failed = batches.fail_attempt(batches.begin_attempt("flights", T1, **RUN), "boom")
+    failed = filled.ledger.attempts.fail(filled.ledger.attempts.begin("flights", T1, **RUN), "boom")
     assert (failed.state, failed.error) == (BatchState.FAILED, "boom")
     assert filled.complete(T1).attempt == 2
     assert batches.get("flights", T1).error is None
@@ -207,11 +205,10 @@ def test_a_failed_attempt_leaves_the_batch_to_the_next(filled: Any) -> None:
 
 def test_renewal_extends_the_lease_and_adds_attributes(filled: Any) -> None:
     filled.allocate(T1)
-    batches = filled.ledger.batches
-    attempt = batches.begin_attempt("flights", T1, **RUN, attributes={"pid": 1})
+    attempt = filled.ledger.attempts.begin("flights", T1, **RUN, attributes={"pid": 1})
     filled.clock.advance(4_000)
-    assert batches.renew_attempt(attempt, attributes={"ui": "x"}) == filled.clock.now_ms() + 5_000
-    (row,) = batches.attempts("flights", T1)
+    assert filled.ledger.attempts.renew(attempt, attributes={"ui": "x"}) == filled.clock.now_ms() + 5_000
+    (row,) = filled.ledger.attempts.of_batch("flights", T1)
     assert row.attributes == {"pid": 1, "ui": "x"}
     assert row.alive(filled.clock.now_ms())
 
@@ -219,13 +216,12 @@ def test_renewal_extends_the_lease_and_adds_attributes(filled: Any) -> None:
 def test_slots_are_held_by_live_leases(filled: Any) -> None:
     filled.allocate(T1)
     filled.allocate(T2)
-    batches = filled.ledger.batches
-    batches.begin_attempt("flights", T1, **RUN)
+    filled.ledger.attempts.begin("flights", T1, **RUN)
     with pytest.raises(SlotBusyError) as refused:
-        batches.begin_attempt("flights", T2, **RUN)
+        filled.ledger.attempts.begin("flights", T2, **RUN)
     assert refused.value.busy == (T1,)
     filled.clock.advance(5_001)
-    assert batches.begin_attempt("flights", T2, **RUN).number == 1
+    assert filled.ledger.attempts.begin("flights", T2, **RUN).number == 1
 
 
 def test_more_slots_run_more_batches(build: Callable[..., Any]) -> None:
@@ -233,10 +229,10 @@ def test_more_slots_run_more_batches(build: Callable[..., Any]) -> None:
     world.clock.advance(3000)
     for time_ms in (T1, T2, T3):
         world.allocate(time_ms)
-    world.ledger.batches.begin_attempt("flights", T1, **RUN)
-    world.ledger.batches.begin_attempt("flights", T3, **RUN)
+    world.ledger.attempts.begin("flights", T1, **RUN)
+    world.ledger.attempts.begin("flights", T3, **RUN)
     with pytest.raises(SlotBusyError):
-        world.ledger.batches.begin_attempt("flights", T2, **RUN)
+        world.ledger.attempts.begin("flights", T2, **RUN)
 
 
 def test_an_ordered_stream_waits_for_earlier_batches_and_unclaimed_times(build: Callable[..., Any]) -> None:
@@ -244,21 +240,20 @@ def test_an_ordered_stream_waits_for_earlier_batches_and_unclaimed_times(build: 
     world.add({0: (0, 1)})
     world.clock.advance(2000)
     world.allocate(T2)
-    batches = world.ledger.batches
     with pytest.raises(NotItsTurnError) as unclaimed:
-        batches.begin_attempt("flights", T2, **RUN)
+        world.ledger.attempts.begin("flights", T2, **RUN)
     assert unclaimed.value.busy == (T1,)
     assert "abandon" not in str(unclaimed.value), "what nobody has claimed cannot be abandoned"
     world.allocate(T1)
     with pytest.raises(NotItsTurnError, match=f"`headrace batches abandon flights {time_text(T1)} --reason WHY`"):
-        batches.begin_attempt("flights", T2, **RUN)
+        world.ledger.attempts.begin("flights", T2, **RUN)
     world.complete(T1)
-    assert batches.begin_attempt("flights", T2, **RUN).number == 1
+    assert world.ledger.attempts.begin("flights", T2, **RUN).number == 1
 
 
 def test_an_unknown_batch_is_named(world: Any) -> None:
     with pytest.raises(BatchNotFoundError, match=time_text(T1)):
-        world.ledger.batches.begin_attempt("flights", T1, **RUN)
+        world.ledger.attempts.begin("flights", T1, **RUN)
     with pytest.raises(BatchNotFoundError):
         world.ledger.batches.get("flights", T1)
 
@@ -276,13 +271,13 @@ def test_only_a_completed_batch_is_checkpointed(filled: Any) -> None:
 def test_an_abandoned_batch_is_a_gap(filled: Any) -> None:
     filled.allocate(T1)
     batches = filled.ledger.batches
-    attempt = batches.begin_attempt("flights", T1, **RUN)
+    attempt = filled.ledger.attempts.begin("flights", T1, **RUN)
     assert batches.abandon("flights", T1, "poison").state is BatchState.ABANDONED
     assert batches.abandon("flights", T1, "again").error == "poison"
     with pytest.raises(AttemptFencedError):
-        batches.renew_attempt(attempt)
+        filled.ledger.attempts.renew(attempt)
     with pytest.raises(BatchStateError, match="poison"):
-        batches.begin_attempt("flights", T1, **RUN, force=True)
+        filled.ledger.attempts.begin("flights", T1, **RUN, force=True)
     gaps = {(gap.partition.partition, gap.from_offset, gap.until_offset) for gap in filled.ledger.gaps.page("flights")}
     assert gaps == {(0, 0, 20), (1, 0, 5)}
     assert filled.ledger.gaps.page("flights")[0].batch_time_ms == T1
@@ -305,5 +300,5 @@ def test_a_batch_takes_all_its_blocks_however_many(world: Any) -> None:
     batch = world.allocate(waiting.batch_time_ms)
     assert (batch.blocks, batch.records) == (count, count)
     assert world.ledger.blocks.unclaimed("flights") == []
-    stored = world.ledger.batches.blocks_of("flights", waiting.batch_time_ms)
+    stored = world.ledger.allocations.blocks_of("flights", waiting.batch_time_ms)
     assert [block.info.sequence for block in stored] == list(range(count))

@@ -18,7 +18,7 @@ from headrace.ledger.errors import (
     PositionNotFoundError,
     StreamNotFoundError,
 )
-from headrace.ledger.rows import WaitingTimes
+from headrace.ledger.models import WaitingTimes
 
 NOW_MS = 1_700_000_000_000
 
@@ -27,7 +27,7 @@ def test_a_block_moves_its_positions_and_gets_the_first_interval_end_after_its_c
     added = world.add({0: (0, 10), 1: (0, 5)})
     assert (added.batch_time_ms, added.duplicate) == (NOW_MS + 1000, False)
     assert [world.position(partition) for partition in range(3)] == [10, 5, 0]
-    (stored,) = world.ledger.batches.blocks_of("flights", NOW_MS + 1000)
+    (stored,) = world.ledger.allocations.blocks_of("flights", NOW_MS + 1000)
     assert stored.block_id == added.block_id
     assert stored.info == world.block({0: (0, 10), 1: (0, 5)}, sequence=0)
     (event,) = world.ledger.events.page("flights", kinds=[EventKind.BLOCK_ADDED])
@@ -46,7 +46,7 @@ def test_a_cut_in_the_future_is_not_believed(world: Any) -> None:
 
 def test_a_late_block_goes_to_the_next_open_time(world: Any) -> None:
     world.clock.advance(2500)
-    world.ledger.batches.seal("flights", NOW_MS + 2000)
+    world.ledger.allocations.seal("flights", NOW_MS + 2000)
     assert world.add({0: (0, 1)}, cut_time_ms=NOW_MS + 100).batch_time_ms == NOW_MS + 3000
 
 
@@ -73,7 +73,7 @@ def test_overlaps_and_holes_are_refused_and_change_nothing(world: Any, start: in
     assert error.kind == kind
     assert f"{kind} of {amount} offsets" in str(error)
     assert world.position(1) == 0
-    assert len(world.ledger.batches.blocks_of("flights", NOW_MS + 1000)) == 1
+    assert len(world.ledger.allocations.blocks_of("flights", NOW_MS + 1000)) == 1
     # The sequence was not accepted, so it is not used up.
     assert not world.add({0: (10, 20)}, sequence=1).duplicate
 
@@ -85,7 +85,7 @@ def test_the_same_block_again_is_answered_as_the_first_time(world: Any) -> None:
     again = world.ledger.blocks.add(world.receiver, block)
     assert again == replace(first, duplicate=True)
     assert world.position() == 20
-    assert len(world.ledger.batches.blocks_of("flights", first.batch_time_ms)) == 2
+    assert len(world.ledger.allocations.blocks_of("flights", first.batch_time_ms)) == 2
 
 
 def test_another_block_under_the_same_sequence_is_refused(world: Any) -> None:
@@ -200,4 +200,4 @@ def test_all_that_waits_is_counted_however_many_times_it_is(world: Any) -> None:
 
 def test_an_unknown_stream_is_named(ledger: Any) -> None:
     with pytest.raises(StreamNotFoundError, match="'nowhere'"):
-        ledger.batches.seal("nowhere", 1000)
+        ledger.allocations.seal("nowhere", 1000)

@@ -10,7 +10,7 @@ from headrace.blocks import TopicPartition
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState
 from headrace.ledger.errors import AllocationConflictError, AlreadyCompletedError, AttemptFencedError, BatchTimeError
-from headrace.ledger.rows import BatchInputRow
+from headrace.ledger.models import BatchInputRow
 
 NOW_MS = 1_700_000_000_000
 # The stream's zero time is NOW_MS.
@@ -39,7 +39,7 @@ def test_a_built_batch_has_ranges_and_no_blocks(world: Any) -> None:
     (taken,) = world.ledger.batches.inputs("flights", BEFORE)
     assert (taken.from_offset, taken.until_offset, taken.records) == (40, 100, 60)
     assert world.ledger.batches.origins("flights", [BEFORE, ZERO])[BEFORE].source == "kafka"
-    attempt = world.ledger.batches.begin_attempt("flights", BEFORE, **RUN)
+    attempt = world.ledger.attempts.begin("flights", BEFORE, **RUN)
     assert attempt.source == "kafka"
     assert world.complete(BEFORE).state is BatchState.COMPLETED
 
@@ -75,7 +75,6 @@ def test_a_time_with_blocks_is_not_built(world: Any) -> None:
 
 
 def test_an_empty_batch_is_replaced_and_run_again(world: Any) -> None:
-    batches = world.ledger.batches
     world.allocate(BEFORE)
     world.complete(BEFORE)
     inputs = ranges(world, (0, 10))
@@ -85,27 +84,26 @@ def test_an_empty_batch_is_replaced_and_run_again(world: Any) -> None:
     batch = world.allocate(BEFORE, inputs=inputs, replace_empty=True, manifest_uri="m/built")
     assert (batch.built, batch.records, batch.manifest_uri) == (True, 10, "m/built")
     assert (batch.state, batch.completed_at_ms, batch.checkpointed_at_ms) == (BatchState.ALLOCATED, None, None)
-    attempt = batches.begin_attempt("flights", BEFORE, **RUN)
+    attempt = world.ledger.attempts.begin("flights", BEFORE, **RUN)
     assert (attempt.number, attempt.source, attempt.outputs) == (2, "kafka", ("index",))
     # What has ranges stays as it is.
     assert world.allocate(BEFORE, inputs=ranges(world, (20, 30)), replace_empty=True).records == 10
     world.complete(BEFORE)
     with pytest.raises(AlreadyCompletedError):
-        batches.begin_attempt("flights", BEFORE, **RUN)
+        world.ledger.attempts.begin("flights", BEFORE, **RUN)
 
 
 def test_who_runs_the_empty_one_is_fenced(world: Any) -> None:
-    batches = world.ledger.batches
     world.allocate(BEFORE)
-    running = batches.begin_attempt("flights", BEFORE, **RUN)
+    running = world.ledger.attempts.begin("flights", BEFORE, **RUN)
     copy = {"target": "v2", "definition": '{"outputs": [{"id": "index"}]}', "outputs": ["index"]}
-    replaying = batches.begin_replay("flights", BEFORE, **copy, **RUN)
+    replaying = world.ledger.replays.begin("flights", BEFORE, **copy, **RUN)
     world.allocate(BEFORE, inputs=ranges(world, (0, 10)), replace_empty=True)
     for attempt in (running, replaying):
         with pytest.raises(AttemptFencedError):
-            batches.record_output(attempt, "index", {})
-    assert {row.state for row in batches.attempts("flights", BEFORE)} == {AttemptState.FENCED}
-    assert batches.replays("flights", "v2", 0, AFTER) == []
+            world.ledger.attempts.record_output(attempt, "index", {})
+    assert {row.state for row in world.ledger.attempts.of_batch("flights", BEFORE)} == {AttemptState.FENCED}
+    assert world.ledger.replays.between("flights", "v2", 0, AFTER) == []
 
 
 def test_an_absorbed_or_abandoned_time_stays(world: Any) -> None:

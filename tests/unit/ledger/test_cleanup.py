@@ -5,14 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind
 from headrace.ledger.errors import BatchStateError, BlockConflictError, SegmentRemovedError
+from headrace.ledger.models import ReceiverLease, receivers
+from headrace.ledger.receivers import require_receiver
+from headrace.ledger.segments import segment_for
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
 RUN = {"holder": "task", "way": "connect", "lease_ms": 5_000}
+
+
+def open_segment(world: Any, lease: ReceiverLease, path: str) -> None:
+    """Open a segment as the first block in it would, without a block."""
+    with world.ledger.segments._database.write_stream("flights") as (connection, locked):
+        receiver = require_receiver(connection, locked, lease)
+        segment_id = segment_for(connection, locked, lease, receiver, path)
+        connection.execute(
+            update(receivers).where(receivers.c.receiver_index == lease.receiver_id.index).values(segment_id=segment_id)
+        )
 
 
 @pytest.fixture
@@ -22,7 +36,7 @@ def logged(world: Any) -> Any:
         world.add({0: (number * 10, number * 10 + 10)}, handle=BlockHandle(segment, number * 100, 100))
         if number == 2:
             world.clock.advance(1000)
-    world.ledger.segments.opened(world.receiver, "c")
+    open_segment(world, world.receiver, "c")
     world.clock.advance(1500)
     for time_ms in (T1, T2):
         world.allocate(time_ms)
@@ -82,7 +96,7 @@ def test_a_segment_whose_writer_is_gone_goes_too(logged: Any, end: str) -> None:
 
 def test_a_batch_that_runs_again_keeps_its_segments(logged: Any) -> None:
     logged.complete(T1)
-    logged.ledger.batches.begin_attempt("flights", T1, **RUN, force=True)
+    logged.ledger.attempts.begin("flights", T1, **RUN, force=True)
     assert removable(logged) == []
 
 
@@ -114,38 +128,38 @@ def test_an_absorbed_time_goes_with_the_batch_that_took_it(world: Any) -> None:
 
 
 def test_a_segment_of_frames_that_were_never_accepted_goes_once_closed(world: Any) -> None:
-    world.ledger.segments.opened(world.receiver, "a")
+    open_segment(world, world.receiver, "a")
     assert removable(world) == []
     world.lease(0)
     assert removable(world) == ["a"]
 
 
 def test_a_batch_that_failed_when_it_was_run_again_holds_no_window(logged: Any) -> None:
-    cleanup, batches = logged.ledger.cleanup, logged.ledger.batches
+    cleanup, attempts = logged.ledger.cleanup, logged.ledger.attempts
     logged.complete(T1)
     logged.complete(T2)
     logged.clock.advance(100_000)
     assert cleanup.needed_from("flights") == T2 + 1000
-    attempt = batches.begin_attempt("flights", T1, **RUN, force=True)
+    attempt = attempts.begin("flights", T1, **RUN, force=True)
     assert cleanup.needed_from("flights") == T1
-    batches.fail_attempt(attempt, "its ranges are gone")
+    attempts.fail(attempt, "its ranges are gone")
     assert cleanup.needed_from("flights") == T2 + 1000
     # One that never completed does, and so does one that nobody claimed.
     logged.allocate(T2 + 2000)
-    attempt = batches.begin_attempt("flights", T2 + 2000, **RUN)
-    batches.fail_attempt(attempt, "Elasticsearch was away")
+    attempt = attempts.begin("flights", T2 + 2000, **RUN)
+    attempts.fail(attempt, "Elasticsearch was away")
     assert cleanup.needed_from("flights") == T2 + 2000
 
 
 def test_what_began_to_run_since_keeps_what_its_window_reaches_back_to(logged: Any) -> None:
-    cleanup, batches = logged.ledger.cleanup, logged.ledger.batches
+    cleanup, attempts = logged.ledger.cleanup, logged.ledger.attempts
     logged.complete(T1)
     logged.complete(T2)
     before_ms = cleanup.needed_from("flights") - 1000
     assert removable(logged, before_ms) == ["a"]
-    attempt = batches.begin_attempt("flights", T2, **RUN, force=True)
+    attempt = attempts.begin("flights", T2, **RUN, force=True)
     assert cleanup.claim_removal("flights", ["a"], before_ms, window_reach_ms=1000) == []
-    batches.fail_attempt(attempt, "lost")
+    attempts.fail(attempt, "lost")
     claimed = cleanup.claim_removal("flights", ["a"], before_ms, window_reach_ms=1000)
     assert [segment.path for segment in claimed] == ["a"]
 
@@ -162,7 +176,7 @@ def test_folding_keeps_what_the_batch_took(logged: Any) -> None:
     assert [segment.path for segment in logged.ledger.segments.page("flights")] == ["b", "c"]
     assert logged.ledger.segments.get("flights", "a").removed_at_ms is not None
     assert len(logged.ledger.events.page("flights", kinds=[EventKind.BLOCK_ADDED])) == 2
-    assert len(batches.blocks_of("flights", T1)) == 1
+    assert len(logged.ledger.allocations.blocks_of("flights", T1)) == 1
     (taken,) = batches.inputs("flights", T1)
     assert (taken.from_offset, taken.until_offset, taken.blocks) == (0, 30, 3)
     assert batches.get("flights", T1).blocks == 3
@@ -174,14 +188,14 @@ def test_a_batch_without_its_log_is_run_again_from_kafka(logged: Any) -> None:
     assert {origin.source for origin in batches.origins("flights", [T1]).values()} == {"log"}
     logged.ledger.cleanup.claim_removal("flights", ["a"], NOW_MS * 2)
     assert {origin.source for origin in batches.origins("flights", [T1]).values()} == {"kafka"}
-    attempt = batches.begin_attempt("flights", T1, **RUN, force=True)
-    assert (attempt.source, batches.attempts("flights", T1)[-1].claim()) == ("kafka", attempt)
+    attempt = logged.ledger.attempts.begin("flights", T1, **RUN, force=True)
+    assert (attempt.source, logged.ledger.attempts.of_batch("flights", T1)[-1].claim()) == ("kafka", attempt)
 
 
 def test_what_runs_again_cannot_be_claimed(logged: Any) -> None:
     logged.complete(T1)
     assert removable(logged) == ["a"]
-    logged.ledger.batches.begin_attempt("flights", T1, **RUN, force=True)
+    logged.ledger.attempts.begin("flights", T1, **RUN, force=True)
     assert logged.ledger.cleanup.claim_removal("flights", ["a"], NOW_MS * 2) == []
 
 
@@ -201,8 +215,8 @@ def test_no_block_is_added_to_a_segment_that_goes(world: Any) -> None:
 
 
 def test_a_block_of_an_earlier_segment_does_not_reopen_it(world: Any) -> None:
-    world.ledger.segments.opened(world.receiver, "a")
-    world.ledger.segments.opened(world.receiver, "b")
+    open_segment(world, world.receiver, "a")
+    open_segment(world, world.receiver, "b")
     world.add({0: (0, 10)}, handle=BlockHandle("a", 0, 100))
     world.add({0: (10, 20)}, handle=BlockHandle("b", 0, 100))
     assert [segment.closed_at_ms is None for segment in world.ledger.segments.page("flights")] == [False, True]
@@ -211,7 +225,7 @@ def test_a_block_of_an_earlier_segment_does_not_reopen_it(world: Any) -> None:
 def test_a_segment_has_one_writer(world: Any) -> None:
     world.add({0: (0, 10)}, handle=BlockHandle("a", 0, 100))
     with pytest.raises(BlockConflictError, match="written by flights/kafka/0 in epoch 1"):
-        world.ledger.segments.opened(world.lease(1), "a")
+        open_segment(world, world.lease(1), "a")
 
 
 def test_folding_needs_a_claim(logged: Any) -> None:
@@ -278,7 +292,7 @@ def test_the_logs_bytes_are_those_of_its_files(world: Any) -> None:
     segments.closed(world.receiver, "0-1-a", 250)
     assert segments.stored_bytes("flights") == 250
     world.add({0: (20, 30)}, handle=BlockHandle("0-1-b", 30, 100))
-    segments.opened(world.receiver, "0-1-c")
+    open_segment(world, world.receiver, "0-1-c")
     assert segments.stored_bytes("flights") == 250 + 130
     assert segments.stored_bytes("others") == 0
     for time_ms in sorted({row.batch_time_ms for row in world.ledger.blocks.unclaimed("flights")}):

@@ -75,7 +75,7 @@ def test_a_silent_job_is_taken_over_and_marked(world: Any) -> None:
     current, before = world.ledger.jobs.page("flights")
     assert (current.holder, current.versions, current.state) == ("second", {"python": "3.11"}, JobState.STARTING)
     assert before.state is JobState.FAILED
-    assert "not heard of for 10000 ms; second took over" in before.error
+    assert "no heartbeat for 10000 ms; second took over" in before.error
     assert [row.state for row in world.ledger.receivers.all("flights")] == [ReceiverState.LOST]
     for step in (lambda: world.ledger.jobs.renew(world.job), lambda: world.ledger.jobs.release(world.job, "stopped")):
         with pytest.raises(LeaseLostError):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.ledger import EventKind
-from headrace.ledger.rows import EventRow
+from headrace.ledger.models import EventRow
 from headrace.ledger.states import JobState
 
 from .conftest import INTERVAL_MS, NOW_MS, STREAM, World
@@ -38,10 +38,10 @@ def test_batches_are_told_of_as_they_are_submitted_begun_and_completed(world: Wo
     for time_ms in (T1, T2, T3):
         world.allocate(time_ms)
         world.clock.advance(5)
-        attempt = world.ledger.batches.begin_attempt(STREAM, time_ms, **RUN)
+        attempt = world.ledger.attempts.begin(STREAM, time_ms, **RUN)
         world.clock.advance(7)
-        world.ledger.batches.record_output(attempt, "index", {"indexed": 10})
-        world.ledger.batches.complete_attempt(attempt)
+        world.ledger.attempts.record_output(attempt, "index", {"indexed": 10})
+        world.ledger.attempts.complete(attempt)
     events = heard(world, *OF_BATCHES)
     story = [
         EventKind.BATCH_ALLOCATED, EventKind.BATCH_STARTED, EventKind.OUTPUT_COMPLETED, EventKind.BATCH_COMPLETED
@@ -76,11 +76,11 @@ def test_each_output_is_told_of_by_itself(build: Callable[..., World]) -> None:
     world = build(outputs=["index", "files"])
     received(world, 1)
     world.allocate(T1)
-    attempt = world.ledger.batches.begin_attempt(STREAM, T1, **RUN)
-    world.ledger.batches.record_output(attempt, "files", {"written": 10})
+    attempt = world.ledger.attempts.begin(STREAM, T1, **RUN)
+    world.ledger.attempts.record_output(attempt, "files", {"written": 10})
     assert heard(world, EventKind.BATCH_COMPLETED) == []
-    world.ledger.batches.record_output(attempt, "index", {"indexed": 9})
-    world.ledger.batches.complete_attempt(attempt)
+    world.ledger.attempts.record_output(attempt, "index", {"indexed": 9})
+    world.ledger.attempts.complete(attempt)
     reported = [
         (event.payload["output"], event.payload["counts"]) for event in heard(world, EventKind.OUTPUT_COMPLETED)
     ]
@@ -94,8 +94,8 @@ def test_a_failure_is_told_with_its_reason_and_by_its_output(build: Callable[...
     received(world, 1)
     world.allocate(T1)
     for output in ("index", "files"):
-        attempt = world.ledger.batches.begin_attempt(STREAM, T1, outputs=[output], **RUN)
-        world.ledger.batches.fail_attempt(attempt, f"{output} is full")
+        attempt = world.ledger.attempts.begin(STREAM, T1, outputs=[output], **RUN)
+        world.ledger.attempts.fail(attempt, f"{output} is full")
     failed = heard(world, EventKind.BATCH_FAILED)
     assert [(event.payload["outputs"], event.payload["error"]) for event in failed] == [
         (["index"], "index is full"),
@@ -110,10 +110,10 @@ def test_batches_that_end_in_another_order_are_told_of_in_that_order(build: Call
     received(world)
     for time_ms in (T3, T1, T2):
         world.allocate(time_ms)
-    begun = {time_ms: world.ledger.batches.begin_attempt(STREAM, time_ms, **RUN) for time_ms in (T2, T3, T1)}
+    begun = {time_ms: world.ledger.attempts.begin(STREAM, time_ms, **RUN) for time_ms in (T2, T3, T1)}
     for time_ms in (T1, T3, T2):
-        world.ledger.batches.record_output(begun[time_ms], "index", {})
-        world.ledger.batches.complete_attempt(begun[time_ms])
+        world.ledger.attempts.record_output(begun[time_ms], "index", {})
+        world.ledger.attempts.complete(begun[time_ms])
     by_kind = {
         kind: [event.batch_time_ms for event in heard(world, kind)]
         for kind in (EventKind.BATCH_ALLOCATED, EventKind.BATCH_STARTED, EventKind.BATCH_COMPLETED)

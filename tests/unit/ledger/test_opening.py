@@ -26,8 +26,8 @@ from headrace.ledger import Ledger, errors
 from headrace.ledger.database import Database, read_version
 from headrace.ledger.engines import open_engine
 from headrace.ledger.errors import LedgerError, LedgerUnavailableError, LedgerUrlError, SchemaError, StreamNotFoundError
+from headrace.ledger.models import metadata
 from headrace.ledger.schema import HEAD, MIGRATIONS, Migration, migrate_schema
-from headrace.ledger.tables import metadata
 from headrace.ledger.urls import engine_url
 
 SECRET = "hunter2"

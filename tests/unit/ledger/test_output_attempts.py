@@ -15,7 +15,7 @@ from headrace.ledger.errors import (
     NotItsTurnError,
     SlotBusyError,
 )
-from headrace.ledger.rows import Attempt, BatchRow
+from headrace.ledger.models import Attempt, BatchRow
 from headrace.ledger.states import STATE_STEP as LEDGER_STATE_STEP
 from headrace.stream.state import STATE_STEP
 
@@ -32,24 +32,25 @@ class Batches:
         self.world = world
         self.ledger = world.ledger
         self.batches = world.ledger.batches
+        self.attempts = world.ledger.attempts
         world.add({0: (0, 10)})
         world.clock.advance(3500)
         for time_ms in (T1, T2, T3):
             world.allocate(time_ms)
 
     def begin(self, *outputs: str, at: int = T1, **options: Any) -> Attempt:
-        return self.batches.begin_attempt("flights", at, **(RUN | options), outputs=outputs or None)
+        return self.ledger.attempts.begin("flights", at, **(RUN | options), outputs=outputs or None)
 
     def finish(self, attempt: Attempt, version: str | None = None) -> BatchRow:
         for output in attempt.outputs:
-            self.batches.record_output(attempt, output, {"by": attempt.number})
-        return self.batches.complete_attempt(attempt, code_version=version)
+            self.ledger.attempts.record_output(attempt, output, {"by": attempt.number})
+        return self.ledger.attempts.complete(attempt, code_version=version)
 
     def state(self, at: int = T1) -> BatchState:
         return self.batches.get("flights", at).state
 
     def outputs(self, at: int = T1) -> dict[str, tuple[int, AttemptState]]:
-        return {row.output_id: (row.attempt, row.state) for row in self.batches.outputs("flights", at)}
+        return {row.output_id: (row.attempt, row.state) for row in self.ledger.attempts.outputs("flights", at)}
 
     def events(self, kind: EventKind, at: int = T1) -> int:
         return [event.kind for event in self.ledger.events.of_batch("flights", at)].count(kind)
@@ -74,7 +75,7 @@ def test_outputs_run_side_by_side_and_the_last_completes_the_batch(two: Batches)
     # As long as from the first one's beginning.
     assert batch.completed_at_ms - batch.started_at_ms == 10
     assert two.outputs() == {"index": (1, AttemptState.COMPLETED), "files": (2, AttemptState.COMPLETED)}
-    assert {row.output_id: row.code_version for row in two.batches.outputs("flights", T1)} == {
+    assert {row.output_id: row.code_version for row in two.attempts.outputs("flights", T1)} == {
         "index": "v1",
         "files": "v2",
     }
@@ -93,18 +94,18 @@ def test_one_after_the_other_leaves_the_batch_to_the_next(two: Batches) -> None:
 def test_of_two_that_have_recorded_the_one_that_ends_last_hears_of_the_completion(two: Batches) -> None:
     index, files = two.begin("index"), two.begin("files")
     for attempt in (index, files):
-        two.batches.record_output(attempt, attempt.outputs[0], {})
-    assert two.batches.complete_attempt(index).state is BatchState.RUNNING
-    assert two.batches.complete_attempt(files).state is BatchState.COMPLETED
+        two.attempts.record_output(attempt, attempt.outputs[0], {})
+    assert two.attempts.complete(index).state is BatchState.RUNNING
+    assert two.attempts.complete(files).state is BatchState.COMPLETED
 
 
 def test_a_failed_output_is_run_again_alone(two: Batches) -> None:
     index, files = two.begin("index"), two.begin("files")
-    assert two.batches.fail_attempt(files, "disk full").state is BatchState.RUNNING
+    assert two.attempts.fail(files, "disk full").state is BatchState.RUNNING
     failed = two.finish(index)
     assert (failed.state, failed.error) == (BatchState.FAILED, "disk full")
     assert two.outputs() == {"index": (1, AttemptState.COMPLETED), "files": (2, AttemptState.FAILED)}
-    assert two.batches.outputs("flights", T1)[0].error == "disk full"
+    assert two.attempts.outputs("flights", T1)[0].error == "disk full"
     again = two.begin()
     assert again.outputs == ("files",)
     assert two.finish(again).error is None
@@ -113,8 +114,8 @@ def test_a_failed_output_is_run_again_alone(two: Batches) -> None:
 
 def test_an_attempt_that_fails_keeps_what_it_recorded(two: Batches) -> None:
     both = two.begin()
-    two.batches.record_output(both, "index", {"indexed": 10})
-    assert two.batches.fail_attempt(both, "boom").state is BatchState.FAILED
+    two.attempts.record_output(both, "index", {"indexed": 10})
+    assert two.attempts.fail(both, "boom").state is BatchState.FAILED
     assert two.begin().outputs == ("files",)
 
 
@@ -130,10 +131,10 @@ def test_what_shares_an_output_is_fenced_and_nothing_else(two: Batches) -> None:
     index, files = two.begin("index"), two.begin("files")
     newer = two.begin("files", holder="second try")
     with pytest.raises(AttemptFencedError):
-        two.batches.record_output(files, "files", {})
+        two.attempts.record_output(files, "files", {})
     two.finish(index)
     assert two.finish(newer).state is BatchState.COMPLETED
-    assert [row.state for row in two.batches.attempts("flights", T1)] == [
+    assert [row.state for row in two.attempts.of_batch("flights", T1)] == [
         AttemptState.COMPLETED,
         AttemptState.FENCED,
         AttemptState.COMPLETED,
@@ -142,16 +143,16 @@ def test_what_shares_an_output_is_fenced_and_nothing_else(two: Batches) -> None:
 
 def test_a_zombie_at_two_outputs_that_lost_one_keeps_what_it_recorded_of_the_other(two: Batches) -> None:
     zombie = two.begin()
-    two.batches.record_output(zombie, "index", {"by": 1})
+    two.attempts.record_output(zombie, "index", {"by": 1})
     two.world.clock.advance(6_000)
     newer = two.begin()
     assert newer.outputs == ("files",)
     for step in (
-        lambda: two.batches.record_output(zombie, "files", {}),
-        lambda: two.batches.record_output(zombie, "index", {}),
-        lambda: two.batches.complete_attempt(zombie),
-        lambda: two.batches.fail_attempt(zombie, "late"),
-        lambda: two.batches.renew_attempt(zombie),
+        lambda: two.attempts.record_output(zombie, "files", {}),
+        lambda: two.attempts.record_output(zombie, "index", {}),
+        lambda: two.attempts.complete(zombie),
+        lambda: two.attempts.fail(zombie, "late"),
+        lambda: two.attempts.renew(zombie),
     ):
         with pytest.raises(AttemptFencedError):
             step()
@@ -177,7 +178,7 @@ def test_a_lost_attempt_does_not_hide_the_failure_of_another(two: Batches) -> No
     two.begin("index")
     files = two.begin("files")
     two.world.clock.advance(6_000)
-    assert two.batches.fail_attempt(files, "boom").state is BatchState.FAILED
+    assert two.attempts.fail(files, "boom").state is BatchState.FAILED
 
 
 def test_a_lost_attempt_alone_is_running_still(two: Batches) -> None:
@@ -191,13 +192,13 @@ def test_a_lost_attempt_alone_is_running_still(two: Batches) -> None:
 def test_a_batch_whose_last_attempt_died_after_its_record_completes(two: Batches) -> None:
     two.finish(two.begin("index"))
     died = two.begin("files")
-    two.batches.record_output(died, "files", {})
+    two.attempts.record_output(died, "files", {})
     with pytest.raises(AlreadyCompletedError) as refused:
         two.begin("files")
     assert refused.value.batch.state is BatchState.COMPLETED
     assert two.events(EventKind.BATCH_COMPLETED) == 1
     # Had it not died, nothing would be different.
-    assert two.batches.complete_attempt(died).state is BatchState.COMPLETED
+    assert two.attempts.complete(died).state is BatchState.COMPLETED
     assert two.events(EventKind.BATCH_COMPLETED) == 1
 
 
@@ -208,7 +209,7 @@ def test_one_output_by_force_has_no_record_until_it_is_done_again(two: Batches) 
     batch = two.batches.get("flights", T1)
     assert (batch.state, batch.completed_at_ms) == (BatchState.RUNNING, None)
     assert two.outputs() == {"index": (1, AttemptState.COMPLETED)}
-    two.batches.fail_attempt(again, "boom")
+    two.attempts.fail(again, "boom")
     assert two.state() is BatchState.FAILED
     assert two.begin().outputs == ("files",)
 
@@ -227,7 +228,7 @@ def test_an_output_added_later_leaves_a_completed_batch_completed(two: Batches) 
     # It can be written for it, by name, and its failure does not undo the others.
     added = two.begin("topic")
     assert two.state() is BatchState.COMPLETED
-    assert two.batches.fail_attempt(added, "boom").state is BatchState.COMPLETED
+    assert two.attempts.fail(added, "boom").state is BatchState.COMPLETED
     assert two.outputs()["topic"] == (2, AttemptState.FAILED)
     # Nor does another output by force.
     assert two.finish(two.begin("files", force=True)).state is BatchState.COMPLETED
@@ -249,45 +250,45 @@ def test_what_is_required_is_settled_by_the_first_attempt_even_at_one_output(two
     two.register(*TWO, "topic")
     assert two.finish(index).state is BatchState.ALLOCATED
     topic = two.begin("topic")
-    two.batches.fail_attempt(topic, "boom")
+    two.attempts.fail(topic, "boom")
     assert two.finish(two.begin("files")).state is BatchState.COMPLETED
 
 
 def test_an_attempt_at_all_that_is_missing_takes_an_added_output_with_it(two: Batches) -> None:
     both = two.begin()
-    two.batches.record_output(both, "index", {})
-    two.batches.fail_attempt(both, "boom")
+    two.attempts.record_output(both, "index", {})
+    two.attempts.fail(both, "boom")
     two.register(*TWO, "topic")
     added = two.begin()
     assert added.outputs == ("files", "topic")
-    two.batches.record_output(added, "files", {})
-    assert two.batches.fail_attempt(added, "topic is down").error == "topic is down"
+    two.attempts.record_output(added, "files", {})
+    assert two.attempts.fail(added, "topic is down").error == "topic is down"
     assert two.finish(two.begin()).steps == (*TWO, "topic")
 
 
 def test_the_steps_of_a_completed_batch_never_become_fewer(two: Batches) -> None:
     two.finish(two.begin())
     two.register("topic")
-    two.batches.fail_attempt(two.begin("topic"), "boom")
+    two.attempts.fail(two.begin("topic"), "boom")
     assert two.batches.get("flights", T1).steps == TWO
     assert two.finish(two.begin("topic")).steps == (*TWO, "topic")
     two.register(*TWO)
-    half = two.batches.fail_attempt(two.begin("index", force=True), "half written")
+    half = two.attempts.fail(two.begin("index", force=True), "half written")
     assert (half.state, half.steps) == (BatchState.FAILED, (*TWO, "topic"))
 
 
 def test_an_output_removed_meanwhile_is_not_required(two: Batches) -> None:
-    two.batches.fail_attempt(two.begin("files"), "boom")
+    two.attempts.fail(two.begin("files"), "boom")
     two.register("index")
     assert two.finish(two.begin()).state is BatchState.COMPLETED
-    two.batches.fail_attempt(two.begin("index", at=T2), "boom")
+    two.attempts.fail(two.begin("index", at=T2), "boom")
     two.register("files")
     assert two.finish(two.begin(at=T2)).state is BatchState.COMPLETED
 
 
 def test_when_only_a_removed_output_is_missing_the_batch_completes(two: Batches) -> None:
     two.finish(two.begin("index"))
-    two.batches.fail_attempt(two.begin("files"), "boom")
+    two.attempts.fail(two.begin("files"), "boom")
     two.register("index")
     with pytest.raises(AlreadyCompletedError) as refused:
         two.begin()
@@ -298,7 +299,7 @@ def test_an_unknown_output_is_named(two: Batches) -> None:
     with pytest.raises(BatchStateError, match="no output 'topic', but index, files"):
         two.begin("topic")
     with pytest.raises(BatchStateError, match="no name"):
-        two.batches.begin_attempt("flights", T1, **RUN, outputs=[])
+        two.attempts.begin("flights", T1, **RUN, outputs=[])
 
 
 def test_slots_count_batches(build: Callable[..., Any]) -> None:
@@ -325,7 +326,7 @@ def test_an_ordered_stream_waits_for_every_output(build: Callable[..., Any]) -> 
 
 def test_earlier_batches_come_with_their_errors_and_unclaimed_times(build: Callable[..., Any]) -> None:
     two = Batches(build(outputs=TWO))
-    two.batches.fail_attempt(two.begin(at=T2), "boom")
+    two.attempts.fail(two.begin(at=T2), "boom")
     two.finish(two.begin(at=T1))
     later = two.world.add({0: (10, 20)}).batch_time_ms
     earlier = two.batches.earlier_unfinished("flights", later + 1000)
@@ -342,7 +343,7 @@ def test_a_completed_batch_of_an_ordered_stream_is_run_again_out_of_order(build:
     two = Batches(build(outputs=TWO, ordered=True))
     for at in (T1, T2):
         two.finish(two.begin(at=at))
-    two.batches.fail_attempt(two.begin("files", at=T1, force=True), "boom")
+    two.attempts.fail(two.begin("files", at=T1, force=True), "boom")
     # T1 was finished once, and later batches are built on that: neither T2 again nor T3 waits for it.
     failed = two.batches.get("flights", T1)
     assert (failed.state, failed.error) == (BatchState.FAILED, "boom")
@@ -361,7 +362,7 @@ def test_a_batch_that_completed_once_cannot_be_given_up(two: Batches) -> None:
         with pytest.raises(BatchStateError, match="has completed before") as refused:
             two.batches.abandon("flights", T1, "poison")
         assert "run it again" in str(refused.value.remedy)
-    assert two.batches.fail_attempt(again, "boom").state is BatchState.FAILED
+    assert two.attempts.fail(again, "boom").state is BatchState.FAILED
     with pytest.raises(BatchStateError, match="has completed before"):
         two.batches.abandon("flights", T1, "poison")
     assert two.ledger.events.of_batch("flights", T1)[-1].kind == EventKind.BATCH_FAILED
@@ -396,4 +397,4 @@ def test_an_abandoned_batch_fences_all_its_attempts(two: Batches) -> None:
     two.batches.abandon("flights", T1, "poison")
     for attempt in attempts:
         with pytest.raises(AttemptFencedError):
-            two.batches.renew_attempt(attempt)
+            two.attempts.renew(attempt)

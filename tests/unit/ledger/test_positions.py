@@ -18,7 +18,7 @@ from headrace.ledger.errors import (
     PositionConflictError,
     PositionNotFoundError,
 )
-from headrace.ledger.rows import EpochEnd
+from headrace.ledger.models import EpochEnd
 
 NOW_MS = 1_700_000_000_000
 
@@ -90,7 +90,7 @@ def test_ensuring_leaves_existing_positions(world: Any) -> None:
     world.add({0: (0, 10)})
     more = TopicPartition("departures", "id-1", 3)
     world.ledger.positions.ensure_all(world.job, "kafka", {world.partitions[0]: 99, more: 40})
-    world.ledger.positions.ensure(world.job, "kafka", more, 50)
+    world.ledger.positions.ensure_all(world.job, "kafka", {more: 50})
     rows = {row.partition.partition: row for row in world.ledger.positions.all("flights", "kafka")}
     assert (rows[0].next_offset, rows[0].starting_offset) == (10, 0)
     assert (rows[3].next_offset, rows[3].receiver_index, rows[3].state) == (40, None, PartitionState.ACTIVE)
@@ -98,7 +98,7 @@ def test_ensuring_leaves_existing_positions(world: Any) -> None:
 
 def test_a_position_needs_its_topic(world: Any) -> None:
     with pytest.raises(LedgerConflictError):
-        world.ledger.positions.ensure(world.job, "kafka", TopicPartition("unseen", "id-3", 0), 0)
+        world.ledger.positions.ensure_all(world.job, "kafka", {TopicPartition("unseen", "id-3", 0): 0})
 
 
 def test_a_partition_changes_hands_when_its_owner_has_released_it(world: Any) -> None:

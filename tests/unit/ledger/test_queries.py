@@ -11,8 +11,8 @@ from sqlalchemy import event
 
 from headrace.blocks import BlockHandle
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.rows import BatchInputRow
-from headrace.ledger.runs import BatchBounds
+from headrace.ledger.models import BatchInputRow
+from headrace.ledger.run_batch_times import BatchBounds
 
 NOW_MS = 1_700_000_000_000
 T1, T2 = NOW_MS + 1000, NOW_MS + 2000
@@ -92,23 +92,20 @@ def walk(world: Any) -> None:
     ledger.batches.origins("flights", [T1, T2])
     copy = {"target": "v2", "definition": '{"outputs": [{"id": "index"}]}', "outputs": ["index"]}
     for _ in range(2):
-        replay = ledger.batches.begin_replay("flights", T1, holder="task", way="connect", lease_ms=1000, **copy)
-    ledger.batches.record_output(replay, "index", {})
-    ledger.batches.complete_attempt(replay, code_version="v")
-    ledger.batches.replays("flights", "v2", T1, T2)
-    ledger.batches.unreplayed("flights", "v2", T1, T2)
+        replay = ledger.replays.begin("flights", T1, holder="task", way="connect", lease_ms=1000, **copy)
+    ledger.attempts.record_output(replay, "index", {})
+    ledger.attempts.complete(replay, code_version="v")
+    ledger.replays.between("flights", "v2", T1, T2)
     ledger.batches.written("flights", "index", T1, T2)
-    ledger.batches.replayed_by("flights", "v2", "index", T1, T2)
-    ledger.batches.attempts("flights", T1)
+    ledger.replays.written_by("flights", "v2", "index", T1, T2)
+    ledger.attempts.of_batch("flights", T1)
     ledger.cleanup.needed_from("flights")
-    ledger.batches.renew_attempt(
-        ledger.batches.begin_attempt("flights", T2, holder="task", way="connect", lease_ms=1000)
-    )
+    ledger.attempts.renew(ledger.attempts.begin("flights", T2, holder="task", way="connect", lease_ms=1000))
     ledger.batches.abandon("flights", T2, "no")
     ledger.batches.page("flights")
     ledger.batches.page("flights", states=["completed", "failed"], before_ms=T2)
     ledger.batches.inputs("flights", T1)
-    ledger.batches.outputs("flights", T1)
+    ledger.attempts.outputs("flights", T1)
     ledger.batches.containing("flights", "kafka", world.partitions[0], 5)
     ledger.positions.all("flights")
     ledger.gaps.page("flights")

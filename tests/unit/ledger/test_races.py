@@ -18,8 +18,7 @@ from sqlalchemy import update
 from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.ledger import AttemptState, BatchState, EventKind, Ledger
 from headrace.ledger.errors import LeaseLostError, PositionConflictError
-from headrace.ledger.rows import ReceiverLease
-from headrace.ledger.tables import positions, receivers, streams
+from headrace.ledger.models import ReceiverLease, positions, receivers, streams
 
 ROUNDS = 40
 
@@ -68,7 +67,7 @@ def receiver(
     tp = TopicPartition(
         "departures", "id-1", 0, ledger.topics.observe(job, "kafka", "departures", "id-1", 1).incarnation
     )
-    ledger.positions.ensure(job, "kafka", tp, 0)
+    ledger.positions.ensure_all(job, "kafka", {tp: 0})
     ledger.positions.assign(job, "kafka", {tp: 0})
     return ledger.receivers.register(job, ReceiverId("flights", "kafka", 0), host="here", lease_ms=60_000), tp
 
@@ -134,16 +133,16 @@ def test_of_two_attempts_the_newer_completes_the_batch(live: Ledger) -> None:
     last = live.now_ms() // 10 * 10
     times = [last - 10 * number for number in range(ROUNDS)]
     for time_ms in times:
-        live.batches.allocate("flights", time_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=0)
+        live.allocations.allocate("flights", time_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=0)
     ended = race(live.url, ("attempt", "flights", times), ("attempt", "flights", times))
     completed = {(time_ms, number) for runner in ended for time_ms, number, done in runner if done}
     for time_ms in times:
-        attempts = live.batches.attempts("flights", time_ms)
+        attempts = live.attempts.of_batch("flights", time_ms)
         assert [row.number for row in attempts] == [1, 2]
         assert attempts[1].state is AttemptState.COMPLETED
         # The first has completed before the second began, or was fenced by it.
         assert attempts[0].state is (AttemptState.COMPLETED if (time_ms, 1) in completed else AttemptState.FENCED)
-        (output,) = live.batches.outputs("flights", time_ms)
+        (output,) = live.attempts.outputs("flights", time_ms)
         assert (output.attempt, output.counts) == (2, {"by": attempts[1].holder})
 
 
@@ -152,14 +151,14 @@ def test_of_two_outputs_that_end_at_once_the_last_completes_the_batch(live: Ledg
     last = live.now_ms() // 10 * 10
     times = [last - 10 * number for number in range(ROUNDS)]
     for time_ms in times:
-        live.batches.allocate("flights", time_ms, manifest_uri="m", manifest_sha256="0")
+        live.allocations.allocate("flights", time_ms, manifest_uri="m", manifest_sha256="0")
     outputs = {"runner-0": "index", "runner-1": "files"}
     ended = race(live.url, *[("write_output", "flights", times, outputs)] * 2)
     for time_ms, states in zip(times, zip(*ended, strict=True), strict=True):
         # One of them, and only one, heard that the batch had completed.
         assert sorted(states) in (["completed", "running"], ["allocated", "completed"])
         assert live.batches.get("flights", time_ms).state is BatchState.COMPLETED
-        assert {row.output_id: row.counts["by"] for row in live.batches.outputs("flights", time_ms)} == {
+        assert {row.output_id: row.counts["by"] for row in live.attempts.outputs("flights", time_ms)} == {
             output: runner for runner, output in outputs.items()
         }
         kinds = [event.kind for event in live.events.of_batch("flights", time_ms)]

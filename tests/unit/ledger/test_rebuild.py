@@ -15,8 +15,7 @@ from headrace.ledger.errors import (
     LedgerConflictError,
     LedgerError,
 )
-from headrace.ledger.found import FoundBatch, FoundBlock, FoundSegment, FoundStream
-from headrace.ledger.rows import (
+from headrace.ledger.models import (
     BatchInputRow,
     BatchRow,
     FiledReplay,
@@ -26,6 +25,7 @@ from headrace.ledger.rows import (
     StreamRow,
     TopicRow,
 )
+from headrace.ledger.rebuild_data import FoundBatch, FoundBlock, FoundSegment, FoundStream
 from headrace.ledger.states import PartitionState
 
 NOW_MS = 1_700_000_000_000
@@ -124,7 +124,7 @@ def test_everything_is_as_it_was_found(restored: Any) -> None:
     assert done == replace(DONE, attempt=LAST_ATTEMPT)
     assert (absorbed.state, absorbed.absorbed_by_ms) == (BatchState.ABSORBED, T2)
     assert (open_.state, open_.records, open_.blocks, open_.absorbed) == (BatchState.ALLOCATED, 30, 3, (T1,))
-    assert [stored.info for stored in restored.batches.blocks_of("flights", T2)] == [
+    assert [stored.info for stored in restored.allocations.blocks_of("flights", T2)] == [
         block(n, T2).info for n in range(3)
     ]
     assert [(row.batch_time_ms, row.blocks) for row in restored.blocks.unclaimed("flights")] == [(T3, 1)]
@@ -148,30 +148,27 @@ def test_work_goes_on_with_higher_epochs_from_the_same_positions(restored: Any, 
     # Not before the partition's last block, nor within what is sealed.
     assert restored.blocks.add(lease, info).batch_time_ms == T3
     clock.advance(5000)
-    allocated = restored.batches.allocate("flights", T3, manifest_uri="m", manifest_sha256="3", blocks_expected=2)
+    allocated = restored.allocations.allocate("flights", T3, manifest_uri="m", manifest_sha256="3", blocks_expected=2)
     assert allocated.records == 20
 
 
 def test_attempts_go_on_above_every_number_there_was(restored: Any) -> None:
-    batches = restored.batches
-    begun = batches.begin_attempt("flights", T2, **RUN)
+    begun = restored.attempts.begin("flights", T2, **RUN)
     # What was recorded stays recorded.
     assert (begun.number, begun.outputs) == (LAST_ATTEMPT + 1, ("files",))
-    assert batches.begin_attempt("flights", T0, **RUN, force=True).number == LAST_ATTEMPT + 1
+    assert restored.attempts.begin("flights", T0, **RUN, force=True).number == LAST_ATTEMPT + 1
     with pytest.raises(AlreadyCompletedError):
-        batches.begin_attempt("flights", T2, **RUN, outputs=["index"])
+        restored.attempts.begin("flights", T2, **RUN, outputs=["index"])
 
 
 def test_replays_come_back_with_what_they_wrote(restored: Any) -> None:
-    batches = restored.batches
-    (row,) = batches.replays("flights", "march", T0, T3)
+    (row,) = restored.replays.between("flights", "march", T0, T3)
     assert (row.state, row.revision, row.outputs, row.completed_at_ms) == (BatchState.COMPLETED, 1, ("again",), 2)
-    assert [o.counts for o in batches.outputs("flights", T0, target="march")] == [{"n": 1}]
-    assert batches.unreplayed("flights", "march", T0, T3) == []
+    assert [o.counts for o in restored.attempts.outputs("flights", T0, target="march")] == [{"n": 1}]
     definition = '{"outputs": [{"id": "again"}]}'
-    again = batches.begin_replay("flights", T0, target="march", definition=definition, outputs=["again"], **RUN)
+    again = restored.replays.begin("flights", T0, target="march", definition=definition, outputs=["again"], **RUN)
     assert again.number > LAST_ATTEMPT
-    assert batches.replays("flights", "march", T0, T3)[0].revision == 1
+    assert restored.replays.between("flights", "march", T0, T3)[0].revision == 1
 
 
 def test_a_registration_anew_gives_way_and_what_was_received_does_not(ledger: Any, world: Any) -> None:
@@ -189,7 +186,7 @@ def test_a_live_attempt_keeps_its_ledger_unless_told(ledger: Any, world: Any) ->
     world.ledger.jobs.release(world.job, "stopped")
     world.clock.advance(1_000)
     world.allocate(T0)
-    world.ledger.batches.begin_attempt("flights", T0, **RUN)
+    world.ledger.attempts.begin("flights", T0, **RUN)
     with pytest.raises(LeaseHeldError, match="is being run by task"):
         ledger.rebuild.restore("flights", found())
     ledger.rebuild.restore("flights", found(), force=True)

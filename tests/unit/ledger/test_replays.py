@@ -13,7 +13,7 @@ from headrace.blocks import BlockHandle
 from headrace.clock import time_text
 from headrace.ledger import AttemptState, BatchState, EventKind
 from headrace.ledger.errors import AttemptFencedError, BatchNotFoundError, BatchStateError, LedgerError
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 
 NOW_MS = 1_700_000_000_000
 T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000
@@ -36,70 +36,67 @@ def world(build: Callable[..., Any]) -> Any:
 
 def replay(world: Any, at: int = T1, target: str = "v2", **options: Any) -> Attempt:
     begun = {"definition": COPY, "outputs": ["index"], **RUN} | options
-    return world.ledger.batches.begin_replay("flights", at, target=target, **begun)
+    return world.ledger.replays.begin("flights", at, target=target, **begun)
 
 
 def finish(world: Any, attempt: Attempt, version: str = "fixed") -> Any:
     for output in attempt.outputs:
-        world.ledger.batches.record_output(attempt, output, {"indexed": 10})
-    return world.ledger.batches.complete_attempt(attempt, code_version=version)
+        world.ledger.attempts.record_output(attempt, output, {"indexed": 10})
+    return world.ledger.attempts.complete(attempt, code_version=version)
 
 
 def test_a_replay_changes_nothing_of_the_batch(world: Any) -> None:
     batches = world.ledger.batches
-    before, outputs = batches.get("flights", T1), batches.outputs("flights", T1)
+    before, outputs = batches.get("flights", T1), world.ledger.attempts.outputs("flights", T1)
     attempt = replay(world, attributes={"run_id": "r"})
     assert pickle.loads(pickle.dumps(attempt)) == attempt  # noqa: S301
     assert (attempt.number, attempt.target, attempt.definition, attempt.source) == (2, "v2", COPY, "log")
-    batches.renew_attempt(attempt)
+    world.ledger.attempts.renew(attempt)
     assert finish(world, attempt) == before
     assert batches.get("flights", T1) == before
-    assert batches.outputs("flights", T1) == outputs
-    (copied,) = batches.outputs("flights", T1, target="v2")
+    assert world.ledger.attempts.outputs("flights", T1) == outputs
+    (copied,) = world.ledger.attempts.outputs("flights", T1, target="v2")
     assert (copied.counts, copied.code_version) == ({"indexed": 10}, "fixed")
-    row = batches.attempts("flights", T1)[-1]
+    row = world.ledger.attempts.of_batch("flights", T1)[-1]
     assert (row.target, row.definition, row.attributes) == ("v2", COPY, {"run_id": "r"})
     assert row.claim() == attempt
     # The next attempt at the batch itself has a number of its own.
-    assert batches.begin_attempt("flights", T1, **RUN, force=True).number == 3
+    assert world.ledger.attempts.begin("flights", T1, **RUN, force=True).number == 3
     kinds = [event.kind for event in world.ledger.events.of_batch("flights", T1)]
     assert kinds.count(EventKind.REPLAY_COMPLETED) == 1
     assert kinds.count(EventKind.BATCH_COMPLETED) == 1
 
 
 def test_replays_hold_no_slots_and_fence_only_their_own(world: Any) -> None:
-    batches = world.ledger.batches
     first, other = replay(world), replay(world, target="v3")
-    live = batches.begin_attempt("flights", T3, **RUN)
-    again = batches.begin_attempt("flights", T3, **RUN)
+    live = world.ledger.attempts.begin("flights", T3, **RUN)
+    again = world.ledger.attempts.begin("flights", T3, **RUN)
     assert again.number == live.number + 1
     newer = replay(world, holder="second try")
     with pytest.raises(AttemptFencedError):
-        batches.record_output(first, "index", {})
+        world.ledger.attempts.record_output(first, "index", {})
     finish(world, newer)
     finish(world, other)
     for output in again.outputs:
-        batches.record_output(again, output, {})
-    assert batches.complete_attempt(again).state is BatchState.COMPLETED
+        world.ledger.attempts.record_output(again, output, {})
+    assert world.ledger.attempts.complete(again).state is BatchState.COMPLETED
 
 
 def test_a_replay_of_several_outputs_completes_with_the_last(world: Any) -> None:
     definition = json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})
-    batches = world.ledger.batches
 
     def state() -> BatchState:
-        (row,) = batches.replays("flights", "v2", T1, T1 + 1)
+        (row,) = world.ledger.replays.between("flights", "v2", T1, T1 + 1)
         return row.state
 
     index = replay(world, definition=definition)
     files = replay(world, definition=definition, outputs=["files"])
     finish(world, index)
     assert state() is BatchState.RUNNING
-    batches.fail_attempt(files, "boom")
+    world.ledger.attempts.fail(files, "boom")
     assert state() is BatchState.FAILED
-    assert batches.unreplayed("flights", "v2", T1, T3) == [T1, T2]
     finish(world, replay(world, definition=definition, outputs=["files"]), "newer")
-    (row,) = batches.replays("flights", "v2", 0, T3 * 2)
+    (row,) = world.ledger.replays.between("flights", "v2", 0, T3 * 2)
     assert (row.state, row.code_version, row.outputs, row.error) == (
         BatchState.COMPLETED,
         "newer",
@@ -110,19 +107,6 @@ def test_a_replay_of_several_outputs_completes_with_the_last(world: Any) -> None
         replay(world, definition=definition, outputs=["console"])
 
 
-def test_what_is_not_replayed_yet(world: Any) -> None:
-    batches = world.ledger.batches
-    assert batches.unreplayed("flights", "v2", T1, T3 + 1) == [T1, T2]
-    finish(world, replay(world))
-    assert batches.unreplayed("flights", "v2", T1, T3 + 1) == [T2]
-    assert batches.unreplayed("flights", "v3", T1, T2) == [T1]
-    world.complete(T3)
-    assert batches.unreplayed("flights", "v2", T1, T3 + 1) == [T2, T3]
-    # Replayed again, it is not done before it is done again.
-    replay(world)
-    assert batches.unreplayed("flights", "v2", T1, T2) == [T1]
-
-
 def test_a_definition_is_kept_once(world: Any) -> None:
     for at in (T1, T2, T3):
         finish(world, replay(world, at))
@@ -130,7 +114,7 @@ def test_a_definition_is_kept_once(world: Any) -> None:
     finish(world, replay(world, definition=changed))
     with world.ledger.streams._database.read() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM replay_definitions").scalar() == 2
-    assert [row.definition for row in world.ledger.batches.attempts("flights", T1)] == [None, COPY, changed]
+    assert [row.definition for row in world.ledger.attempts.of_batch("flights", T1)] == [None, COPY, changed]
 
 
 def changed(*outputs: str) -> str:
@@ -138,46 +122,45 @@ def changed(*outputs: str) -> str:
 
 
 def test_what_another_definition_has_written_does_not_count(world: Any) -> None:
-    batches = world.ledger.batches
     both = json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})
     for at in (T1, T2):
         finish(world, replay(world, at, definition=both, outputs=["index", "files"]))
-    assert batches.unreplayed("flights", "v2", T1, T3) == []
     finish(world, replay(world, definition=changed("index", "files")))
-    (row,) = batches.replays("flights", "v2", T1, T2)
+    (row,) = world.ledger.replays.between("flights", "v2", T1, T2)
     assert (row.state, row.completed_at_ms) == (BatchState.ALLOCATED, None)
-    assert [row.output_id for row in batches.outputs("flights", T1, target="v2")] == ["index"]
-    # Neither does what it wrote of batches that the present one has not come to.
-    assert batches.unreplayed("flights", "v2", T1, T3) == [T1, T2]
+    assert [row.output_id for row in world.ledger.attempts.outputs("flights", T1, target="v2")] == ["index"]
     finish(world, replay(world, definition=changed("index", "files"), outputs=["files"]))
-    assert batches.unreplayed("flights", "v2", T1, T3) == [T2]
-    # The first definition again is another time of it: its place has been changed back.
+    (row, other) = world.ledger.replays.between("flights", "v2", T1, T3)
+    # The other batch has completed with the first definition only.
+    assert [(each.state, each.revision) for each in (row, other)] == [
+        (BatchState.COMPLETED, 2),
+        (BatchState.COMPLETED, 1),
+    ]
+    # The first definition again is a third one: what the first has written does not count.
     finish(world, replay(world, T2, definition=both))
-    assert batches.unreplayed("flights", "v2", T1, T3) == [T1, T2]
+    (other,) = world.ledger.replays.between("flights", "v2", T2, T3)
+    assert (other.state, other.revision) == (BatchState.ALLOCATED, 3)
 
 
 def test_an_attempt_by_an_older_definition_completes_nothing(world: Any) -> None:
-    batches = world.ledger.batches
     both = json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]})
     older = replay(world, definition=both, outputs=["files"])
     index = replay(world, definition=changed("index", "files"))
     finish(world, index)
-    (row,) = batches.replays("flights", "v2", T1, T2)
+    (row,) = world.ledger.replays.between("flights", "v2", T1, T2)
     assert row.state is BatchState.ALLOCATED
     finish(world, older)
-    (row,) = batches.replays("flights", "v2", T1, T2)
+    (row,) = world.ledger.replays.between("flights", "v2", T1, T2)
     assert (row.state, row.code_version) == (BatchState.ALLOCATED, "fixed")
-    assert batches.unreplayed("flights", "v2", T1, T2) == [T1]
     finish(world, replay(world, definition=changed("index", "files"), outputs=["files"]))
-    assert batches.unreplayed("flights", "v2", T1, T2) == []
+    assert world.ledger.replays.between("flights", "v2", T1, T2)[0].state is BatchState.COMPLETED
 
 
 def test_an_older_definition_does_not_end_what_the_present_one_has_completed(world: Any) -> None:
-    batches = world.ledger.batches
     older = replay(world, definition=json.dumps({"outputs": [{"id": "index"}, {"id": "files"}]}), outputs=["files"])
     finish(world, replay(world, definition=changed("index")), "newer")
-    batches.fail_attempt(older, "late")
-    (row,) = batches.replays("flights", "v2", T1, T2)
+    world.ledger.attempts.fail(older, "late")
+    (row,) = world.ledger.replays.between("flights", "v2", T1, T2)
     assert (row.state, row.code_version, row.error) == (BatchState.COMPLETED, "newer", None)
     kinds = [event.kind for event in world.ledger.events.of_batch("flights", T1)]
     assert (kinds.count(EventKind.REPLAY_COMPLETED), kinds.count(EventKind.REPLAY_FAILED)) == (1, 0)
@@ -187,9 +170,9 @@ def test_with_its_batch_a_replay_is_given_up(world: Any) -> None:
     batches = world.ledger.batches
     done, running = replay(world, T3, target="done"), replay(world, T3)
     finish(world, done)
-    batches.fail_attempt(replay(world, T3, target="failed"), "boom")
+    world.ledger.attempts.fail(replay(world, T3, target="failed"), "boom")
     batches.abandon("flights", T3, "poison")
-    found = {name: batches.replays("flights", name, T3, T3 + 1)[0] for name in ("done", "v2", "failed")}
+    found = {name: world.ledger.replays.between("flights", name, T3, T3 + 1)[0] for name in ("done", "v2", "failed")}
     given_up = (BatchState.ABANDONED, "poison")
     assert {name: (row.state, row.error) for name, row in found.items()} == {
         "done": (BatchState.COMPLETED, None),
@@ -197,7 +180,7 @@ def test_with_its_batch_a_replay_is_given_up(world: Any) -> None:
         "failed": given_up,
     }
     with pytest.raises(AttemptFencedError):
-        batches.fail_attempt(running, "late")
+        world.ledger.attempts.fail(running, "late")
 
 
 def test_what_cannot_be_replayed(world: Any) -> None:
@@ -230,6 +213,6 @@ def test_the_log_stays_while_a_replay_reads_it(world: Any) -> None:
     assert cleanup.claim_removal("flights", ["a"], T3 * 2) == []
     world.clock.advance(6_000)
     assert [row.path for row in cleanup.claim_removal("flights", ["a"], T3 * 2)] == ["a"]
-    assert world.ledger.batches.attempts("flights", T1)[-1].state is AttemptState.RUNNING
+    assert world.ledger.attempts.of_batch("flights", T1)[-1].state is AttemptState.RUNNING
     assert dies.source == "log"
     assert replay(world).source == "kafka"

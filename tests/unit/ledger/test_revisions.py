@@ -72,16 +72,16 @@ def test_the_row_at_a_revision_is_as_it_declared(ledger: Ledger) -> None:
 def test_an_attempt_keeps_the_definition_that_it_began_with(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     old, new = register(ledger, "old", **BOTH), register(ledger, "new", **ONE)
-    attempt = ledger.batches.begin_attempt(STREAM, batch_ms, revision=old, **RUN)
+    attempt = ledger.attempts.begin(STREAM, batch_ms, revision=old, **RUN)
     assert (attempt.revision, attempt.outputs) == (old, ("index", "files"))
     register(ledger, "newer")
-    (row,) = ledger.batches.attempts(STREAM, batch_ms)
+    (row,) = ledger.attempts.of_batch(STREAM, batch_ms)
     assert row.claim() == attempt
     for output in attempt.outputs:
-        ledger.batches.record_output(attempt, output, {"n": 1})
-    batch = ledger.batches.complete_attempt(attempt)
+        ledger.attempts.record_output(attempt, output, {"n": 1})
+    batch = ledger.attempts.complete(attempt)
     assert (batch.state, batch.steps) == (BatchState.COMPLETED, ("index", "files"))
-    recorded = ledger.batches.recorded(STREAM, [batch_ms])[batch_ms]
+    recorded = ledger.attempts.recorded(STREAM, [batch_ms])[batch_ms]
     assert {output: each.revision for output, each in recorded.items()} == {"index": old, "files": old}
     assert new != old
 
@@ -92,24 +92,24 @@ def test_an_output_that_the_newest_definition_dropped_keeps_its_batch_open_until
     """Two tasks of one run write one output each; a deploy in between takes one output out."""
     ledger = world.ledger
     old = register(ledger, "old", **BOTH)
-    first = ledger.batches.begin_attempt(STREAM, batch_ms, outputs=["index"], revision=old, **RUN)
+    first = ledger.attempts.begin(STREAM, batch_ms, outputs=["index"], revision=old, **RUN)
     register(ledger, "new", **ONE)
-    ledger.batches.record_output(first, "index", {})
-    assert ledger.batches.complete_attempt(first).state is not BatchState.COMPLETED
-    second = ledger.batches.begin_attempt(STREAM, batch_ms, outputs=["files"], revision=old, **RUN)
-    ledger.batches.record_output(second, "files", {})
-    assert ledger.batches.complete_attempt(second).state is BatchState.COMPLETED
+    ledger.attempts.record_output(first, "index", {})
+    assert ledger.attempts.complete(first).state is not BatchState.COMPLETED
+    second = ledger.attempts.begin(STREAM, batch_ms, outputs=["files"], revision=old, **RUN)
+    ledger.attempts.record_output(second, "files", {})
+    assert ledger.attempts.complete(second).state is BatchState.COMPLETED
 
 
 def test_but_not_for_a_run_of_the_newest_definition(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     old = register(ledger, "old", **BOTH)
-    attempt = ledger.batches.begin_attempt(STREAM, batch_ms, revision=old, **RUN)
-    ledger.batches.record_output(attempt, "index", {})
-    assert ledger.batches.fail_attempt(attempt, "no disk").state is BatchState.FAILED
+    attempt = ledger.attempts.begin(STREAM, batch_ms, revision=old, **RUN)
+    ledger.attempts.record_output(attempt, "index", {})
+    assert ledger.attempts.fail(attempt, "no disk").state is BatchState.FAILED
     new = register(ledger, "new", **ONE)
     with pytest.raises(AlreadyCompletedError):
-        ledger.batches.begin_attempt(STREAM, batch_ms, revision=new, **RUN)
+        ledger.attempts.begin(STREAM, batch_ms, revision=new, **RUN)
     assert ledger.batches.get(STREAM, batch_ms).state is BatchState.COMPLETED
 
 
@@ -117,26 +117,26 @@ def test_an_output_is_asked_of_the_attempts_definition_and_no_other(world: World
     ledger = world.ledger
     old, new = register(ledger, "old", **ONE), register(ledger, "new", **BOTH)
     with pytest.raises(BatchStateError, match="no output 'files', but index"):
-        ledger.batches.begin_attempt(STREAM, batch_ms, outputs=["files"], revision=old, **RUN)
-    begun = ledger.batches.begin_attempt(STREAM, batch_ms, outputs=["files"], revision=new, **RUN)
+        ledger.attempts.begin(STREAM, batch_ms, outputs=["files"], revision=old, **RUN)
+    begun = ledger.attempts.begin(STREAM, batch_ms, outputs=["files"], revision=new, **RUN)
     assert begun.revision == new
     with pytest.raises(RevisionNotFoundError):
-        ledger.batches.begin_attempt(STREAM, batch_ms, revision=99, **RUN)
+        ledger.attempts.begin(STREAM, batch_ms, revision=99, **RUN)
 
 
 def test_slots_and_order_are_the_stricter_ones_of_two_definitions(world: World, batch_ms: int) -> None:
     ledger = world.ledger
     register(ledger, "one", max_concurrent_batches=1)
     four = register(ledger, "four", max_concurrent_batches=4)
-    ledger.batches.begin_attempt(STREAM, batch_ms, revision=four, **RUN)
+    ledger.attempts.begin(STREAM, batch_ms, revision=four, **RUN)
     world.clock.advance(INTERVAL_MS)
     world.allocate(batch_ms + INTERVAL_MS)
     register(ledger, "one", max_concurrent_batches=1)
     with pytest.raises(SlotBusyError):
-        ledger.batches.begin_attempt(STREAM, batch_ms + INTERVAL_MS, revision=four, **RUN)
+        ledger.attempts.begin(STREAM, batch_ms + INTERVAL_MS, revision=four, **RUN)
 
 
 def test_an_attempt_without_a_revision_is_by_the_newest_definition(world: World, batch_ms: int) -> None:
     register(world.ledger, "a")
     newest = register(world.ledger, "b")
-    assert world.ledger.batches.begin_attempt(STREAM, batch_ms, **RUN).revision == newest
+    assert world.ledger.attempts.begin(STREAM, batch_ms, **RUN).revision == newest

@@ -31,7 +31,7 @@ def test_a_block_joins_the_batch_of_its_timestamps(world: Any) -> None:
     assert [block.batch_time_ms for block in added] == [NOW_MS - 4_000, T1, T1, T2]
     assert not any(block.late for block in added)
     assert [time.batch_time_ms for time in world.ledger.blocks.unclaimed("flights")] == [NOW_MS - 4_000, T1, T2]
-    (stored, _) = world.ledger.blocks.of_batch("flights", T1)
+    (stored, _) = world.ledger.allocations.blocks_of("flights", T1)
     assert stored.info.event_time_ms == T0
     # A batch before the stream's zero time is one like the others.
     assert world.allocate(NOW_MS - 4_000).records == 10
@@ -55,7 +55,7 @@ def test_what_comes_after_its_batch_was_sealed_is_late_and_counted(world: Any) -
 
 def test_a_partition_that_was_late_is_late_until_its_time_comes(world: Any) -> None:
     world.clock.advance(5500)
-    world.ledger.batches.seal("flights", T3)
+    world.ledger.allocations.seal("flights", T3)
     assert world.add({0: (0, 10)}, event_time_ms=T0).batch_time_ms == T3 + 1000
     assert world.add({0: (10, 20)}, event_time_ms=T2).late
     assert not world.add({0: (20, 30)}, event_time_ms=T3).late

@@ -27,10 +27,10 @@ def world(build: Callable[..., Any]) -> Any:
 
 def fail_after(world: Any, at: int, *outputs: str) -> None:
     """These outputs are written, then the attempt fails."""
-    attempt = world.ledger.batches.begin_attempt("flights", at, force=True, **RUN)
+    attempt = world.ledger.attempts.begin("flights", at, force=True, **RUN)
     for output in outputs:
-        world.ledger.batches.record_output(attempt, output, {})
-    world.ledger.batches.fail_attempt(attempt, "the disk is full")
+        world.ledger.attempts.record_output(attempt, output, {})
+    world.ledger.attempts.fail(attempt, "the disk is full")
 
 
 def test_an_output_holds_what_it_has_recorded_whatever_became_of_the_batch(world: Any) -> None:
@@ -53,12 +53,17 @@ def test_a_replay_is_not_the_stream_and_tells_by_which_definition_it_wrote(world
     definitions = [json.dumps({"outputs": [{"id": "index"}], "transform": name}) for name in ("first", "second")]
     for at, definition, succeeds in ((T1, definitions[0], True), (T2, definitions[0], True), (T2, definitions[1], True),
                                      (T1, definitions[1], False)):  # fmt: skip
-        attempt = batches.begin_replay("flights", at, target="v2", definition=definition, outputs=["index"], **RUN)
+        attempt = world.ledger.replays.begin(
+            "flights", at, target="v2", definition=definition, outputs=["index"], **RUN
+        )
         if succeeds:
-            batches.record_output(attempt, "index", {})
-            batches.complete_attempt(attempt)
+            world.ledger.attempts.record_output(attempt, "index", {})
+            world.ledger.attempts.complete(attempt)
         else:
-            batches.fail_attempt(attempt, "no")
-    assert batches.replayed_by("flights", "v2", "index", T1, T5 + 1) == {T1: definitions[0], T2: definitions[1]}
-    assert batches.replayed_by("flights", "v3", "index", T1, T5 + 1) == {}
+            world.ledger.attempts.fail(attempt, "no")
+    assert world.ledger.replays.written_by("flights", "v2", "index", T1, T5 + 1) == {
+        T1: definitions[0],
+        T2: definitions[1],
+    }
+    assert world.ledger.replays.written_by("flights", "v3", "index", T1, T5 + 1) == {}
     assert batches.written("flights", "index", T1, T5 + 1) == {}

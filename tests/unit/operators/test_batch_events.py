@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from uuid import uuid4
 
 import pytest
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from headrace.ledger import Ledger
 from headrace.operators.batch_events import batch_alias, batch_asset, emit_batch_events
+from headrace.runs.batch_run import BatchRun
 from headrace.runs.identity import RunIdentity
 from headrace.runs.steps_to_run import AHEAD
+from headrace.stream_context import StreamContext
 
 STREAM, AT_MS = "flights", 20_000
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -24,12 +25,12 @@ def ledger(tmp_path):
         opened.streams.register(
             STREAM, "{}", batch_interval_ms=10_000, block_interval_ms=200, outputs=["elasticsearch", "lake"]
         )
-        opened.batches.allocate(STREAM, AT_MS, manifest_uri="m", manifest_sha256="0")
+        opened.allocations.allocate(STREAM, AT_MS, manifest_uri="m", manifest_sha256="0")
         yield opened
 
 
 def attempt(ledger, *outputs, run_id="run", clear_number=0, ends=True, force=False, **attributes):
-    begun = ledger.batches.begin_attempt(
+    begun = ledger.attempts.begin(
         STREAM,
         AT_MS,
         holder="test",
@@ -40,9 +41,9 @@ def attempt(ledger, *outputs, run_id="run", clear_number=0, ends=True, force=Fal
         attributes={**RunIdentity(run_id, clear_number, STARTED.isoformat()).attributes, **attributes},
     )
     for output in begun.outputs:
-        ledger.batches.record_output(begun, output, {"indexed": 3})
+        ledger.attempts.record_output(begun, output, {"indexed": 3})
     if ends:
-        ledger.batches.complete_attempt(begun, code_version="c0de")
+        ledger.attempts.complete(begun, code_version="c0de")
     return begun
 
 
@@ -50,10 +51,10 @@ def emitted(ledger, run_id="run", clear_number=0) -> list:
     """The events of a checkpoint in this run."""
     context = {
         "dag_run": SimpleNamespace(run_id=run_id, clear_number=clear_number, start_date=STARTED),
-        "ti": SimpleNamespace(id=uuid4()),
         "outlet_events": OutletEventAccessors(),
     }
-    reported = emit_batch_events(context, ledger, STREAM, AT_MS)
+    stream_context = StreamContext(SimpleNamespace(name=STREAM, is_ordered=False), ledger)
+    reported = emit_batch_events(BatchRun(context, stream_context, AT_MS))
     events = context["outlet_events"][batch_alias(STREAM)].asset_alias_events
     assert reported == [event.extra["batch_time_ms"] for event in events]
     return events
@@ -83,7 +84,7 @@ def test_a_batch_that_is_not_complete_tells_nothing(ledger):
     assert emitted(ledger) == []
     begun = attempt(ledger, "elasticsearch")
     assert emitted(ledger) == []
-    ledger.batches.begin_attempt(STREAM, AT_MS, holder="test", way="submit", lease_ms=60_000)
+    ledger.attempts.begin(STREAM, AT_MS, holder="test", way="submit", lease_ms=60_000)
     assert begun.number == 1
     assert emitted(ledger) == []
 
@@ -130,12 +131,12 @@ def test_of_two_runs_that_wrote_outputs_the_one_that_completed_the_batch_tells(l
 def test_a_replay_is_no_batch_of_the_stream(ledger):
     attempt(ledger)
     definition = '{"outputs": [{"id": "elasticsearch"}]}'
-    replay = ledger.batches.begin_replay(
+    replay = ledger.replays.begin(
         STREAM, AT_MS, target="v2", definition=definition, outputs=["elasticsearch"], holder="test", way="submit",
         lease_ms=60_000, attributes={"run_id": "replay", "clear_number": 0},
     )  # fmt: skip
-    ledger.batches.record_output(replay, "elasticsearch", {"indexed": 9})
-    ledger.batches.complete_attempt(replay)
+    ledger.attempts.record_output(replay, "elasticsearch", {"indexed": 9})
+    ledger.attempts.complete(replay)
     assert emitted(ledger, run_id="replay") == []
     (event,) = emitted(ledger)
     assert event.extra["outputs"]["elasticsearch"] == {"indexed": 3}

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.ledger.rows import Declared
+from headrace.ledger.models import Declared
 from headrace.operators import kafka_receiver
 from headrace.operators.kafka_receiver import KafkaReceiverOperator, ReceiverJobError, log_file, newest_log
 from headrace.operators.links import SparkUiLink, browser_link

@@ -90,8 +90,8 @@ def test_a_run_whose_time_was_taken_over_runs_nothing(stream, run_of, ledger, so
     at_ms = source.store()
     until(lambda: ledger.now_ms() >= at_ms)
     # Sealed for an hour ahead by nobody's batch: no later time is left to take.
-    ledger.batches.seal("flights", (ledger.now_ms() // 200 + 20) * 200)
-    source.ledger.batches.allocate(
+    ledger.allocations.seal("flights", (ledger.now_ms() // 200 + 20) * 200)
+    source.ledger.allocations.allocate(
         "flights", at_ms, manifest_uri="m", manifest_sha256="0", blocks_expected=1,
     )  # fmt: skip
     with DAG("flights_batches", schedule=None):

@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from headrace.batch.allocation import allocate
 from headrace.operators.micro_batch import MicroBatchOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.stream import ConsoleOutput
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
@@ -39,7 +39,7 @@ def test_it_does_all_that_the_five_tasks_do(stream, stored, toy_batch, connectab
     batch = ledger.batches.get("flights", at_ms)
     assert reported == {"batch_time_ms": at_ms, "state": "completed", "records": 3, "blocks": 1}
     assert batch.checkpoint_uri
-    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.outputs == ("elasticsearch", "printed")
     assert [event["records"] for event in task.events] == [3]
 
@@ -47,7 +47,7 @@ def test_it_does_all_that_the_five_tasks_do(stream, stored, toy_batch, connectab
 def test_blocks_that_are_not_there_yet_are_waited_for_deferred(
     stream, toy_batch, connectable, ledger, source, make_task, monkeypatch, until
 ):
-    monkeypatch.setattr("headrace.triggers.first_look.FIRST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.triggers.base.FIRST_LOOK_SECONDS", 0.0)
     at_ms = source.store()
     until(lambda: ledger.now_ms() >= at_ms)
     task = make_task(from_ms(at_ms - stream.batch_interval_ms))
@@ -65,13 +65,13 @@ def test_a_retry_runs_what_is_left_and_the_stream_is_checkpointed_in_between(
 ):
     at_ms, task = stored
     toy_batch("fail:printed")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
     assert task.events == []
     toy_batch("ok")
     make(stream).execute(task.again(try_number=2).context)
-    assert [row.outputs for row in ledger.batches.attempts("flights", at_ms)] == [
+    assert [row.outputs for row in ledger.attempts.of_batch("flights", at_ms)] == [
         ("elasticsearch", "printed"),
         ("printed",),
     ]
@@ -84,11 +84,11 @@ def test_a_wait_for_a_slot_does_not_allocate_again(stream, stored, source, toy_b
     later = source.store()
     until(lambda: ledger.now_ms() >= later)
     allocate(StreamContext(stream, ledger), later)
-    holding = ledger.batches.begin_attempt("flights", later, holder="other", way="connect", lease_ms=60_000)
+    holding = ledger.attempts.begin("flights", later, holder="other", way="connect", lease_ms=60_000)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
     assert waiting.value.method_name == "slot_may_be_free"
     assert ledger.batches.get("flights", at_ms).state.value == "allocated"
-    ledger.batches.fail_attempt(holding, "over")
+    ledger.attempts.fail(holding, "over")
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"

@@ -13,7 +13,7 @@ from headrace.clock import time_text
 from headrace.hooks.ledger import register
 from headrace.operators.allocate_blocks import AllocateBlocksOperator
 from headrace.operators.checkpoint import CheckpointOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import EarlierBatchFailedError, WalSparkSubmitOperator
 from headrace.stream_context import StreamContext
 from headrace.timetables.micro_batch import from_ms
@@ -25,9 +25,8 @@ def stream(stream):
 
 
 @pytest.fixture
-def after(allocated, source, until, monkeypatch):
+def after(allocated, source, until):
     """Batch times that somebody else ought to run, then one with its task."""
-    monkeypatch.setattr("headrace.operators.allocate_blocks.claim", lambda *_: [])
 
     def make(earlier: int = 1):
         times = []
@@ -76,7 +75,6 @@ def test_their_own_runs_find_them_completed_and_the_one_that_did_them_tells(
     own = make_task(from_ms(first - stream.batch_interval_ms), run_id="own")
     AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
     run(stream, own)
-    run(stream, own.again(run_type="backfill"))
     assert ledger.batches.get("flights", first).attempt == 1
     assert checkpointed(stream, task) == [first, at_ms]
     assert checkpointed(stream, own) == []
@@ -95,23 +93,38 @@ def test_what_a_run_did_ahead_is_told_though_its_own_batch_fails(
 
     def but_not_the_last(operator, opened, attempt, batch, context):
         if batch.batch_time_ms == at_ms:
-            opened.batches.fail_attempt(attempt, "no")
-            raise BatchFailedError("no")
+            opened.attempts.fail(attempt, "no")
+            raise BatchTaskError("no")
         whole(operator, opened, attempt, batch, context)
 
     monkeypatch.setattr(WalSparkSubmitOperator, "run_attempt", but_not_the_last)
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, task)
     assert states(ledger, first, at_ms) == ["completed", "failed"]
     assert checkpointed(stream, task) == [first]
 
 
-def test_a_backfill_that_was_begun_afterwards_runs_them_again(stream, after, toy_batch, connectable, ledger, make_task):
+def test_a_backfill_runs_again_what_a_scheduled_run_did_first(stream, after, toy_batch, connectable, ledger, make_task):
     (first,), _, task = after()
     run(stream, task)
     later = make_task(from_ms(first - stream.batch_interval_ms), run_type="backfill", started=datetime.now(UTC))
     run(stream, later)
     assert ledger.batches.get("flights", first).attempt == 2
+
+
+def test_a_backfill_does_not_run_again_what_its_run_of_a_later_batch_did_first(
+    stream, after, toy_batch, connectable, ledger, make_task
+):
+    (first,), _, task = after()
+    run(stream, task.again(run_type="backfill", run_id="backfill__later"))
+    earlier = make_task(
+        from_ms(first - stream.batch_interval_ms),
+        run_type="backfill",
+        run_id="backfill__earlier",
+        started=datetime.now(UTC),
+    )
+    run(stream, earlier)
+    assert ledger.batches.get("flights", first).attempt == 1
 
 
 def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
@@ -123,11 +136,11 @@ def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
     own = make_task(from_ms(first - stream.batch_interval_ms), {"parameters": {"limit": 2}}, run_id="own")
     AllocateBlocksOperator(task_id="allocate", stream=stream).execute(own.context)
     toy_batch("fail")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, own)
     toy_batch("ok")
     run(stream, task)
-    given = [row.attributes.get("parameters") for row in ledger.batches.attempts("flights", first)]
+    given = [row.attributes.get("parameters") for row in ledger.attempts.of_batch("flights", first)]
     assert given == [{"limit": 2}, {"limit": 2}]
     assert checkpointed(stream, task)[0] == first
 
@@ -135,11 +148,11 @@ def test_a_failed_batch_that_is_run_ahead_keeps_its_runs_parameters(
 def test_one_that_lives_is_waited_for(stream, after, toy_batch, connectable, ledger):
     (first,), at_ms, task = after()
     allocate(StreamContext(stream, ledger), first)
-    attempt = ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    attempt = ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
     operator = WalSparkSubmitOperator(task_id="generate", stream=stream)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
-    ledger.batches.fail_attempt(attempt, "over")
+    ledger.attempts.fail(attempt, "over")
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert states(ledger, first, at_ms) == ["completed", "completed"]
 
@@ -153,12 +166,12 @@ def test_one_that_another_begins_after_the_look_at_it_is_not_fenced(
 
     def meanwhile(operator, opened, batch, steps):
         if batch.batch_time_ms == first:
-            begun.append(opened.batches.begin_attempt("flights", first, holder="own", way="connect", lease_ms=60_000))
+            begun.append(opened.attempts.begin("flights", first, holder="own", way="connect", lease_ms=60_000))
 
     monkeypatch.setattr(WalSparkSubmitOperator, "await_application", meanwhile)
     with pytest.raises(TaskDeferred):
         run(stream, task)
-    ledger.batches.renew_attempt(*begun)
+    ledger.attempts.renew(*begun)
     assert states(ledger, first, at_ms) == ["running", "allocated"]
 
 
@@ -181,7 +194,7 @@ def test_one_that_another_takes_over_is_waited_for(stream, after, toy_batch, con
     (first,), at_ms, task = after()
 
     def overtaken(operator, *_args, **_kwargs):
-        newer = ledger.batches.begin_attempt("flights", first, holder="newer", way="connect", lease_ms=60_000)
+        newer = ledger.attempts.begin("flights", first, holder="newer", way="connect", lease_ms=60_000)
         operator.newer = newer
         raise RuntimeError("the process gave way")
 
@@ -190,8 +203,8 @@ def test_one_that_another_takes_over_is_waited_for(stream, after, toy_batch, con
         patched.setattr(WalSparkSubmitOperator, "_run_process", overtaken)
         with pytest.raises(TaskDeferred) as waiting:
             operator.execute(task.context)
-    ledger.batches.record_output(operator.newer, "elasticsearch", {})
-    ledger.batches.complete_attempt(operator.newer)
+    ledger.attempts.record_output(operator.newer, "elasticsearch", {})
+    ledger.attempts.complete(operator.newer)
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert states(ledger, first, at_ms) == ["completed", "completed"]
 
@@ -200,11 +213,11 @@ def test_a_batch_that_failed_when_it_was_run_again_holds_up_nothing(stream, afte
     (first,), at_ms, task = after()
     allocate(StreamContext(stream, ledger), first)
     begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}
-    attempt = ledger.batches.begin_attempt("flights", first, **begun)
-    ledger.batches.record_output(attempt, "elasticsearch", {})
-    ledger.batches.complete_attempt(attempt)
-    again = ledger.batches.begin_attempt("flights", first, **begun, force=True)
-    ledger.batches.fail_attempt(again, "gone from Kafka")
+    attempt = ledger.attempts.begin("flights", first, **begun)
+    ledger.attempts.record_output(attempt, "elasticsearch", {})
+    ledger.attempts.complete(attempt)
+    again = ledger.attempts.begin("flights", first, **begun, force=True)
+    ledger.attempts.fail(again, "gone from Kafka")
     run(stream, task)
     # Nor was it run ahead: whoever asked for it again does that.
     assert states(ledger, first, at_ms) == ["failed", "completed"]
@@ -224,7 +237,7 @@ def test_an_earlier_batch_that_nothing_can_cure_is_waited_for_until_it_is_given_
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.again(try_number=2, run_type="manual").context)
     assert f"`headrace batches abandon flights {time_text(first)} --reason WHY`" in capsys.readouterr().out
-    assert len(ledger.batches.attempts("flights", first)) == 1
+    assert len(ledger.attempts.of_batch("flights", first)) == 1
     ledger.batches.abandon("flights", first, "its log is damaged")
     operator.slot_may_be_free(task.again(try_number=2, run_type="manual").context, **waiting.value.kwargs)
     assert states(ledger, first, at_ms) == ["abandoned", "completed"]

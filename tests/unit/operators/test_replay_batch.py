@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace.operators.replay_batch import ReplayBatchOperator
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.stream.replays import replayed
 from headrace.timetables.micro_batch import from_ms
 
@@ -21,7 +21,7 @@ def run(stream, task, **options) -> None:
 
 
 def replays(ledger) -> list[tuple[int, str]]:
-    return [(row.batch_time_ms, row.state.value) for row in ledger.batches.replays("flights", "v2", 0, 1 << 60)]
+    return [(row.batch_time_ms, row.state.value) for row in ledger.replays.between("flights", "v2", 0, 1 << 60)]
 
 
 def test_a_batch_goes_elsewhere_and_stays_as_it_is(stream, allocated, toy_batch, connectable, ledger):
@@ -30,7 +30,7 @@ def test_a_batch_goes_elsewhere_and_stays_as_it_is(stream, allocated, toy_batch,
     run(stream, task)
     assert replays(ledger) == [(at_ms, "completed")]
     assert ledger.batches.get("flights", at_ms).state is before.state
-    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.target == "v2"
     assert "flights-v2" in attempt.definition
 
@@ -39,9 +39,9 @@ def test_a_retry_does_not_repeat_it_and_a_cleared_run_does(stream, allocated, to
     at_ms, task = allocated()
     run(stream, task)
     run(stream, task.again(try_number=2))
-    assert len(ledger.batches.attempts("flights", at_ms)) == 1
+    assert len(ledger.attempts.of_batch("flights", at_ms)) == 1
     run(stream, task.again(clear_number=1))
-    assert len(ledger.batches.attempts("flights", at_ms)) == 2
+    assert len(ledger.attempts.of_batch("flights", at_ms)) == 2
 
 
 def test_a_run_that_was_deleted_and_comes_again_by_the_same_id_replays_again(
@@ -50,7 +50,7 @@ def test_a_run_that_was_deleted_and_comes_again_by_the_same_id_replays_again(
     at_ms, task = allocated()
     run(stream, task)
     run(stream, task.again(started=datetime.now(UTC)))
-    assert len(ledger.batches.attempts("flights", at_ms)) == 2
+    assert len(ledger.attempts.of_batch("flights", at_ms)) == 2
 
 
 def test_a_replays_parameters_reach_its_process(stream, allocated, toy_batch, connectable, capsys):
@@ -68,7 +68,7 @@ def test_a_run_has_to_say_which_batch(stream, ledger, make_task):
 def test_a_failure_is_the_replays_alone(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("fail")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, task)
     assert replays(ledger) == [(at_ms, "failed")]
     assert ledger.batches.get("flights", at_ms).state.value == "allocated"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchFailedError
+from headrace.operators.spark_attempt import AttemptFencedInSparkError, BatchTaskError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.stream import ConsoleOutput, State
 
@@ -27,7 +27,7 @@ def state(ledger, at_ms) -> str:
 
 
 def done(ledger, at_ms) -> list[tuple[str, int]]:
-    rows = ledger.batches.outputs("flights", at_ms)
+    rows = ledger.attempts.outputs("flights", at_ms)
     return sorted((row.output_id, row.attempt) for row in rows if row.state.value == "completed")
 
 
@@ -44,7 +44,7 @@ def test_what_failed_is_tried_again_alone(stream, allocated, toy_batch, connecta
     at_ms, task = allocated()
     run(stream, ONE, task)
     toy_batch(f"fail:{TWO}")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         run(stream, TWO, task)
     assert state(ledger, at_ms) == "failed"
     toy_batch("ok")
@@ -92,7 +92,7 @@ def test_parameters_reach_the_process_by_the_attempt(stream, allocated, toy_batc
     operator.execute(task.again(conf={"parameters": given}).context)
     assert f"parameters {given}" in capsys.readouterr().out
     assert not any("xxx" in argument for argument in operator._arguments)
-    assert [row.attributes["parameters"] for row in ledger.batches.attempts("flights", at_ms)] == [given]
+    assert [row.attributes["parameters"] for row in ledger.attempts.of_batch("flights", at_ms)] == [given]
     run(stream, TWO, task)
     assert "parameters None" in capsys.readouterr().out
 
@@ -101,14 +101,14 @@ def test_the_live_attempt_of_another_run_is_waited_for(stream, allocated, toy_ba
     at_ms, task = allocated()
     run(stream, ONE, task)
     begun = {"holder": "other", "way": "connect", "lease_ms": 60_000}
-    other = ledger.batches.begin_attempt("flights", at_ms, **begun, outputs=[TWO], attributes={"run_id": "other"})
+    other = ledger.attempts.begin("flights", at_ms, **begun, outputs=[TWO], attributes={"run_id": "other"})
     operator = WalSparkSubmitOperator(task_id="generate", stream=stream, step=TWO)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
-    ledger.batches.record_output(other, TWO, {})
-    ledger.batches.complete_attempt(other)
+    ledger.attempts.record_output(other, TWO, {})
+    ledger.attempts.complete(other)
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
-    assert len(ledger.batches.attempts("flights", at_ms)) == 2
+    assert len(ledger.attempts.of_batch("flights", at_ms)) == 2
     assert state(ledger, at_ms) == "completed"
 
 
@@ -121,19 +121,19 @@ def test_a_try_that_wakes_up_beside_a_later_one_leaves_it_alone(stream, allocate
     second.execute(task.again(try_number=2).context)
     with pytest.raises(AttemptFencedInSparkError, match="A later try of this task has taken the batch"):
         run(stream, ONE, task)
-    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.alive(ledger.now_ms())
     # A retry that comes after it takes over: it is the zombie then.
     run(stream, ONE, task.again(try_number=3))
-    assert [row.state.value for row in ledger.batches.attempts("flights", at_ms)] == ["fenced", "completed"]
+    assert [row.state.value for row in ledger.attempts.of_batch("flights", at_ms)] == ["fenced", "completed"]
 
 
 def test_an_attempt_that_died_after_its_last_record_has_completed_the_batch(stream, allocated, toy_batch, ledger):
     at_ms, task = allocated()
     begun = {"holder": "dead", "way": "connect", "lease_ms": 1}
-    dead = ledger.batches.begin_attempt("flights", at_ms, **begun)
+    dead = ledger.attempts.begin("flights", at_ms, **begun)
     for step in dead.outputs:
-        ledger.batches.record_output(dead, step, {})
+        ledger.attempts.record_output(dead, step, {})
     assert state(ledger, at_ms) == "running"
     run(stream, dead.outputs[0], task)
     assert state(ledger, at_ms) == "completed"

@@ -9,12 +9,12 @@ import pytest
 from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 
-from headrace.dags.retry_policy import BoundedRetryPolicy
 from headrace.hooks.ledger import register
 from headrace.ledger.errors import SlotBusyError
-from headrace.operators.spark_attempt import BatchFailedError
+from headrace.operators.spark_attempt import BatchTaskError
 from headrace.operators.wal_spark_submit import WalSparkSubmitOperator
 from headrace.runs.environment import secret_key
+from headrace.runs.retries import BatchRetryPolicy
 from headrace.spark.batch_command import definition_of
 from headrace.spark.connect_token import fingerprint
 from headrace.spark.versions import current_versions
@@ -50,7 +50,7 @@ def test_a_batch_runs_in_the_receivers_application(stream, allocated, toy_batch,
     assert batch.state.value == "completed"
     reported = capsys.readouterr().out
     assert "toy batch by way connect, attempt 1" in reported
-    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.holder == "airflow:flights_batches/run/task/1"
 
 
@@ -69,7 +69,7 @@ def test_an_application_that_is_starting_is_waited_for(stream, source, allocated
     operator = make(stream)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
-    assert ledger.batches.attempts("flights", at_ms) == []
+    assert ledger.attempts.of_batch("flights", at_ms) == []
     ledger.jobs.update(source.job, state="running", attributes={"connect_url": "sc://localhost:15002"})
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert "toy batch by way connect" in capsys.readouterr().out
@@ -90,7 +90,7 @@ def test_a_receiver_job_that_is_due_is_waited_for(stream, source, allocated, toy
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
     assert "(epoch 1) is gone, and the next one is due" in capsys.readouterr().out
-    assert ledger.batches.attempts("flights", at_ms) == []
+    assert ledger.attempts.of_batch("flights", at_ms) == []
     again = ledger.jobs.acquire("flights", holder="the next", lease_ms=60_000)
     ledger.jobs.update(again, state="running", attributes={"connect_url": "sc://localhost:15002"})
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
@@ -150,7 +150,7 @@ def test_the_way_can_be_chosen(stream, allocated, submitted, connectable):
 def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("fail")
-    with pytest.raises(BatchFailedError, match="exit code 1"):
+    with pytest.raises(BatchTaskError, match="exit code 1"):
         make(stream).execute(task.context)
     assert ledger.batches.get("flights", at_ms).error == "the transform said no"
     toy_batch("ok")
@@ -158,24 +158,25 @@ def test_a_failed_batch_fails_the_task_and_can_be_run_again(stream, allocated, t
     assert ledger.batches.get("flights", at_ms).attempt == 2
 
 
-def test_what_no_repetition_cures_is_not_tried_again(stream, allocated, toy_batch, connectable, ledger):
+@pytest.mark.parametrize("how", ["code", "final"])
+def test_a_failure_that_a_retry_cannot_mend_is_not_tried_again(stream, allocated, toy_batch, connectable, ledger, how):
     at_ms, task = allocated()
-    toy_batch("final")
-    with pytest.raises(BatchFailedError) as failed:
+    toy_batch(how)
+    with pytest.raises(BatchTaskError) as failed:
         make(stream).execute(task.context)
-    assert BoundedRetryPolicy(30).evaluate(failed.value, 1, 1).action is RetryAction.FAIL
-    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    assert BatchRetryPolicy(30).evaluate(failed.value, 1, 1).action is RetryAction.FAIL
+    (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.state.value == "failed"
 
 
 def test_a_batch_that_is_given_up_between_its_tries_ends_them_well(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("fail")
-    with pytest.raises(BatchFailedError):
+    with pytest.raises(BatchTaskError):
         make(stream).execute(task.context)
     ledger.batches.abandon("flights", at_ms, "its index is gone")
     make(stream).execute(task.again(try_number=2).context)
-    assert [row.number for row in ledger.batches.attempts("flights", at_ms)] == [1]
+    assert [row.number for row in ledger.attempts.of_batch("flights", at_ms)] == [1]
     (gap,) = ledger.gaps.page("flights")
     assert (gap.batch_time_ms, gap.until_offset - gap.from_offset) == (at_ms, 3)
 
@@ -187,7 +188,7 @@ def test_the_error_of_a_submitted_batch_begins_with_what_its_application_reporte
     ledger.jobs.update(source.job, state="running")
     toy_batch("fail")
     # The last lines of spark-submit may be the JVM's alone.
-    with pytest.raises(BatchFailedError, match=r"^the transform said no\n.*exit status 1"):
+    with pytest.raises(BatchTaskError, match=r"^the transform said no\n.*exit status 1"):
         make(stream).execute(task.context)
 
 
@@ -205,9 +206,9 @@ def test_an_application_that_ended_badly_after_it_completed_the_batch_has_no_cau
 def test_an_end_without_completion_is_a_failure(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
     toy_batch("silent")
-    with pytest.raises(BatchFailedError, match="is running"):
+    with pytest.raises(BatchTaskError, match="is running"):
         make(stream).execute(task.context)
-    (attempt,) = ledger.batches.attempts("flights", at_ms)
+    (attempt,) = ledger.attempts.of_batch("flights", at_ms)
     assert attempt.state.value == "failed"
 
 
@@ -224,11 +225,11 @@ def test_an_attempt_that_dies_after_its_last_record_is_seen_to_be_complete_by_th
 ):
     at_ms, task = allocated()
     toy_batch("die")
-    with pytest.raises(BatchFailedError, match="signal 9"):
+    with pytest.raises(BatchTaskError, match="signal 9"):
         make(stream, step="elasticsearch").execute(task.context)
     make(stream, step="elasticsearch").execute(task.again(try_number=2).context)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
-    assert len(ledger.batches.attempts("flights", at_ms)) == 1
+    assert len(ledger.attempts.of_batch("flights", at_ms)) == 1
 
 
 def test_a_completed_batch_is_not_run_again_unless_asked(stream, allocated, toy_batch, connectable, ledger, make_task):
@@ -260,19 +261,19 @@ def test_but_a_console_gets_its_heading_from_a_plain_process(stream, allocated, 
 def test_a_batch_without_allocation_says_what_to_do(stream, ledger, make_task):
     from headrace.timetables.micro_batch import from_ms
 
-    with pytest.raises(BatchFailedError, match="allocate_blocks"):
+    with pytest.raises(BatchTaskError, match="allocate_blocks"):
         make(stream).execute(make_task(from_ms(1_700_000_000_000)).context)
 
 
 def test_other_batches_in_the_slot_are_waited_for_deferred(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     at_ms, task = allocated()
-    other = ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    other = ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
     operator = make(stream)
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
     assert waiting.value.method_name == "slot_may_be_free"
-    ledger.batches.fail_attempt(other, "over")
+    ledger.attempts.fail(other, "over")
     operator.slot_may_be_free(task.context, **waiting.value.kwargs)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
 
@@ -280,7 +281,7 @@ def test_other_batches_in_the_slot_are_waited_for_deferred(stream, allocated, to
 def test_or_in_the_workers_slot_where_tasks_are_not_deferred(stream, allocated, toy_batch, connectable, ledger, capsys):
     first, _ = allocated()
     at_ms, task = allocated()
-    ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=1_000)
+    ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=1_000)
     make(stream, deferrable=False, slot_poll=timedelta(milliseconds=100)).execute(task.context)
     assert ledger.batches.get("flights", at_ms).state.value == "completed"
     assert capsys.readouterr().out.count("other") == 1, "why it waits is said once"
@@ -289,7 +290,7 @@ def test_or_in_the_workers_slot_where_tasks_are_not_deferred(stream, allocated, 
 def test_and_there_too_no_longer_than_it_may_take(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     _, task = allocated()
-    ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
     operator = make(
         stream, deferrable=False, slot_poll=timedelta(milliseconds=10), slot_timeout=timedelta(milliseconds=30)
     )
@@ -300,7 +301,7 @@ def test_and_there_too_no_longer_than_it_may_take(stream, allocated, toy_batch, 
 def test_but_not_for_ever(stream, allocated, toy_batch, connectable, ledger):
     first, _ = allocated()
     _, task = allocated()
-    ledger.batches.begin_attempt("flights", first, holder="other", way="connect", lease_ms=60_000)
+    ledger.attempts.begin("flights", first, holder="other", way="connect", lease_ms=60_000)
     with pytest.raises(TaskDeferred) as waiting:
         make(stream).execute(task.context)
     with pytest.raises(SlotBusyError, match="other"):
@@ -316,28 +317,28 @@ def test_killing_the_task_tells_its_process_to_end(stream, allocated, toy_batch,
     def run():
         try:
             operator.execute(task.context)
-        except BatchFailedError as error:
+        except BatchTaskError as error:
             failures.append(str(error))
 
     thread = threading.Thread(target=run)
     thread.start()
     until(lambda: operator._process is not None)
-    until(lambda: ledger.batches.attempts("flights", at_ms))
+    until(lambda: ledger.attempts.of_batch("flights", at_ms))
     operator.on_kill()
     thread.join(20)
     assert not thread.is_alive()
-    assert "was told to end" in failures[0]
+    assert "was asked to end" in failures[0]
     assert ledger.batches.get("flights", at_ms).state.value == "failed"
 
 
 def test_a_later_attempt_takes_the_batch_from_a_zombie(stream, allocated, toy_batch, connectable, ledger):
     at_ms, task = allocated()
-    zombie = ledger.batches.begin_attempt("flights", at_ms, holder="zombie", way="connect", lease_ms=60_000)
+    zombie = ledger.attempts.begin("flights", at_ms, holder="zombie", way="connect", lease_ms=60_000)
     make(stream).execute(task.context)
-    states = [row.state.value for row in ledger.batches.attempts("flights", at_ms)]
+    states = [row.state.value for row in ledger.attempts.of_batch("flights", at_ms)]
     assert states == ["fenced", "completed"]
     with pytest.raises(Exception, match="newer attempt"):
-        ledger.batches.complete_attempt(zombie)
+        ledger.attempts.complete(zombie)
 
 
 def test_an_attempt_keeps_its_definition_while_tasks_register_another(
@@ -358,7 +359,7 @@ def test_an_attempt_keeps_its_definition_while_tasks_register_another(
     make(stream).execute(task.context)
     make(deployed).execute(task.again(conf={"reprocess": True}, run_id="again").context)
     assert written == ["flights", "deployed"]
-    assert [row.revision for row in ledger.batches.attempts("flights", at_ms)] == [1, 2]
+    assert [row.revision for row in ledger.attempts.of_batch("flights", at_ms)] == [1, 2]
 
 
 @pytest.mark.parametrize("way", ["connect", "submit"])
@@ -376,7 +377,7 @@ def test_what_is_run_ahead_of_a_batch_is_run_by_the_definition_of_the_task_that_
     of_first = [
         row.revision
         for time in ledger.batches.page("flights", 9)
-        for row in ledger.batches.attempts("flights", time.batch_time_ms)
+        for row in ledger.attempts.of_batch("flights", time.batch_time_ms)
     ]
     assert set(of_first) == {2}
     assert newest == 3
@@ -392,7 +393,7 @@ def test_the_attempt_of_a_killed_task_says_so(stream, allocated, toy_batch, conn
     monkeypatch.setattr(WalSparkSubmitOperator, "_run_process", broken)
     with pytest.raises(BrokenPipeError):
         make(stream).execute(task.context)
-    (row,) = ledger.batches.attempts("flights", at_ms)
+    (row,) = ledger.attempts.of_batch("flights", at_ms)
     assert row.error == "The Airflow task was killed: its supervisor is gone, with the worker or by itself."
 
 
@@ -414,7 +415,7 @@ def test_the_successor_of_an_older_job_is_waited_for(stream, source, allocated, 
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute(task.context)
     assert "is being replaced by one of this version: headrace 0.0.1 there" in capsys.readouterr().out
-    assert ledger.batches.attempts("flights", at_ms) == []
+    assert ledger.attempts.of_batch("flights", at_ms) == []
     ledger.jobs.release(older)
     with pytest.raises(TaskDeferred) as still_waiting:
         operator.slot_may_be_free(task.context, **waiting.value.kwargs)

@@ -27,16 +27,16 @@ arguments = parser.parse_args()
 behaviour = os.environ.get("TOY_BATCH", "ok")
 
 with Ledger.open(arguments.ledger) as ledger:
-    rows = ledger.batches.attempts(arguments.stream, arguments.batch_time)
+    rows = ledger.attempts.of_batch(arguments.stream, arguments.batch_time)
     row = next(row for row in rows if row.number == arguments.attempt)
     attempt, parameters = row.claim(), row.attributes.get("parameters")
     print(f"toy batch by way {arguments.way}, attempt {attempt.number}, parameters {parameters}", flush=True)
     if behaviour in ("code", "final"):
         stream = Stream.from_json(ledger.streams.get(arguments.stream).definition)
         reported = {"failure": behaviour, "tried_with": tried_with(stream, attempt.outputs)}
-        ledger.batches.renew_attempt(attempt, attributes=reported)
+        ledger.attempts.renew(attempt, attributes=reported)
     if behaviour in ("fail", "code", "final"):
-        ledger.batches.fail_attempt(attempt, "the transform said no")
+        ledger.attempts.fail(attempt, "the transform said no")
         sys.exit(1)
     if behaviour == "hang":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -46,11 +46,11 @@ with Ledger.open(arguments.ledger) as ledger:
     if behaviour in ("ok", "die", "warn", "late") or behaviour.startswith("fail:"):
         for output in attempt.outputs:
             if behaviour == f"fail:{output}":
-                ledger.batches.fail_attempt(attempt, f"{output} said no")
+                ledger.attempts.fail(attempt, f"{output} said no")
                 sys.exit(1)
-            ledger.batches.record_output(attempt, output, {"indexed": 1})
+            ledger.attempts.record_output(attempt, output, {"indexed": 1})
         if behaviour == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        ledger.batches.complete_attempt(attempt)
+        ledger.attempts.complete(attempt)
         if behaviour == "late":
             sys.exit("the session did not close")

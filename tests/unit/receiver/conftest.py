@@ -12,7 +12,7 @@ import pytest
 
 from headrace.blocks import ReceiverId, TopicPartition
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.heartbeat import LEASE_MS
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.receiver_factory import ReceiverClients
@@ -95,7 +95,7 @@ class Setting:
         """(partition, offset, value) of every accepted block, read back from the log."""
         found = []
         for each in self.ledger.blocks.unclaimed("air"):
-            for block in self.ledger.blocks.of_batch("air", each.batch_time_ms):
+            for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms):
                 _, batch = read_block(self.storage.below("log"), block.info.handle)
                 found += [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
         return sorted(found)

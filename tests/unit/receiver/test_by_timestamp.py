@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ledger.rows import StoredBlock
+from headrace.ledger.models import StoredBlock
 from headrace.receiver import heartbeat
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Stream
@@ -46,7 +46,7 @@ class Timed:
 
     def blocks(self) -> list[StoredBlock]:
         unclaimed = self.ledger.blocks.unclaimed("air")
-        return [block for each in unclaimed for block in self.ledger.blocks.of_batch("air", each.batch_time_ms)]
+        return [block for each in unclaimed for block in self.ledger.allocations.blocks_of("air", each.batch_time_ms)]
 
     def batches(self) -> dict[float, list[tuple[int, float]]]:
         """By batch time: partition and timestamp of its records in order."""
@@ -112,7 +112,7 @@ def test_late_records_join_the_next_open_batch_and_are_counted(setting: Timed) -
     with setting.running():
         setting.produce(0, 1.5)
         eventually(lambda: setting.positions() == [1, 0])
-        setting.ledger.batches.seal("air", setting.at(4))
+        setting.ledger.allocations.seal("air", setting.at(4))
         setting.produce(0, 1.6, 1.7)
         setting.produce(1, 2.5, 6.5)
         eventually(lambda: setting.positions() == [3, 2])

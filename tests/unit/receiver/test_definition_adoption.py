@@ -10,7 +10,7 @@ import pytest
 
 from headrace.hooks.ledger import register
 from headrace.ledger import EventKind, Ledger
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.definition_adoption import REVISION, receiving_differences, unadopted
 from headrace.stream import JsonDecoder, KafkaInput, KeyIds, Limits, Stream
 

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from headrace.blocks import OffsetRange, TopicPartition
 from headrace.clock import ManualClock
 from headrace.kafka.record_batches import RecordChunk
-from headrace.ledger.rows import EpochEnd
+from headrace.ledger.models import EpochEnd
 from headrace.receiver import partition_errors
 from headrace.receiver.errors import KafkaClientError
 from headrace.receiver.kafka_receiver import KafkaReceiver

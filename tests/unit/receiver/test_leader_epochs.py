@@ -6,7 +6,7 @@ from confluent_kafka import Message
 
 from headrace.blocks import TopicPartition
 from headrace.kafka.record_batches import Cursor, EpochRecords, convert
-from headrace.ledger.rows import EpochEnd
+from headrace.ledger.models import EpochEnd
 from headrace.receiver.leader_epochs import LeaderEpochs
 
 P0 = TopicPartition("a", "id", 0)

@@ -228,7 +228,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
     @rule()
     def seal(self) -> None:
         now_ms = self.clock.now_ms()
-        self.ledger.batches.seal("air", now_ms - now_ms % 1_000)
+        self.ledger.allocations.seal("air", now_ms - now_ms % 1_000)
 
     # -- what must hold --------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
 
     def _blocks(self) -> list[Any]:
         times = [each.batch_time_ms for each in self.ledger.blocks.unclaimed("air", limit=10_000)]
-        blocks = [block for time_ms in times for block in self.ledger.blocks.of_batch("air", time_ms)]
+        blocks = [block for time_ms in times for block in self.ledger.allocations.blocks_of("air", time_ms)]
         return sorted(blocks, key=lambda block: block.block_id)
 
     def _entries(self, partition: TopicPartition) -> list[FakeEntry]:

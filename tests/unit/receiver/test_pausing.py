@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from headrace.batch.allocation import allocate
-from headrace.batch.checkpointing import write_checkpoint
+from headrace.batch.checkpoint_writer import write_checkpoint
 from headrace.batch.cleanup import clean_up
 from headrace.clock import ManualClock
 from headrace.ledger import EventKind, ReceiverState
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import ReceiverRow
+from headrace.ledger.models import ReceiverRow
 from headrace.receiver import block_store, supervisor
 from headrace.receiver.block_store import STORE_TRIES
 from headrace.receiver.disk_space import DiskReserve, room_for, space_of
@@ -266,10 +266,10 @@ class BatchRuns:
         time_ms = ledger.batches.next_unclaimed("air")
         if time_ms is not None and time_ms <= ledger.now_ms():
             allocate(StreamContext(stream, ledger), time_ms)
-            attempt = ledger.batches.begin_attempt("air", time_ms, holder="test", way="connect", lease_ms=60_000)
+            attempt = ledger.attempts.begin("air", time_ms, holder="test", way="connect", lease_ms=60_000)
             for output in attempt.outputs:
-                ledger.batches.record_output(attempt, output, {})
-            ledger.batches.complete_attempt(attempt)
+                ledger.attempts.record_output(attempt, output, {})
+            ledger.attempts.complete(attempt)
             write_checkpoint(StreamContext(stream, ledger), time_ms)
         clean_up(StreamContext(stream, ledger))
         return time_ms is not None

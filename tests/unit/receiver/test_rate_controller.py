@@ -12,7 +12,7 @@ from headrace.blocks import BlockHandle, BlockInfo, OffsetRange, ReceiverId, Top
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LedgerUnavailableError
-from headrace.ledger.rows import Attempt, JobLease
+from headrace.ledger.models import Attempt, JobLease
 from headrace.receiver.rate_controller import RateController, ran_at_once, waited_ms
 from headrace.receiver.rate_limiter import RateLimiter
 from headrace.stream import Limits, Stream
@@ -80,16 +80,17 @@ class Batches:
         self.end(attempt)
 
     def begin(self, time_ms: int) -> Attempt:
-        batches = self.ledger.batches
-        batches.seal("air", time_ms)
-        blocks = len(batches.blocks_of("air", time_ms))
-        batches.allocate("air", time_ms, manifest_uri="m", manifest_sha256="0" * 64, blocks_expected=blocks)
-        return batches.begin_attempt("air", time_ms, holder="test", way="connect", lease_ms=600_000)
+        self.ledger.allocations.seal("air", time_ms)
+        blocks = len(self.ledger.allocations.blocks_of("air", time_ms))
+        self.ledger.allocations.allocate(
+            "air", time_ms, manifest_uri="m", manifest_sha256="0" * 64, blocks_expected=blocks
+        )
+        return self.ledger.attempts.begin("air", time_ms, holder="test", way="connect", lease_ms=600_000)
 
     def end(self, attempt: Attempt) -> None:
         for output in attempt.outputs:
-            self.ledger.batches.record_output(attempt, output, {})
-        self.ledger.batches.complete_attempt(attempt)
+            self.ledger.attempts.record_output(attempt, output, {})
+        self.ledger.attempts.complete(attempt)
 
     def rates(self) -> list[float | None]:
         rates = {row.receiver_id: row.max_rate for row in self.ledger.receivers.all("air")}
@@ -247,13 +248,11 @@ def test_a_batch_that_is_run_again_tells_nothing(make_batches: Callable[..., Bat
         controller.follow()
         batches.clock.advance(1_000)
     time_ms = batches.ledger.batches.page("air", 1)[0].batch_time_ms
-    attempt = batches.ledger.batches.begin_attempt(
-        "air", time_ms, holder="test", way="connect", lease_ms=600_000, force=True
-    )
+    attempt = batches.ledger.attempts.begin("air", time_ms, holder="test", way="connect", lease_ms=600_000, force=True)
     batches.clock.advance(50_000)
     for output in attempt.outputs:
-        batches.ledger.batches.record_output(attempt, output, {})
-    batches.ledger.batches.complete_attempt(attempt)
+        batches.ledger.attempts.record_output(attempt, output, {})
+    batches.ledger.attempts.complete(attempt)
     controller.follow()
     assert batches.rates() == [200.0, 200.0]
 

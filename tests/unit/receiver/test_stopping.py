@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.ledger import Ledger
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.discovery import Discovery, Known
 from headrace.receiver.receiver_task import ReceiverTask
 from headrace.receiver.tracker import ReceiverTracker, TrackerEnd

@@ -22,7 +22,7 @@ from headrace.stream import ConsoleOutput, KafkaInput, Stream
 from headrace.stream_context import StreamContext
 from headrace.testing.records import TOPIC_ID
 from headrace.timetables.micro_batch import from_ms
-from headrace.triggers import first_look as retry_budget
+from headrace.triggers import base as triggers
 from headrace.triggers.blocks_ready import BlocksReadyTrigger
 from headrace.triggers.first_receiver import FirstReceiverTrigger, NoReceiverError
 
@@ -58,7 +58,7 @@ def ledger(stream, clock, monkeypatch):
     with Ledger.open(stream.ledger, clock=clock) as opened:
         # Sensors open the ledger themselves; they are to see the same clock.
         monkeypatch.setattr(ledger_hook, "_open", lambda url, environ: Ledger.open(url, environ=environ, clock=clock))
-        monkeypatch.setattr(retry_budget, "FIRST_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(triggers, "FIRST_LOOK_SECONDS", 0.0)
         register(opened, stream)
         yield opened
 
@@ -82,7 +82,7 @@ class Job:
 def fail(ledger: Ledger, job: Job, error: str) -> None:
     partition = TopicPartition("flights", TOPIC_ID, 0)
     ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
-    ledger.positions.ensure(job.lease, "records", partition, 0)
+    ledger.positions.ensure_all(job.lease, "records", {partition: 0})
     ledger.positions.assign(job.lease, "records", {partition: 0})
     ledger.positions.fail(job.leases[0], partition, error)
 
@@ -247,7 +247,7 @@ class TestInputsNotReceived:
         self.note(job, 0, "refused")
         partition = TopicPartition("flights", TOPIC_ID, 0)
         ledger.topics.observe(job.lease, "records", "flights", TOPIC_ID, 1)
-        ledger.positions.ensure(job.lease, "records", partition, 0)
+        ledger.positions.ensure_all(job.lease, "records", {partition: 0})
         ledger.positions.assign(job.lease, "records", {partition: 0})
         ranges, handle = (OffsetRange(partition, 0, 1, 1),), BlockHandle("0.wal", 0, 1)
         block = BlockInfo(job.leases[0].receiver_id, 1, 0, clock.now_ms(), handle, ranges, 1, 1)
@@ -422,7 +422,7 @@ class TestBlocksReadyByTimestamp:
     def test_what_is_sealed_waits_for_nothing(self, timed, clock):
         timed.run()
         clock.advance(15_000)
-        timed.ledger.batches.seal("flights", T + 10_000)
+        timed.ledger.allocations.seal("flights", T + 10_000)
         assert timed.ask() == (True, "a later batch is allocated, so nothing can join this one any more")
 
     def test_of_many_partitions_some_are_named(self, timed, clock):
@@ -455,7 +455,7 @@ class TestBatchByChangedUnderALiveJob:
         self.by(ledger, stream, "timestamp")
         reported = (
             "; the stream is by timestamp, but its receiver job of epoch 1 still receives by arrival: "
-            "`headrace stop` and `headrace start` let it begin anew"
+            "`headrace stop` and `headrace start` restart it"
         )
         self.seal(timed, T - 1)
         assert timed.ask() == (False, "waiting for flights/records/0, flights/records/1" + reported)
@@ -617,7 +617,7 @@ class TestTheBeginningOfARun:
         with DAG("flights_batches", schedule=None):
             sensor = BlocksReadySensor(task_id="await", stream=stream)
             sensor >> EmptyOperator(task_id="allocate") >> EmptyOperator(task_id="cleanup").as_teardown()
-        ledger.batches.seal("flights", T)
+        ledger.allocations.seal("flights", T)
         with pytest.raises(DownstreamTasksSkipped) as skipped:
             sensor.execute(context(from_ms(T - 20_000)))
         assert set(skipped.value.tasks) == {"allocate", "cleanup"}
@@ -636,6 +636,6 @@ class TestTheBeginningOfARun:
 
     def test_without_deferring_it_waits_in_its_slot(self, stream, ledger, clock, monkeypatch):
         sensor = BlocksReadySensor(task_id="await", stream=stream, deferrable=False)
-        monkeypatch.setattr("headrace.triggers.first_receiver.time.sleep", lambda _: clock.advance(100_000))
+        monkeypatch.setattr("headrace.triggers.base.time.sleep", lambda _: clock.advance(100_000))
         with pytest.raises(NoReceiverError):
             sensor.execute(context(from_ms(T - 10_000)))

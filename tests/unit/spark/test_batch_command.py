@@ -46,13 +46,13 @@ def test_a_process_whose_task_was_killed_names_that_as_the_cause(stream: Stream,
         # An empty batch needs no Spark: the table's header is printed to the task, which is gone.
         command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms)]
         assert batch_command.main(command) == 1
-        (row,) = ledger.batches.attempts("shop", at_ms)
+        (row,) = ledger.attempts.of_batch("shop", at_ms)
     assert row.state is AttemptState.FAILED
     assert "The Airflow task that ran this attempt was killed" in str(row.error)
     assert "BrokenPipe" not in str(row.error)
 
 
-def test_it_takes_the_definition_that_the_attempt_began_with(stream: Stream, monkeypatch: Any) -> None:
+def test_the_command_uses_the_definition_with_which_the_attempt_began(stream: Stream, monkeypatch: Any) -> None:
     old = stream.model_copy(update={"parameters": {"version": "old"}})
     ran = []
     monkeypatch.setattr(batch_command, "raise_on_sigterm", lambda: None)
@@ -66,7 +66,7 @@ def test_it_takes_the_definition_that_the_attempt_began_with(stream: Stream, mon
         at_ms = ledger.now_ms() // 10_000 * 10_000
         allocate(StreamContext(stream, ledger), at_ms)
         claim: dict[str, Any] = {"holder": "task", "way": "submit", "lease_ms": 60_000, "revision": revision}
-        attempt = ledger.batches.begin_attempt("shop", at_ms, **claim)
+        attempt = ledger.attempts.begin("shop", at_ms, **claim)
         register(ledger, stream.model_copy(update={"parameters": {"version": "new"}}))
     command = ["--ledger", stream.ledger, "--stream", "shop", "--batch-time", str(at_ms), "--way", "submit"]
     assert batch_command.main([*command, "--attempt", str(attempt.number)]) == 0

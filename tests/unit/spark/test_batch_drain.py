@@ -52,7 +52,7 @@ class World:
         self.job = self.ledger.jobs.acquire("clicks", holder="driver", lease_ms=30_000)
         self.partition = TopicPartition("clicks", "id", 0)
         self.ledger.topics.observe(self.job, "records", "clicks", "id", 1)
-        self.ledger.positions.ensure(self.job, "records", self.partition, 0)
+        self.ledger.positions.ensure_all(self.job, "records", {self.partition: 0})
         self.ledger.positions.assign(self.job, "records", {self.partition: 0})
         self.receiver = self.ledger.receivers.register(
             self.job, ReceiverId("clicks", "records", 0), host="h", lease_ms=600_000
@@ -71,17 +71,17 @@ class World:
 
     def allocate(self, time_ms: int) -> None:
         self.clock.advance(max(0, time_ms - self.clock.now_ms()))
-        self.ledger.batches.seal("clicks", time_ms)
-        blocks = len(self.ledger.batches.blocks_of("clicks", time_ms))
-        self.ledger.batches.allocate(
+        self.ledger.allocations.seal("clicks", time_ms)
+        blocks = len(self.ledger.allocations.blocks_of("clicks", time_ms))
+        self.ledger.allocations.allocate(
             "clicks", time_ms, manifest_uri="m", manifest_sha256="0" * 64, blocks_expected=blocks
         )
 
     def run(self, time_ms: int) -> None:
-        attempt = self.ledger.batches.begin_attempt("clicks", time_ms, holder="task", way="connect", lease_ms=30_000)
+        attempt = self.ledger.attempts.begin("clicks", time_ms, holder="task", way="connect", lease_ms=30_000)
         for output in attempt.outputs:
-            self.ledger.batches.record_output(attempt, output, {})
-        self.ledger.batches.complete_attempt(attempt)
+            self.ledger.attempts.record_output(attempt, output, {})
+        self.ledger.attempts.complete(attempt)
 
     def drain(self, *steps: Callable[[], object], most: int = 1_000) -> tuple[int, ...]:
         """Wait for the batches; at each look the next of ``steps`` happens, and then nothing more."""
@@ -114,7 +114,7 @@ def world(empty_ledger: Path, tmp_path: Path) -> Iterator[World]:
     made.ledger.close()
 
 
-def test_where_nobody_runs_batches_there_is_nothing_to_wait_for(world: World) -> None:
+def test_a_stop_does_not_wait_for_batches_if_none_are_run(world: World) -> None:
     world.receive()
     assert world.drain(most=0) == ()
 
@@ -153,7 +153,7 @@ def test_the_job_keeps_its_lease_meanwhile(world: World) -> None:
     assert job.alive(world.clock.now_ms())
 
 
-def test_what_makes_no_progress_is_not_waited_for_without_end(world: World) -> None:
+def test_a_stop_waits_for_a_limited_time_for_batches_that_make_no_progress(world: World) -> None:
     time_ms = world.receive()
     world.allocate(time_ms)
     world.run(time_ms)
@@ -162,7 +162,7 @@ def test_what_makes_no_progress_is_not_waited_for_without_end(world: World) -> N
     assert world.slept <= 26, "an interval and 15 s"
 
 
-def test_nor_a_backlog_for_longer_than_ten_intervals(world: World) -> None:
+def test_a_stop_waits_for_a_backlog_for_at_most_ten_intervals(world: World) -> None:
     first = world.receive()
     world.allocate(first)
     world.run(first)
@@ -188,10 +188,10 @@ def test_a_job_that_is_replaced_leaves_what_does_not_run_yet_to_the_next(world: 
     world.run(first)
     second = world.receive()
     world.allocate(second)
-    attempt = world.ledger.batches.begin_attempt("clicks", second, holder="task", way="connect", lease_ms=30_000)
+    attempt = world.ledger.attempts.begin("clicks", second, holder="task", way="connect", lease_ms=30_000)
     world.receive()
     world.ledger.jobs.request_stop("clicks", "an upgrade", attributes={REPLACED_BY: {"headrace": "2.0"}})
-    assert world.drain(lambda: world.ledger.batches.fail_attempt(attempt, "over"), most=1) == ()
+    assert world.drain(lambda: world.ledger.attempts.fail(attempt, "over"), most=1) == ()
 
 
 def test_a_job_that_lost_its_lease_meanwhile_waits_no_longer(world: World) -> None:

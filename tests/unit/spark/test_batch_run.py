@@ -15,7 +15,7 @@ from headrace.elasticsearch.errors import ForeignDocumentsError
 from headrace.errors import HeadraceError
 from headrace.hooks.ledger import register
 from headrace.ledger import Ledger
-from headrace.ledger.rows import Attempt, AttemptRow
+from headrace.ledger.models import Attempt, AttemptRow
 from headrace.spark import batch_run
 from headrace.spark.batch_attempt import BatchAttempt
 from headrace.spark.batch_plan import WRITTEN, AttemptPlan, OutputPlan, plan_attempt
@@ -105,7 +105,7 @@ class Rig:
 
     @property
     def row(self) -> AttemptRow:
-        (row,) = self.ledger.batches.attempts("shop", self.claim.batch_time_ms)
+        (row,) = self.ledger.attempts.of_batch("shop", self.claim.batch_time_ms)
         return row
 
 
@@ -139,7 +139,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writers: Writers) -> It
         register(ledger, stream)
         at_ms = ledger.now_ms() // 10_000 * 10_000
         allocate(StreamContext(stream, ledger), at_ms)
-        claim = ledger.batches.begin_attempt("shop", at_ms, holder="task", way="submit", lease_ms=300)
+        claim = ledger.attempts.begin("shop", at_ms, holder="task", way="submit", lease_ms=300)
         yield Rig(ledger, stream, claim)
 
 
@@ -169,7 +169,7 @@ def test_an_output_whose_transform_fails_is_not_written(rig: Rig, monkeypatch: p
 def test_no_output_begins_after_the_attempt_was_terminated(
     rig: Rig, writers: Writers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renew, writing, terminated = rig.ledger.batches.renew_attempt, threading.Event(), threading.Event()
+    renew, writing, terminated = rig.ledger.attempts.renew, threading.Event(), threading.Event()
 
     def renewed(*given: Any, **more: Any) -> int:
         if writing.is_set() and not terminated.is_set():
@@ -183,7 +183,7 @@ def test_no_output_begins_after_the_attempt_was_terminated(
         assert terminated.wait(10)
         threading.Event().wait(0.2)
 
-    monkeypatch.setattr(rig.ledger.batches, "renew_attempt", renewed)
+    monkeypatch.setattr(rig.ledger.attempts, "renew", renewed)
     writers.acts["second"] = write_second
     with pytest.raises(Terminated):
         rig.run()
@@ -193,7 +193,7 @@ def test_no_output_begins_after_the_attempt_was_terminated(
 
 def test_a_single_failed_step_raises_its_own_error(rig: Rig, writers: Writers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Frames, "broken", frozenset())
-    claim = rig.ledger.batches.begin_attempt(
+    claim = rig.ledger.attempts.begin(
         "shop", rig.claim.batch_time_ms, holder="task", way="submit", lease_ms=300, outputs=["first"]
     )
     writers.fail("first", ForeignDocumentsError("others"))

@@ -25,7 +25,7 @@ from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
 from headrace.ledger.errors import LeaseLostError
-from headrace.ledger.rows import ReceiverLease
+from headrace.ledger.models import ReceiverLease
 from headrace.testing.faulty_files import FaultyFiles
 from headrace.testing.records import TOPIC_ID, make_block
 from headrace.wal.errors import WriteFailedError
@@ -210,12 +210,14 @@ class LogLedgerAndPositions(RuleBasedStateMachine):
             time_ms = unclaimed.batch_time_ms
             if time_ms > self.clock.now_ms():
                 continue
-            batches.seal(STREAM, time_ms)
-            blocks = batches.blocks_of(STREAM, time_ms)
-            batches.allocate(STREAM, time_ms, manifest_uri="m", manifest_sha256="0" * 64, blocks_expected=len(blocks))
-            attempt = batches.begin_attempt(STREAM, time_ms, holder="model", way="connect", lease_ms=5_000)
-            batches.record_output(attempt, "o", {})
-            batches.complete_attempt(attempt)
+            self.ledger.allocations.seal(STREAM, time_ms)
+            blocks = self.ledger.allocations.blocks_of(STREAM, time_ms)
+            self.ledger.allocations.allocate(
+                STREAM, time_ms, manifest_uri="m", manifest_sha256="0" * 64, blocks_expected=len(blocks)
+            )
+            attempt = self.ledger.attempts.begin(STREAM, time_ms, holder="model", way="connect", lease_ms=5_000)
+            self.ledger.attempts.record_output(attempt, "o", {})
+            self.ledger.attempts.complete(attempt)
             batches.mark_checkpointed(STREAM, time_ms, "c")
 
     @rule()

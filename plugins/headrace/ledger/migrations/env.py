@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from headrace.ledger.tables import metadata
+from headrace.ledger.models import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.kafka.topic_watch import SeenTopic
 from headrace.ledger import EventKind, Ledger, PartitionState
-from headrace.ledger.rows import JobLease
+from headrace.ledger.models import JobLease
 from headrace.receiver.discovery import Discovery, Known
 from headrace.receiver.kafka_receiver import KafkaReceiver
 from headrace.receiver.receiver_factory import ReceiverClients

@@ -246,15 +246,13 @@ def test_rates_are_set_while_receivers_run(setting: Setting, make_stream: MakeSt
         while (time_ms := setting.ledger.batches.next_unclaimed("air")) is not None:
             eventually(lambda time_ms=time_ms: setting.ledger.now_ms() >= time_ms)  # type: ignore[misc]
             allocate(StreamContext(setting.stream, setting.ledger, storage=storage.below(setting.stream.name)), time_ms)
-            attempt = setting.ledger.batches.begin_attempt(
-                "air", time_ms, holder="test", way="connect", lease_ms=60_000
-            )
+            attempt = setting.ledger.attempts.begin("air", time_ms, holder="test", way="connect", lease_ms=60_000)
             begun_ms = setting.ledger.now_ms()
             # No batch takes no time.
             eventually(lambda begun_ms=begun_ms: setting.ledger.now_ms() > begun_ms + 20)  # type: ignore[misc]
             for output in attempt.outputs:
-                setting.ledger.batches.record_output(attempt, output, {})
-            setting.ledger.batches.complete_attempt(attempt)
+                setting.ledger.attempts.record_output(attempt, output, {})
+            setting.ledger.attempts.complete(attempt)
 
     def rates() -> list[float | None]:
         return [row.max_rate for row in setting.ledger.receivers.all("air")]

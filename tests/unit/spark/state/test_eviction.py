@@ -9,7 +9,7 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.ledger import Ledger
-from headrace.ledger.rows import Attempt
+from headrace.ledger.models import Attempt
 from headrace.spark.batch_plan import evicted_batches
 from headrace.spark.state.store import StateStore
 from headrace.stream import ConsoleOutput, KafkaInput, State, Stream
@@ -49,16 +49,16 @@ class Windowed:
             attempt = self._begin(batch)
             self.versions.update(batch, added=1, attempt=attempt.number)
             for step in attempt.outputs:
-                self.ledger.batches.record_output(attempt, step, {})
-            self.ledger.batches.complete_attempt(attempt)
+                self.ledger.attempts.record_output(attempt, step, {})
+            self.ledger.attempts.complete(attempt)
 
     def give_up(self, batch: int, *, updated: bool, recorded: bool = True) -> None:
         attempt = self._begin(batch)
         if updated:
             self.versions.update(batch, added=1, attempt=attempt.number)
             if recorded:
-                self.ledger.batches.record_output(attempt, "state", {})
-        self.ledger.batches.fail_attempt(attempt, "the output cannot be written")
+                self.ledger.attempts.record_output(attempt, "state", {})
+        self.ledger.attempts.fail(attempt, "the output cannot be written")
         self.ledger.batches.abandon("words", self.time_ms(batch), "never")
 
     def leaving(self, batch: int) -> list[int]:
@@ -66,10 +66,8 @@ class Windowed:
         return [(origin.batch_time_ms - FIRST_MS) // INTERVAL_MS for origin in found]
 
     def _begin(self, batch: int) -> Attempt:
-        self.ledger.batches.allocate("words", self.time_ms(batch), manifest_uri="m", manifest_sha256="0")
-        return self.ledger.batches.begin_attempt(
-            "words", self.time_ms(batch), holder="test", way="submit", lease_ms=60_000
-        )
+        self.ledger.allocations.allocate("words", self.time_ms(batch), manifest_uri="m", manifest_sha256="0")
+        return self.ledger.attempts.begin("words", self.time_ms(batch), holder="test", way="submit", lease_ms=60_000)
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def test_an_abandoned_batch_that_never_came_into_the_table_does_not_leave(window
     assert windowed.leaving(4) == [2]
 
 
-def test_where_its_version_has_been_pruned_the_ledger_tells(windowed: Windowed) -> None:
+def test_the_ledger_decides_about_a_batch_whose_version_has_been_pruned(windowed: Windowed) -> None:
     windowed.versions.snapshot_every = 1
     windowed.run(0)
     windowed.give_up(1, updated=True)

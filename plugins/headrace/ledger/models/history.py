@@ -1,0 +1,77 @@
+"""The tables of gaps and events."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Index, Integer, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, composite, mapped_column
+
+from headrace.blocks import TopicPartition
+from headrace.ledger.codec import Json
+from headrace.ledger.models.base import BigInt, Model, RowId, StreamName, table_of
+
+
+class GapRow(Model):
+    """Offsets that were given up, and why. ``batch_time_ms`` is set when a batch was abandoned."""
+
+    __tablename__ = "gaps"
+    __table_args__ = (
+        UniqueConstraint("stream", "input_id", "topic", "topic_id", "partition", "from_offset", name="uq_gaps_range"),
+        Index("ix_gaps_stream", "stream", "gap_id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    gap_id: Mapped[RowId]
+    stream: Mapped[StreamName]
+    input_id: Mapped[str]
+    _topic = mapped_column("topic", Text, nullable=False)
+    _topic_id = mapped_column("topic_id", Text, nullable=False)
+    _partition = mapped_column("partition", Integer, nullable=False)
+    _incarnation = mapped_column("incarnation", Integer, nullable=False)
+    partition: Mapped[TopicPartition] = composite("_topic", "_topic_id", "_partition", "_incarnation")
+    from_offset: Mapped[BigInt]
+    until_offset: Mapped[BigInt]
+    reason: Mapped[str]
+    batch_time_ms: Mapped[BigInt | None]
+    at_ms: Mapped[BigInt]
+
+
+class EventRow(Model):
+    """An event. Ids ascend in commit order within a stream, so reading with ``after_id`` never skips one.
+
+    ``kind`` is an `EventKind`, or text written by a newer version.
+    """
+
+    __tablename__ = "events"
+    __table_args__ = (
+        Index("ix_events_stream", "stream", "event_id"),
+        Index("ix_events_kind", "stream", "kind", "event_id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    event_id: Mapped[RowId]
+    stream: Mapped[StreamName]
+    at_ms: Mapped[BigInt]
+    kind: Mapped[str]
+    batch_time_ms: Mapped[BigInt | None]
+    # The block that the event reports, with whose row it is deleted.
+    _block_id = mapped_column("block_id", BigInteger)
+    payload: Mapped[Json] = mapped_column(default_factory=dict)
+
+
+gaps = table_of(GapRow)
+events = table_of(EventRow)
+
+Index(
+    "ix_events_batch",
+    events.c.stream,
+    events.c.batch_time_ms,
+    sqlite_where=events.c.batch_time_ms.is_not(None),
+    postgresql_where=events.c.batch_time_ms.is_not(None),
+)
+Index(
+    "uq_events_block",
+    events.c.block_id,
+    unique=True,
+    sqlite_where=events.c.block_id.is_not(None),
+    postgresql_where=events.c.block_id.is_not(None),
+)

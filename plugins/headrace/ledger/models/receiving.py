@@ -1,0 +1,357 @@
+"""Receivers, topics, positions, segments and blocks: the tables, and the leases and orders of receivers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    Text,
+    UniqueConstraint,
+    and_,
+    func,
+    literal,
+    select,
+    text,
+)
+from sqlalchemy.orm import Mapped, composite, mapped_column
+
+from headrace.blocks import BlockInfo, OffsetRange, ReceiverId, TopicPartition
+from headrace.ledger.codec import Json
+from headrace.ledger.models.base import BigInt, Model, RowId, StreamName, table_of
+from headrace.ledger.states import PartitionState, ReceiverState
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverLease:
+    """A receiver's lease. ``last_accepted_sequence`` is -1 at the start of every epoch."""
+
+    receiver_id: ReceiverId
+    epoch: int
+    job_epoch: int
+    lease_ms: int
+    lease_until_ms: int
+    last_accepted_sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The last record read from a partition has ``leader_epoch``; ``end_offset`` is the offset after it.
+
+    If Kafka reports an earlier end of this epoch, its log was truncated: other records have the offsets above that end.
+    """
+
+    leader_epoch: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedPartition:
+    """A partition that the receiver must read, starting at ``next_offset``.
+
+    ``watermark_ms`` is the latest timestamp of its stored records in a stream by timestamp, 0 before the first.
+    ``epoch_end`` is that of its last stored record, None if unknown.
+    """
+
+    next_offset: int
+    state: PartitionState
+    error: str | None
+    watermark_ms: int = 0
+    epoch_end: EpochEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverOrders:
+    """The answer to a heartbeat. The receiver must store what it read from ``revoked`` partitions, then release them.
+
+    ``max_rate`` is the rate control's limit in records per second, None without one.
+    """
+
+    assigned: Mapping[TopicPartition, AssignedPartition]
+    revoked: frozenset[TopicPartition]
+    stop: bool
+    lease_until_ms: int
+    now_ms: int
+    max_rate: float | None = None
+
+
+class ReceiverRow(Model):
+    """The newest instance of a receiver. It has stored everything cut up to ``sealed_through_ms``.
+
+    ``paused_reason`` says why a live receiver is paused; None if it is not. ``max_rate`` is the rate control's limit in
+    records per second; a later instance keeps it.
+    """
+
+    __tablename__ = "receivers"
+    __table_args__ = (PrimaryKeyConstraint("stream", "input_id", "receiver_index"),)
+
+    _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
+    _input_id = mapped_column("input_id", Text, nullable=False)
+    _receiver_index = mapped_column("receiver_index", Integer, nullable=False)
+    receiver_id: Mapped[ReceiverId] = composite("_stream", "_input_id", "_receiver_index")
+    epoch: Mapped[BigInt]
+    job_epoch: Mapped[BigInt]
+    state: Mapped[ReceiverState]
+    host: Mapped[str]
+    registered_at_ms: Mapped[BigInt]
+    _lease_ms = mapped_column("lease_ms", BigInteger, nullable=False)
+    lease_until_ms: Mapped[BigInt]
+    heartbeat_ms: Mapped[BigInt]
+    sealed_through_ms: Mapped[BigInt]
+    last_accepted_sequence: Mapped[BigInt]
+    # The segment that its instance writes now.
+    _segment_id = mapped_column("segment_id", BigInteger, ForeignKey("segments.segment_id"))
+    stats: Mapped[Json]
+    last_error: Mapped[str | None]
+    restarts: Mapped[int]
+    stop_requested: Mapped[bool]
+    paused_reason: Mapped[str | None] = mapped_column(default=None)
+    max_rate: Mapped[float | None] = mapped_column(default=None)
+
+    def alive(self, now_ms: int) -> bool:
+        """Whether its lease is live at ``now_ms`` and it has not ended."""
+        return not self.state.ended and self.lease_until_ms > now_ms
+
+
+class TopicRow(Model):
+    """One incarnation of a topic that an input has seen. ``current``: it was seen last under its name.
+
+    ``first_partitions`` is the number of partitions when it was first seen. ``at_start``: it existed when the input was
+    first discovered, so that "latest" means its latest offsets.
+    """
+
+    __tablename__ = "topics"
+    __table_args__ = (
+        PrimaryKeyConstraint("stream", "input_id", "topic", "topic_id"),
+        UniqueConstraint("stream", "input_id", "topic", "incarnation"),
+    )
+
+    stream: Mapped[StreamName]
+    input_id: Mapped[str]
+    topic: Mapped[str]
+    topic_id: Mapped[str]
+    incarnation: Mapped[int]
+    partitions: Mapped[int]
+    first_partitions: Mapped[int]
+    at_start: Mapped[bool]
+    current: Mapped[bool]
+    first_seen_ms: Mapped[BigInt]
+    changed_at_ms: Mapped[BigInt]
+
+
+class PositionRow(Model):
+    """A partition's position. ``receiver_index`` owns it now, ``wanted_receiver_index`` shall own it.
+
+    In a stream by timestamp, ``watermark_ms`` is the latest timestamp of its stored records, and everything that Kafka
+    had of it at ``drained_ms`` of the ledger's clock is stored; otherwise both are 0.
+    ``leader_epoch`` and ``epoch_end_offset`` are an `EpochEnd`, or both None. Offsets up to ``removed_until_offset``
+    belonged to batches that are removed; None: no batch is removed.
+    """
+
+    __tablename__ = "positions"
+    __table_args__ = (
+        PrimaryKeyConstraint("stream", "input_id", "topic", "topic_id", "partition"),
+        ForeignKeyConstraint(
+            ["stream", "input_id", "topic", "topic_id"],
+            ["topics.stream", "topics.input_id", "topics.topic", "topics.topic_id"],
+        ),
+        Index("ix_positions_owner", "stream", "input_id", "receiver_index"),
+    )
+
+    _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
+    input_id: Mapped[str]
+    _topic = mapped_column("topic", Text, nullable=False)
+    _topic_id = mapped_column("topic_id", Text, nullable=False)
+    _partition = mapped_column("partition", Integer, nullable=False)
+    _incarnation = mapped_column("incarnation", Integer, nullable=False)
+    partition: Mapped[TopicPartition] = composite("_topic", "_topic_id", "_partition", "_incarnation")
+    next_offset: Mapped[BigInt]
+    starting_offset: Mapped[BigInt]
+    receiver_index: Mapped[int | None]
+    wanted_receiver_index: Mapped[int | None]
+    last_batch_time_ms: Mapped[BigInt]
+    state: Mapped[PartitionState]
+    error: Mapped[str | None]
+    updated_at_ms: Mapped[BigInt]
+    watermark_ms: Mapped[BigInt] = mapped_column(default=0)
+    drained_ms: Mapped[BigInt] = mapped_column(default=0)
+    leader_epoch: Mapped[int | None] = mapped_column(default=None)
+    epoch_end_offset: Mapped[BigInt | None] = mapped_column(default=None)
+    removed_until_offset: Mapped[BigInt | None] = mapped_column(default=None)
+
+    @property
+    def kept_from(self) -> int:
+        """The first offset that the ledger accounts for."""
+        return max(self.starting_offset, self.removed_until_offset or 0)
+
+
+class SegmentRow(Model):
+    """A file of the log. ``path`` is relative to the log's root.
+
+    ``last_batch_time_ms`` is the latest batch time of its blocks when it was closed, 0 without any; None while it is
+    open. Cleanup skips segments that are too new by it.
+    """
+
+    __tablename__ = "segments"
+    __table_args__ = (
+        UniqueConstraint("stream", "path"),
+        # A segment's row outlives its file, so that its name is never used again; this index finds the few that exist.
+        Index("ix_segments_present", "stream", "removed_at_ms", "segment_id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    segment_id: Mapped[RowId]
+    stream: Mapped[StreamName]
+    path: Mapped[str]
+    _input_id = mapped_column("input_id", Text, nullable=False)
+    _receiver_index = mapped_column("receiver_index", Integer, nullable=False)
+    receiver_id: Mapped[ReceiverId] = composite("stream", "_input_id", "_receiver_index")
+    epoch: Mapped[BigInt]
+    opened_at_ms: Mapped[BigInt]
+    closed_at_ms: Mapped[BigInt | None]
+    bytes: Mapped[BigInt | None]
+    removing_at_ms: Mapped[BigInt | None]
+    removed_at_ms: Mapped[BigInt | None]
+    last_batch_time_ms: Mapped[BigInt | None] = mapped_column(default=None)
+
+
+class BlockRow(Model):
+    """A stored block as the table has it. Callers get a `StoredBlock`, which has the path of its segment."""
+
+    __tablename__ = "blocks"
+    __table_args__ = (
+        UniqueConstraint("stream", "input_id", "receiver_index", "epoch", "sequence"),
+        UniqueConstraint("segment_id", "frame_offset"),
+        Index("ix_blocks_batch", "stream", "batch_time_ms", "block_id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    block_id: Mapped[RowId]
+    stream: Mapped[StreamName]
+    batch_time_ms: Mapped[BigInt]
+    input_id: Mapped[str]
+    receiver_index: Mapped[int]
+    epoch: Mapped[BigInt]
+    sequence: Mapped[BigInt]
+    cut_time_ms: Mapped[BigInt]
+    event_time_ms: Mapped[BigInt | None]
+    added_at_ms: Mapped[BigInt]
+    segment_id: Mapped[BigInt] = mapped_column(ForeignKey("segments.segment_id"))
+    frame_offset: Mapped[BigInt]
+    frame_length: Mapped[BigInt]
+    ranges: Mapped[tuple[OffsetRange, ...]]
+    records: Mapped[BigInt]
+    payload_bytes: Mapped[BigInt]
+
+
+class UnclaimedTime(Model):
+    """A batch time that has blocks and no batch, with the sums of its blocks, so that nobody searches a million blocks.
+
+    Adding a block updates the row; allocation deletes it.
+    """
+
+    __tablename__ = "unclaimed_times"
+    __table_args__ = (PrimaryKeyConstraint("stream", "batch_time_ms"),)
+
+    _stream = mapped_column("stream", Text, ForeignKey("streams.name"), nullable=False)
+    batch_time_ms: Mapped[BigInt]
+    blocks: Mapped[int]
+    records: Mapped[BigInt]
+    payload_bytes: Mapped[BigInt]
+
+
+@dataclass(frozen=True, slots=True)
+class AddedBlock:
+    """The result of adding a block. ``duplicate``: it had been added before, and nothing changed.
+
+    ``late``: its batch time is later than that of its records' timestamps.
+    """
+
+    block_id: int
+    batch_time_ms: int
+    duplicate: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block of a batch time. Ids ascend in the order of addition, so also in each partition."""
+
+    block_id: int
+    batch_time_ms: int
+    added_at_ms: int
+    info: BlockInfo
+
+
+@dataclass(frozen=True, slots=True)
+class MovedBlock:
+    """A block, identified by its writer's epoch and sequence, that got a later batch time since its own was sealed."""
+
+    input_id: str
+    receiver_index: int
+    epoch: int
+    sequence: int
+    batch_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTimes:
+    """A summary of the batch times that have blocks and no batch: the first, the last, their number and records."""
+
+    first_ms: int
+    last_ms: int
+    batch_times: int
+    records: int
+
+
+receivers = table_of(ReceiverRow)
+topics = table_of(TopicRow)
+positions = table_of(PositionRow)
+segments = table_of(SegmentRow)
+blocks = table_of(BlockRow)
+unclaimed_times = table_of(UnclaimedTime)
+
+Index(
+    "ix_segments_closed",
+    segments.c.stream,
+    segments.c.last_batch_time_ms,
+    segments.c.segment_id,
+    sqlite_where=segments.c.removed_at_ms.is_(None),
+    postgresql_where=segments.c.removed_at_ms.is_(None),
+)
+
+Index(
+    "ix_segments_removing",
+    segments.c.stream,
+    segments.c.segment_id,
+    sqlite_where=and_(segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)),
+    postgresql_where=and_(segments.c.removed_at_ms.is_(None), segments.c.removing_at_ms.is_not(None)),
+)
+
+# The tracker reads live positions twice a second; the index skips ended topics, of which there may be many.
+LIVE = positions.c.state != literal(PartitionState.ENDED, positions.c.state.type, literal_execute=True)
+Index(
+    "ix_positions_live",
+    positions.c.stream,
+    positions.c.input_id,
+    positions.c.topic,
+    positions.c.incarnation,
+    positions.c.partition,
+    sqlite_where=text("state != 'ended'"),
+    postgresql_where=text("state != 'ended'"),
+)
+
+
+def closing_values(now_ms: int) -> dict[str, Any]:
+    """Return the values with which an update of ``segments`` closes segments. Only this reads all of their blocks."""
+    latest = select(func.coalesce(func.max(blocks.c.batch_time_ms), 0)).where(
+        blocks.c.segment_id == segments.c.segment_id
+    )
+    return {"closed_at_ms": now_ms, "last_batch_time_ms": latest.scalar_subquery()}

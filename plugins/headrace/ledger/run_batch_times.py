@@ -1,0 +1,158 @@
+"""Assigns batch times to Airflow runs whose date does not determine one: coalescing streams, and runs without date.
+
+The assignment is stored, so all tasks of a run find the same batch, also after the run is cleared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, exists, insert, select
+
+from headrace.ledger.allocations import CLOCK_SKEW_MS
+from headrace.ledger.batch_states import find_batch
+from headrace.ledger.database import LockedStream, Repository
+from headrace.ledger.models import batch_runs, batches, unclaimed_times
+from headrace.ledger.states import BatchState
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBounds:
+    """The most that a batch takes over from unclaimed batch times. It always takes the first of them."""
+
+    records: int
+    payload_bytes: int
+    times: int = 360
+    """Each time has a row, and its blocks are in the manifest: an hour of 10 s intervals is about 20,000 blocks."""
+
+
+class RunBatchTimes(Repository):
+    """Assigns batch times to runs."""
+
+    def assign(self, stream: str, run_id: str) -> int:
+        """Return the batch time of a run without date; repeated calls return the same.
+
+        It is the earliest time that has ended and has blocks, no batch and no other run. If there is none, it is the
+        end of the latest interval that has ended.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        with self._database.write_stream(stream) as (connection, locked):
+            known = _known(connection, stream, run_id)
+            if known is not None:
+                return known
+            batch_time_ms = _unassigned(connection, locked)
+            return _keep(connection, locked, run_id, _ended(locked) if batch_time_ms is None else batch_time_ms)
+
+    def take(
+        self,
+        stream: str,
+        run_id: str,
+        *,
+        bounds: BatchBounds,
+        date_ms: int | None = None,
+        keeps_date: bool = False,
+    ) -> int | None:
+        """Return the batch time of a run that takes over all pending batch times; repeated calls return the same.
+
+        It is the end of the latest interval that has ended: its batch takes over the earlier times. It is an earlier
+        time if one batch cannot take so much (``bounds``), or if there is already a batch in between: a batch has one
+        offset range in each partition. Returns None if nothing is left to run: batch times are sealed up to now. A run
+        without date then gets the latest interval.
+
+        Args:
+            date_ms: the batch time of the run's date. It has ended by Airflow's clock, which may be ahead.
+            keeps_date: use the batch of the run's date if it exists, because a person asked for it.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+        """
+        if (before := self.find(stream, run_id)) is not None:
+            return before
+        with self._database.write_stream(stream) as (connection, locked):
+            known = _known(connection, stream, run_id)
+            if known is not None:
+                return known
+            if keeps_date and date_ms is not None and find_batch(connection, stream, date_ms) is not None:
+                return _keep(connection, locked, run_id, date_ms)
+            until_ms = _ended(locked)
+            if date_ms is not None and until_ms < date_ms <= locked.now_ms + CLOCK_SKEW_MS:
+                until_ms = date_ms
+            batch_time_ms = _pending(connection, locked, until_ms, bounds)
+            if batch_time_ms is None:
+                if date_ms is not None:
+                    return None
+                batch_time_ms = until_ms
+            return _keep(connection, locked, run_id, batch_time_ms)
+
+    def find(self, stream: str, run_id: str) -> int | None:
+        """Return the batch time assigned to the run, or None."""
+        with self._database.read() as connection:
+            return _known(connection, stream, run_id)
+
+    def newest(self, stream: str, limit: int = 1_000) -> dict[str, int]:
+        """Return the ``limit`` latest batch times assigned to runs, by run id."""
+        query = (
+            select(batch_runs.c.run_id, batch_runs.c.batch_time_ms)
+            .where(batch_runs.c.stream == stream)
+            .order_by(batch_runs.c.batch_time_ms.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return {row.run_id: row.batch_time_ms for row in connection.execute(query)}
+
+
+def _known(connection: Connection, stream: str, run_id: str) -> int | None:
+    query = select(batch_runs.c.batch_time_ms).where(batch_runs.c.stream == stream, batch_runs.c.run_id == run_id)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def _keep(connection: Connection, locked: LockedStream, run_id: str, batch_time_ms: int) -> int:
+    row = {"stream": locked.row.name, "run_id": run_id, "batch_time_ms": batch_time_ms, "at_ms": locked.now_ms}
+    connection.execute(insert(batch_runs).values(row))
+    return batch_time_ms
+
+
+def _ended(locked: LockedStream) -> int:
+    interval_ms = locked.row.batch_interval_ms
+    return locked.now_ms // interval_ms * interval_ms
+
+
+def _unassigned(connection: Connection, locked: LockedStream) -> int | None:
+    time = unclaimed_times.c.batch_time_ms
+    query = select(time).where(
+        unclaimed_times.c.stream == locked.row.name,
+        time <= locked.now_ms,
+        ~exists().where(batch_runs.c.stream == unclaimed_times.c.stream, batch_runs.c.batch_time_ms == time),
+    )
+    return connection.execute(query.order_by(time).limit(1)).scalar_one_or_none()
+
+
+def _pending(connection: Connection, locked: LockedStream, until_ms: int, bounds: BatchBounds) -> int | None:
+    """Return the batch time whose batch takes over the unclaimed times up to ``until_ms``, or as many as allowed."""
+    stream = locked.row.name
+    time = unclaimed_times.c.batch_time_ms
+    query = select(unclaimed_times).where(unclaimed_times.c.stream == stream, time <= until_ms)
+    unclaimed = connection.execute(query.order_by(time).limit(bounds.times + 1)).all()
+    if not unclaimed:
+        return until_ms if until_ms > locked.row.sealed_until_ms else None
+    between = select(batches.c.batch_time_ms).where(
+        batches.c.stream == stream,
+        batches.c.batch_time_ms > unclaimed[0].batch_time_ms,
+        batches.c.batch_time_ms <= until_ms,
+        batches.c.state != BatchState.ABSORBED,
+    )
+    barrier_ms = connection.execute(between.order_by(batches.c.batch_time_ms).limit(1)).scalar_one_or_none()
+    records = payload_bytes = taken = 0
+    for row in unclaimed:
+        records += row.records
+        payload_bytes += row.payload_bytes
+        beyond = records > bounds.records or payload_bytes > bounds.payload_bytes or taken == bounds.times
+        if (taken and beyond) or (barrier_ms is not None and row.batch_time_ms > barrier_ms):
+            break
+        taken += 1
+    if taken == len(unclaimed) and barrier_ms is None:
+        return until_ms
+    last_ms: int = unclaimed[taken - 1].batch_time_ms
+    return last_ms

@@ -1,0 +1,125 @@
+"""Runs that have no data interval get their batch times from the ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.ledger.errors import StreamNotFoundError
+from headrace.ledger.run_batch_times import BatchBounds
+
+NOW_MS = 1_700_000_000_000
+T1, T2, T3 = NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 3000
+
+
+@pytest.fixture
+def filled(world: Any) -> Any:
+    """Blocks in T1, T2 and T3, of which the last has not ended."""
+    for number in range(3):
+        world.add({0: (number * 10, number * 10 + 10)})
+        world.clock.advance(1000 if number < 2 else 500)
+    return world
+
+
+def test_runs_take_the_unclaimed_times_oldest_first(filled: Any) -> None:
+    assign = filled.ledger.runs.assign
+    assert assign("flights", "a") == T1
+    assert assign("flights", "b") == T2
+    # Nothing that has ended is left: the latest interval, as of now.
+    assert assign("flights", "c") == T2
+    filled.clock.advance(10_000)
+    assert assign("flights", "d") == T3
+    assert assign("flights", "e") == T2 + 10_000
+
+
+def test_a_run_keeps_its_time(filled: Any) -> None:
+    runs = filled.ledger.runs
+    assert runs.newest("flights") == {}
+    assert runs.assign("flights", "a") == T1
+    filled.allocate(T1)
+    filled.complete(T1)
+    filled.clock.advance(60_000)
+    assert runs.assign("flights", "a") == T1
+    runs.assign("flights", "b")
+    assert runs.newest("flights") == {"a": T1, "b": T2}
+    assert runs.newest("flights", limit=1) == {"b": T2}
+
+
+def test_a_claimed_time_is_not_given_out(filled: Any) -> None:
+    filled.allocate(T1)
+    assert filled.ledger.runs.assign("flights", "a") == T2
+
+
+WIDE = BatchBounds(records=1_000, payload_bytes=1_000_000)
+
+
+def test_a_run_that_takes_over_is_about_the_latest_time_that_has_ended(filled: Any) -> None:
+    """Its own date lags behind: Airflow fixed it when the run before was made."""
+    take = filled.ledger.runs.take
+    assert take("flights", "late", bounds=WIDE, date_ms=T1) == T2
+    # The times are still unclaimed. Whoever allocates first has them, the other finds that.
+    assert take("flights", "other", bounds=WIDE, date_ms=T2) == T2
+    filled.clock.advance(10_000)
+    assert take("flights", "late", bounds=WIDE, date_ms=T1) == T2
+    assert filled.ledger.runs.find("flights", "late") == T2
+    assert filled.ledger.runs.find("flights", "nobody") is None
+
+
+def test_a_run_whose_time_was_taken_has_nothing_to_do_until_a_later_one_has_ended(filled: Any) -> None:
+    runs = filled.ledger.runs
+    assert runs.take("flights", "late", bounds=WIDE, date_ms=T1) == T2
+    filled.allocate(T2, absorb=[T1], blocks_expected=2)
+    assert runs.take("flights", "next", bounds=WIDE, date_ms=T2) is None
+    # It was given nothing, so when it is cleared it is asked for what there is by then: the batch of its date.
+    assert runs.take("flights", "next", bounds=WIDE, date_ms=T2, keeps_date=True) == T2
+    filled.clock.advance(1000)
+    assert runs.take("flights", "one more", bounds=WIDE, date_ms=T2) == T3
+
+
+def test_an_interval_without_records_is_a_batch_too(filled: Any) -> None:
+    filled.clock.advance(9_000)
+    until_ms = T3 + 8_000
+    assert filled.ledger.runs.take("flights", "a", bounds=WIDE, date_ms=until_ms) == until_ms
+
+
+def test_a_run_of_a_clock_that_is_ahead_is_about_its_own_time(filled: Any) -> None:
+    """Airflow's clock may be ahead of the ledger's; the run then waits for the end of its interval."""
+    assert filled.ledger.runs.take("flights", "ahead", bounds=WIDE, date_ms=T3) == T3
+    assert filled.ledger.runs.take("flights", "far ahead", bounds=WIDE, date_ms=T3 + 10_000) == T2
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        BatchBounds(records=15, payload_bytes=1_000_000),
+        BatchBounds(records=1_000, payload_bytes=1),
+        BatchBounds(records=1_000, payload_bytes=1_000_000, times=1),
+    ],
+)
+def test_a_batch_takes_no_more_than_it_may_and_one_time_at_least(filled: Any, bounds: BatchBounds) -> None:
+    assert filled.ledger.runs.take("flights", "a", bounds=bounds, date_ms=T2) == T1
+    filled.allocate(T1)
+    assert filled.ledger.runs.take("flights", "b", bounds=bounds, date_ms=T2) == T2
+
+
+def test_a_batch_ends_before_one_that_is_there(filled: Any) -> None:
+    """Somebody ran T2 by its date: a batch of T1 and T3 would reach over its offsets."""
+    filled.allocate(T2)
+    filled.clock.advance(1000)
+    assert filled.ledger.runs.take("flights", "a", bounds=WIDE, date_ms=T3) == T1
+    filled.allocate(T1)
+    assert filled.ledger.runs.take("flights", "b", bounds=WIDE, date_ms=T3) == T3
+
+
+def test_a_run_without_date_is_given_the_latest_interval_where_nothing_waits(filled: Any) -> None:
+    filled.allocate(T2, absorb=[T1], blocks_expected=2)
+    assert filled.ledger.runs.take("flights", "manual", bounds=WIDE) == T2
+
+
+def test_streams_have_runs_of_their_own(filled: Any) -> None:
+    filled.ledger.streams.register("other", "{}", batch_interval_ms=10_000, block_interval_ms=200)
+    filled.ledger.runs.assign("flights", "a")
+    assert filled.ledger.runs.assign("other", "a") == NOW_MS
+    with pytest.raises(StreamNotFoundError):
+        filled.ledger.runs.assign("nobody's", "a")
