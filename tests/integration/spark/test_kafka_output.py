@@ -278,7 +278,7 @@ def test_a_message_that_is_too_large_is_told_by_its_key(kafka: str, topic: str, 
 
 
 def test_a_partition_that_is_not_there_is_told(topic: str, transaction: BatchTransaction) -> None:
-    with pytest.raises(MessageRefusedError, match="name partitions that the topic has"):
+    with pytest.raises(MessageRefusedError, match="Use only partitions that the topic has"):
         transaction.send(iter([rows(b"a", partition=pa.array([7], pa.int32())), END]))
 
 
