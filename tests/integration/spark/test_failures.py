@@ -256,7 +256,7 @@ def test_batches_of_aggregates_run_again_out_of_order_change_nothing(
     assert index.documents() == before
 
 
-def test_an_index_that_is_made_anew_while_a_batch_is_written_fails_the_batch(index: Index, tmp_path: Path) -> None:
+def test_an_index_that_is_created_again_during_a_write_fails_the_batch(index: Index, tmp_path: Path) -> None:
     """Elasticsearch makes a deleted index again at the next write, without what it held."""
     report = f"file://{tmp_path}/report.json"
     options = IndexingOptions.of(index.output(), stream_name="clicks", batch_time_ms=None, report=report)

@@ -140,7 +140,7 @@ def test_several_batches_are_one_scan_and_one_of_them_twice_is_read_once_or_refu
         from_kafka(spark, received.source, received.manifest.uri, uris[0]).count()
 
 
-def test_nothing_to_read_asks_no_kafka(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_read_without_offset_ranges_does_not_connect_to_kafka(spark: SparkSession, tmp_path: Path) -> None:
     nowhere = KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks")
     empty = Manifest("clicks", BATCH_TIME_MS, 10_000, {"records": ()}, f"{tmp_path}/clicks")
     empty.write(open_storage(empty.folder_url))
@@ -148,7 +148,7 @@ def test_nothing_to_read_asks_no_kafka(spark: SparkSession, tmp_path: Path) -> N
     assert from_kafka(spark, nowhere).collect() == []
 
 
-def test_a_built_batch_is_in_kafka_alone(spark: SparkSession, received: Received) -> None:
+def test_a_batch_built_from_kafka_has_no_blocks_in_the_log(spark: SparkSession, received: Received) -> None:
     built = {"records": (RecordedRange(received.partition(0), 10, 30, None),)}
     uri = received.write(dataclasses.replace(received.manifest, inputs={"records": ()}, built=built))
     found = rows(from_kafka(spark, received.source, uri))
@@ -189,7 +189,7 @@ def test_another_number_of_records_fails_the_batch(spark: SparkSession, received
         ({"stallSeconds": "soon"}, "stallSeconds"),
     ],
 )
-def test_wrong_options_are_told(spark: SparkSession, options: dict[str, str], message: str) -> None:
+def test_wrong_options_are_refused_with_their_names(spark: SparkSession, options: dict[str, str], message: str) -> None:
     source = KafkaInput(bootstrap_servers="127.0.0.1:1", topics="clicks")
     with pytest.raises(PySparkException, match=message):
         from_kafka(spark, source, **options).count()

@@ -148,7 +148,7 @@ def test_a_failed_attempt_changes_nothing_and_leaves_nothing(spark: SparkSession
     assert leftovers(path) == []
 
 
-def test_a_zombie_is_told_so(spark: SparkSession, write: Write, path: Path) -> None:
+def test_a_replaced_attempt_gets_an_error_and_changes_no_file(spark: SparkSession, write: Write, path: Path) -> None:
     write(spark.range(10), attempt=2)
     before = files(path)
     with pytest.raises(PySparkException) as raised:

@@ -26,7 +26,7 @@ def batch(tmp_path: Path) -> Any:
     )
 
 
-def test_a_warning_is_told_while_the_write_goes_on(batch: Any, tmp_path: Path) -> None:
+def test_a_warning_is_reported_while_the_write_is_running(batch: Any, tmp_path: Path) -> None:
     with report_file(batch, "search") as uri:
         with warnings_beside(uri):
             WORKER.warning("Indexing into %r makes no progress: 429", "orders")
