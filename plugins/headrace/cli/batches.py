@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.batch_account import show_batch
-from headrace.cli.batch_time import batch_time as batch_time_ms
-from headrace.cli.batch_time import milliseconds
-from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName, opened
+from headrace.cli.options import AsJson, LedgerUrl, StreamName, milliseconds, opened
+from headrace.cli.options import batch_time as batch_time_ms
 from headrace.cli.output import duration_text, print_json, print_table
 from headrace.clock import time_text
 

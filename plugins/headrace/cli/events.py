@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.ledger_option import LedgerUrl, StreamName, opened
+from headrace.cli.options import LedgerUrl, StreamName, opened
 from headrace.clock import time_text
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import dataclasses
 
 import typer
 
-from headrace.cli.ledger_option import AsJson, LedgerUrl
+from headrace.cli.options import AsJson, LedgerUrl
 from headrace.cli.output import print_json
 
 ledger = typer.Typer(no_args_is_help=True, add_completion=False, help="The ledger's schema.")

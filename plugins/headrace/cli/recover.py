@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.ledger_option import AsJson, LedgerUrl, StreamName
+from headrace.cli.options import AsJson, LedgerUrl, StreamName
 from headrace.cli.output import print_json
 
 if TYPE_CHECKING:

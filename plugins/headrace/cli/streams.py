@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.ledger_option import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, opened
+from headrace.cli.options import AsJson, LedgerUrl, OptionalLedgerUrl, StreamName, opened
 from headrace.cli.output import print_json, print_table
 from headrace.clock import time_text
 from headrace.receiver.input_health import InputTrouble, input_troubles, receiver_state
