@@ -72,7 +72,7 @@ def _stop_without_ledger(name: str, storage: str, reason: str, *, as_json: bool)
     folder = open_storage(storage).below(name)
     if not folder.paths():
         raise typer.BadParameter(f"{folder.url} holds nothing of a stream", param_hint="--storage")
-    write_stop_request(folder, reason, at_ms=SystemClock().now_ms())
+    write_stop_request(folder, reason, requested_ms=SystemClock().now_ms())
     if as_json:
         print_json({"stream": name, "requested_in": folder.url})
     else:
