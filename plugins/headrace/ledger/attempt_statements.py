@@ -188,8 +188,8 @@ def is_own(connection: Connection, attempt: Attempt, state: AttemptState) -> boo
 def fenced(attempt: Attempt) -> AttemptFencedError:
     """Return the error for an attempt that reports after it has ended."""
     return AttemptFencedError(
-        f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} ({attempt.holder}) has ended, and may "
-        "not report.",
+        f"Attempt {attempt.number} of batch {time_text(attempt.batch_time_ms)} ({attempt.holder}) has ended, and "
+        "may not report.",
         remedy="Stop it. If a newer attempt has fenced it, that one runs the batch.",
     )
 

@@ -179,7 +179,7 @@ def test_multiple_failures_with_map(index: Index, make: Make, tmp_path: Path, mo
     def crashed_at(step: str) -> Callable[[int], None]:
         def crash(time_ms: int) -> None:
             with monkeypatch.context() as crashing:
-                crashing.setattr(type(runs.ledger.batches), step, _crash)
+                crashing.setattr(type(runs.ledger.attempts), step, _crash)
                 with pytest.raises((Crash, AttemptFailedError)):
                     runs.run(time_ms)
 

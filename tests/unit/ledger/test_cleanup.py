@@ -251,7 +251,7 @@ def test_a_batch_is_cleaned_when_nothing_of_it_is_left(logged: Any) -> None:
 
 
 def test_a_batch_in_use_is_not_cleaned(logged: Any) -> None:
-    with pytest.raises(BatchStateError, match="not done"):
+    with pytest.raises(BatchStateError, match="can be marked cleaned"):
         logged.ledger.batches.mark_cleaned("flights", T1)
 
 

@@ -298,7 +298,7 @@ def test_when_only_a_removed_output_is_missing_the_batch_completes(two: Batches)
 def test_an_unknown_output_is_named(two: Batches) -> None:
     with pytest.raises(BatchStateError, match="no output 'topic', but index, files"):
         two.begin("topic")
-    with pytest.raises(BatchStateError, match="no name"):
+    with pytest.raises(BatchStateError, match="at least one output"):
         two.attempts.begin("flights", T1, **RUN, outputs=[])
 
 
@@ -361,7 +361,7 @@ def test_a_batch_that_completed_once_cannot_be_given_up(two: Batches) -> None:
     for _ in range(2):
         with pytest.raises(BatchStateError, match="has completed before") as refused:
             two.batches.abandon("flights", T1, "poison")
-        assert "run it again" in str(refused.value.remedy)
+        assert "Run it again" in str(refused.value.remedy)
     assert two.attempts.fail(again, "boom").state is BatchState.FAILED
     with pytest.raises(BatchStateError, match="has completed before"):
         two.batches.abandon("flights", T1, "poison")
