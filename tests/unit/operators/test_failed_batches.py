@@ -101,6 +101,11 @@ class TestMissedTimes:
     """Batch times that hold records, and for which Airflow has no run."""
 
     @pytest.fixture
+    def stream(self, stream):
+        limits = stream.limits.model_copy(update={"retry_for": timedelta(hours=1)})
+        return stream.model_copy(update={"limits": limits})
+
+    @pytest.fixture
     def missed(self, runs):
         times = []
         for _ in range(2):
